@@ -1,0 +1,52 @@
+# make demo        the main job on a fresh machine: engine, plugin, random model, stock against tiers
+# make test        everything that needs no GPU: lint, types, layers, tests; under 10 minutes on 2 cores
+# make test-deep   what takes longer: a llama.cpp built from source, more property-test examples
+# Each makes its own environment in .venv first; needs Python 3.11 or newer, a C++17 compiler and the network once.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+
+# Strict editable installs link single files: a new or removed one needs the install again.
+SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed)
+
+.PHONY: demo test test-deep lint clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed-llama
+	$(BIN)/expertier demo
+
+test: lint
+	$(BIN)/pytest -q -m "not deep"
+
+test-deep: lint
+	$(BIN)/pytest -q --hypothesis-profile=deep
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+$(VENV)/.installed-llama: pyproject.toml $(VENV)/.files
+	$(BIN)/pip install -q -e '.[llama]'
+	touch $@
+
+$(VENV)/.installed-dev: pyproject.toml $(VENV)/.files
+	$(BIN)/pip install -q -e '.[llama,dev]'
+	touch $@
+
+# Rewritten only when the list of source files changes.
+$(VENV)/.files: $(VENV)/bin/python FORCE
+	@printf '%s\n' $(sort $(SOURCES)) | cmp -s - $@ || printf '%s\n' $(sort $(SOURCES)) > $@
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "expertier needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 2; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "no virtual environment could be made; on Debian or Ubuntu: apt install python3-venv"; exit 2; }
+
+FORCE:
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,75 @@
+"""The user's cache folder: whole folders that appear at once, whoever else writes there."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import platformdirs
+
+from expertier.errors import BuildError
+
+CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Return the cache folder: what EXPERTIER_CACHE_DIR says, or the user's own. It may not exist yet."""
+    chosen = environ.get(CACHE_VARIABLE)
+    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("expertier")
+
+
+def make_subfolder(name: str) -> Path:
+    """Return a folder in the cache folder, made if need be. Errors: BuildError, when it cannot be written."""
+    folder = cache_folder() / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _not_writable(folder, error) from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise _not_writable(folder, "permission denied")
+    return folder
+
+
+@contextmanager
+def staging(parent: Path) -> Iterator[Path]:
+    """Give a fresh folder inside `parent`, to be filled and then moved into place; removed if it was not."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+    except OSError as error:
+        raise _not_writable(parent, error) from error
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def move_into_place(folder: Path, target: Path) -> None:
+    """Rename a filled folder to `target`; where another process was first, its folder stays and counts."""
+    try:
+        folder.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a file, so that of several processes only one builds.
+
+    Only time depends on the lock, never what is in the cache: a file system that cannot lock is no error.
+    """
+    with path.open("ab") as file:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield  # closing the file gives the lock back
+
+
+def _not_writable(folder: Path, reason: object) -> BuildError:
+    return BuildError(
+        f"the cache folder {folder} cannot be written: {reason}; set {CACHE_VARIABLE} to a folder of yours"
+    )

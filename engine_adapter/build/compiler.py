@@ -1,0 +1,165 @@
+"""Finds a C++17 compiler and makes the plugin's two libraries with it.
+
+Sources named host_*.cpp make the host library, all others the proxy library. Neither is linked against the
+engine: its symbols resolve when the library is loaded into a process that has loaded the engine globally.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertier.engine_adapter.build.header_root import HEADER_FOLDERS
+from expertier.engine_adapter.build.progress import Progress, silent
+from expertier.errors import BuildError
+
+PROXY_LIBRARY = "libexpertier_proxy.so"
+HOST_LIBRARY = "libexpertier_host.so"
+
+COMPILE_FLAGS = (
+    "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden",
+    "-Wall", "-Wextra", "-Werror=return-type", "-pthread",
+)  # fmt: skip
+LINK_FLAGS = ("-shared", "-pthread")
+
+_CANDIDATES = ("c++", "g++", "clang++")
+_PARALLEL = 2
+_LAST_LINES = 30
+_PROBE = "#include <string_view>\nint main() { return static_cast<int>(std::string_view().size()); }\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler's command and the first line of what it says its version is."""
+
+    command: tuple[str, ...]
+    version: str
+
+    def __str__(self) -> str:
+        """Name the compiler for a message."""
+        return f"{shlex.join(self.command)} ({self.version})"
+
+
+def list_compilers(environ: Mapping[str, str] = os.environ) -> Iterator[Compiler]:
+    """Yield the compilers on this machine: $CXX alone where it is set, or c++, g++ and clang++ on the PATH.
+
+    Errors: BuildError, when $CXX is set and does not run.
+    """
+    chosen = environ.get("CXX", "").strip()
+    names = [tuple(shlex.split(chosen))] if chosen else [(name,) for name in _CANDIDATES]
+    seen: set[str] = set()
+    for command in names:
+        path = shutil.which(command[0], path=environ.get("PATH"))
+        version = _version((path, *command[1:])) if path else None
+        if path is None or version is None:
+            if chosen:
+                raise BuildError(
+                    f"the compiler that $CXX names, {chosen!r}, does not run; unset CXX or name another"
+                )
+            continue
+        if os.path.realpath(path) not in seen:
+            seen.add(os.path.realpath(path))
+            yield Compiler((path, *command[1:]), version)
+
+
+def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
+    """Return the first compiler that compiles C++17. Errors: BuildError, saying what was tried."""
+    failures = []
+    for compiler in list_compilers(environ):
+        result = _run([*compiler.command, *COMPILE_FLAGS, "-fsyntax-only", "-x", "c++", "-"], stdin=_PROBE)
+        if result.returncode == 0:
+            return compiler
+        failures.append(f"{compiler} does not compile C++17: {_tail(result.stdout, 3)}")
+    tried = "; ".join(failures) or f"there is no {', '.join(_CANDIDATES)} on the PATH and $CXX is not set"
+    raise BuildError(
+        f"no C++17 compiler to build the plugin with: {tried}; install one, for instance: apt install g++"
+    )
+
+
+def list_sources(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Return the C++ files of the proxy library and those of the host library, sorted.
+
+    Errors: BuildError, when the folder has none of one kind.
+    """
+    every = sorted(folder.glob("*.cpp"))
+    host = [path for path in every if path.name.startswith("host_")]
+    proxy = [path for path in every if path not in host]
+    if not host or not proxy:
+        raise BuildError(
+            f"the plugin's C++ sources are not all in {folder} ({len(proxy)} of the proxy, {len(host)} of "
+            "the host): the installation is damaged; reinstall expertier"
+        )
+    return proxy, host
+
+
+def compile_libraries(
+    compiler: Compiler, sources: Path, headers: Path, output: Path, progress: Progress = silent
+) -> tuple[Path, Path]:
+    """Compile the C++ files in `sources` against the engine's `headers` and link them in the folder `output`.
+
+    Returns the proxy library and the host library. Objects are left beside them, in `output`/objects.
+    Errors: BuildError, with the command that failed and the last lines of what the compiler said.
+    """
+    proxy, host = list_sources(sources)
+    objects = output / "objects"
+    objects.mkdir(parents=True)
+    includes = [f"-I{headers / folder}" for folder in HEADER_FOLDERS]
+    every = [*proxy, *host]
+    progress(f"compiling {len(every)} files with {compiler}")
+
+    def compile_one(source: Path) -> Path:
+        made = objects / f"{source.stem}.o"
+        _must([*compiler.command, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)])
+        return made
+
+    with ThreadPoolExecutor(_PARALLEL) as pool:
+        pending = [pool.submit(compile_one, source) for source in every]
+        try:
+            made = []
+            for number, (source, future) in enumerate(zip(every, pending, strict=True), start=1):
+                made.append(future.result())
+                progress(f"compiled {source.name} ({number} of {len(every)})")
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    progress("linking")
+    libraries = (output / PROXY_LIBRARY, output / HOST_LIBRARY)
+    for library, parts in zip(libraries, (made[: len(proxy)], made[len(proxy) :]), strict=True):
+        _must([*compiler.command, *LINK_FLAGS, *map(str, parts), "-o", str(library)])
+    return libraries
+
+
+def _version(command: Sequence[str]) -> str | None:
+    """Return the first line of `command --version`, None when it does not run."""
+    try:
+        result = _run([*command, "--version"])
+    except OSError:
+        return None
+    lines = result.stdout.strip().splitlines()
+    return lines[0] if result.returncode == 0 and lines else None
+
+
+def _must(command: list[str]) -> None:
+    result = _run(command)
+    if result.returncode != 0:
+        raise BuildError(
+            f"the plugin could not be compiled: the compiler ended with status {result.returncode}\n"
+            f"  {shlex.join(command)}\n{_tail(result.stdout, _LAST_LINES)}"
+        )
+
+
+def _run(command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        env={**os.environ, "LC_ALL": "C"}, check=False,
+    )  # fmt: skip
+
+
+def _tail(text: str, n_lines: int) -> str:
+    return "\n".join(text.strip().splitlines()[-n_lines:])

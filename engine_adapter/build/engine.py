@@ -1,0 +1,48 @@
+"""The inference engine as it lies on this machine."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertier.engine_adapter.build.pins import EnginePin
+
+REMEDY = (
+    "reinstall the pinned pair (pip install --force-reinstall 'expertier[llama]'), or build the plugin for a "
+    "llama.cpp of yours (expertier engine build --llama-cpp DIR)"
+)
+"""What to do where engine and plugin do not fit; the end of every such message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """An engine's libraries and what they belong to: an installed wheel, or the user's llama.cpp folder."""
+
+    package: str
+    """The wheel's package, or "llama.cpp" for a folder."""
+    version: str
+    """The package's version, or ggml's as the folder's source says it."""
+    libraries: tuple[Path, ...]
+    """To be loaded with RTLD_GLOBAL in this order; a dependency comes before its user."""
+    library_sha256: str
+    """Of the one library, or over all of a folder's."""
+    pin: EnginePin | None = None
+    """The pin of this package and version, if there is one."""
+    source: Path | None = None
+    """The user's folder, whose headers count; None: the pin's headers count."""
+
+    @property
+    def pinned_sha256(self) -> str | None:
+        """Return the hash that the pin records for this machine's library, None where it records none."""
+        return self.pin.library_sha256.get(platform.machine()) if self.pin else None
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether the library is, byte for byte, the one that the pin names."""
+        return self.library_sha256 == self.pinned_sha256
+
+    def __str__(self) -> str:
+        """Name the engine for a message."""
+        where = self.source or self.libraries[-1]
+        return f"{self.package} {self.version} ({where})"

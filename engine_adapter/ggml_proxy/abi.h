@@ -1,0 +1,74 @@
+// The C interface between expertier's Python side and the proxy library: plain structs that both sides own.
+// Python mirrors these (and only these) in engine_adapter/proxy_abi.py; EXPERTIER_ABI counts their changes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#define EXPERTIER_ABI 1
+#define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Results of expertier_policy::begin that are not a number of misses; nothing was changed.
+enum expertier_begin_status : int32_t {
+    EXPERTIER_BUSY       = -1, // an expert is being filled by someone else, or too few slots are unpinned now
+    EXPERTIER_TOO_MANY   = -2, // more distinct experts than the layer has slots
+    EXPERTIER_BAD_EXPERT = -3, // an id outside the layer's experts
+};
+
+// The compiled residency policy (planner/native.py). No call takes the interpreter's lock; the caller holds the
+// layer's own lock. `directory` points to the addresses of the residency tables.
+struct expertier_policy {
+    int32_t (*begin)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n, int32_t * slots,
+                     int32_t * miss_index);
+    int32_t (*complete)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
+    int32_t (*abort)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
+    int32_t (*release)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
+    int32_t (*resident_first)(const int64_t * directory, int32_t layer, int32_t * experts, int32_t n);
+};
+
+// Copies the experts' bytes into their slots; called without any lock. 0, or non-zero when a byte is missing.
+typedef int32_t (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts,
+                                  const int32_t * slots);
+
+struct expertier_matrix {
+    const char * name;   // the tensor's name in the GGUF
+    int32_t      type;   // ggml_type
+    int64_t      ne0;    // elements a row
+    int64_t      ne1;    // rows
+    uint64_t     offset; // bytes from the slab's base to this matrix of slot 0
+    uint64_t     stride; // bytes from one slot's matrix to the next slot's
+};
+
+struct expertier_layer {
+    int32_t                  n_experts;
+    int32_t                  n_slots;
+    int32_t                  n_matrices;
+    const expertier_matrix * matrices;
+};
+
+struct expertier_binding {
+    int32_t                 abi; // EXPERTIER_ABI
+    int32_t                 n_layers;
+    const expertier_layer * layers;
+    void *                  slab_base;
+    uint64_t                slab_bytes;
+    const int64_t *         directory;
+    void *                  locks; // a mutex and a condition variable a layer, see layer_lock.h
+    expertier_policy        policy;
+    expertier_fill          fill;
+    void *                  fill_context;
+};
+
+// What the proxy counted since the binding was made. Times are nanoseconds.
+struct expertier_counters {
+    int64_t graphs;         // graphs that held experts of this model
+    int64_t slices;         // slices handed to the inner backend
+    int64_t lookups;        // policy look-ups, one a layer call or pass
+    int64_t lookup_ns;      // time in the policy, fills not included
+    int64_t fills;          // look-ups that missed
+    int64_t fill_ns;        // time in `fill`
+    int64_t id_reads;       // read-backs of expert ids, one a layer call
+    int64_t pass_calls;     // layer calls that needed more experts than slots
+    int64_t passes;         // passes that these took
+    int64_t dropped_writes; // bytes that the loader wrote to expert tensors and the buffer dropped
+};

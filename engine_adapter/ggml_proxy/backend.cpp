@@ -1,0 +1,106 @@
+#include "backend.h"
+
+#include "graph.h"
+
+namespace expertier {
+
+namespace {
+
+ProxyBackend & self(ggml_backend_t backend) { return *static_cast<ProxyBackend *>(backend->context); }
+
+const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }
+
+void free_backend(ggml_backend_t backend) {
+    ProxyBackend * proxy = &self(backend);
+    proxy->ids.clear();
+    if (proxy->pass_allocator) {
+        ggml_gallocr_free(proxy->pass_allocator);
+    }
+    ggml_backend_free(proxy->inner);
+    delete proxy;
+    delete backend;
+}
+
+void set_tensor_async(ggml_backend_t b, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    self(b).inner->iface.set_tensor_async(self(b).inner, tensor, data, offset, size);
+}
+void get_tensor_async(ggml_backend_t b, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    self(b).inner->iface.get_tensor_async(self(b).inner, tensor, data, offset, size);
+}
+void set_tensor_2d_async(ggml_backend_t b, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                         size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    self(b).inner->iface.set_tensor_2d_async(self(b).inner, tensor, data, offset, size, n_copies, stride_tensor,
+                                             stride_data);
+}
+void get_tensor_2d_async(ggml_backend_t b, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                         size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    self(b).inner->iface.get_tensor_2d_async(self(b).inner, tensor, data, offset, size, n_copies, stride_tensor,
+                                             stride_data);
+}
+bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * source, ggml_tensor * target) {
+    ggml_backend_t inner = unwrap(to);
+    return inner->iface.cpy_tensor_async(unwrap(from), inner, source, target);
+}
+void synchronize(ggml_backend_t b) { self(b).inner->iface.synchronize(self(b).inner); }
+void event_record(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_record(self(b).inner, event); }
+void event_wait(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_wait(self(b).inner, event); }
+void graph_optimize(ggml_backend_t b, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
+    self(b).inner->iface.graph_optimize(self(b).inner, graph, params);
+}
+
+ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) { return compute_graph(self(backend), graph); }
+
+ggml_guid guid = { 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x69, 0x65, 0x72, 0x2d, 0x70, 0x72, 0x6f, 0x78, 0x79, 0x31 };
+
+} // namespace
+
+ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
+    ggml_backend_t inner = ggml_backend_dev_init(device.inner, params);
+    if (inner == nullptr) {
+        return nullptr;
+    }
+    const ggml_backend_i & of    = inner->iface;
+    ggml_backend_i         iface = {};
+    iface.get_name               = get_name;
+    iface.free                   = free_backend;
+    iface.graph_compute          = graph_compute;
+    // Optional calls exist on the proxy exactly when they exist on the inner backend: ggml asks by null checks.
+    iface.set_tensor_async    = of.set_tensor_async ? set_tensor_async : nullptr;
+    iface.get_tensor_async    = of.get_tensor_async ? get_tensor_async : nullptr;
+    iface.set_tensor_2d_async = of.set_tensor_2d_async ? set_tensor_2d_async : nullptr;
+    iface.get_tensor_2d_async = of.get_tensor_2d_async ? get_tensor_2d_async : nullptr;
+    iface.cpy_tensor_async    = of.cpy_tensor_async ? cpy_tensor_async : nullptr;
+    iface.synchronize         = of.synchronize ? synchronize : nullptr;
+    iface.event_record        = of.event_record ? event_record : nullptr;
+    iface.event_wait          = of.event_wait ? event_wait : nullptr;
+    iface.graph_optimize      = of.graph_optimize ? graph_optimize : nullptr;
+
+    auto * proxy  = new ProxyBackend;
+    proxy->device = &device;
+    proxy->inner  = inner;
+    return new ggml_backend{ &guid, iface, &device.compute, proxy };
+}
+
+ggml_backend_t unwrap(ggml_backend_t backend) {
+    return backend && backend->iface.free == free_backend ? self(backend).inner : backend;
+}
+
+void set_n_threads(ggml_backend_t backend, int n_threads) {
+    ggml_backend_t inner = unwrap(backend);
+    auto           set   = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(inner)), "ggml_backend_set_n_threads"));
+    if (set) {
+        set(inner, n_threads);
+    }
+}
+
+void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
+    ggml_backend_t inner = unwrap(backend);
+    auto           set   = reinterpret_cast<ggml_backend_set_abort_callback_t>(ggml_backend_reg_get_proc_address(
+        ggml_backend_dev_backend_reg(ggml_backend_get_device(inner)), "ggml_backend_set_abort_callback"));
+    if (set) {
+        set(inner, callback, data);
+    }
+}
+
+} // namespace expertier

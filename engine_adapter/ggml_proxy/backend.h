@@ -1,0 +1,28 @@
+// The proxy backend: a stream of the inner device whose graphs are cut where experts are needed.
+#pragma once
+
+#include "device.h"
+#include "layer_ids.h"
+
+#include <unordered_map>
+
+namespace expertier {
+
+struct ProxyBackend {
+    ProxyDevice *  device;
+    ggml_backend_t inner;
+    ggml_gallocr_t pass_allocator = nullptr; // temporaries of passes, made when first needed
+
+    // Slot ids of each layer, keyed by the slot tensor of its first matrix: stable pointers between graphs.
+    std::unordered_map<const ggml_tensor *, LayerIds> ids;
+};
+
+ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);
+
+// The backend under a proxy backend; any other backend is returned as it is.
+ggml_backend_t unwrap(ggml_backend_t backend);
+
+void set_n_threads(ggml_backend_t backend, int n_threads);
+void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data);
+
+} // namespace expertier

@@ -1,0 +1,29 @@
+// The proxy devices: each wraps one real ggml device, with a second, naming device for its expert buffer type.
+#pragma once
+
+#include "ggml-backend-impl.h"
+
+#include <string>
+#include <vector>
+
+namespace expertier {
+
+struct ProxyDevice {
+    ggml_backend_dev_t       inner;       // the real device
+    std::string              name;        // "TIER_" and the inner device's name
+    std::string              buffer_name; // "EXPERTS_" and the inner device's name, for --override-tensor
+    std::string              description;
+    ggml_backend_device      compute;     // runs graphs; type GPU, so that layers are placed on it
+    ggml_backend_device      naming;      // only carries the expert buffer type, so that it can be found by name
+    ggml_backend_buffer_type experts;
+};
+
+// The proxy that `device` is the compute device of; null for any other device.
+ProxyDevice * find_proxy(ggml_backend_dev_t device);
+
+// Makes a proxy for every device that is registered now; `registry` becomes their registry entry.
+void make_proxies(ggml_backend_reg_t registry);
+
+const std::vector<ProxyDevice *> & proxies();
+
+} // namespace expertier

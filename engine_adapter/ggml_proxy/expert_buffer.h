@@ -1,0 +1,27 @@
+// The buffer type of expert tensors: address space only. Their bytes are never here, they are in the tiers.
+#pragma once
+
+#include "tiers.h"
+
+#include <memory>
+
+namespace expertier {
+
+// An expert tensor that the engine made, and where its bytes really are.
+struct ExpertTensor {
+    std::shared_ptr<Tiers> tiers;
+    MatrixRef              ref;
+};
+
+// Fills in a buffer type of this kind, named `name`, on the naming device `device`.
+void init_expert_buffer_type(ggml_backend_buffer_type_t type, ggml_backend_dev_t device, const char * name);
+
+bool is_expert_buffer_type(ggml_backend_buffer_type_t type);
+
+// The tiers that buffers allocated by this thread belong to, while it loads a model.
+void set_loading_tiers(std::shared_ptr<Tiers> tiers);
+
+// What `tensor` stands for; null when it is not (a direct part of) an expert buffer.
+const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor);
+
+} // namespace expertier

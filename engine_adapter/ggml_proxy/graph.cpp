@@ -1,0 +1,148 @@
+// Between two cuts a slice of the graph runs on the inner backend. At a cut the expert ids of the next layer are
+// known: they are read once, looked up, and the layer's nodes are pointed at the slots until the run ends.
+//
+//     ... attention, router | gate, up, GLU, down, attention, router | gate, up, ...
+//                           ^ cut of layer l                         ^ cut of layer l + 1: l is done, release it
+
+#include "graph.h"
+
+#include "expert_call.h"
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+#include "passes.h"
+
+namespace expertier {
+
+namespace {
+
+class GraphRun {
+  public:
+    GraphRun(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph) {}
+    GraphRun(const GraphRun &) = delete;
+    GraphRun & operator=(const GraphRun &) = delete;
+
+    // Whatever happened, the engine gets its graph back as it was, and no slot stays pinned.
+    ~GraphRun() {
+        release_layer();
+        for (auto undo = redirected_.rbegin(); undo != redirected_.rend(); ++undo) {
+            undo->node->src[0] = undo->experts;
+            undo->node->src[2] = undo->ids;
+        }
+    }
+
+    ggml_status run() {
+        for (int i = 0; i < graph_->n_nodes; i++) {
+            ggml_tensor *        node   = graph_->nodes[i];
+            const ExpertTensor * expert = find_expert_operand(node);
+            if (expert == nullptr || ggml_is_empty(node)) {
+                continue; // a call with 0 rows is a no-op, on the inner backend too
+            }
+            if (!call_.tiers || !belongs(call_, node)) {
+                if (ggml_status status = cut(i, *expert)) {
+                    return status;
+                }
+                if (!call_.tiers) { // the layer has run in passes
+                    i = next_ - 1;
+                    continue;
+                }
+            }
+            redirected_.push_back({ node, node->src[0], node->src[2] });
+            node->src[0] = call_.tiers->slots(expert->ref);
+            node->src[2] = slot_ids_;
+        }
+        const ggml_status status = run_until(graph_->n_nodes);
+        release_layer();
+        return status;
+    }
+
+  private:
+    struct Redirected {
+        ggml_tensor * node;
+        ggml_tensor * experts;
+        ggml_tensor * ids;
+    };
+
+    // Runs everything before node `first`, then makes the experts of the layer that starts there resident. Where
+    // they are more than the layer's slots, the layer runs in passes instead and no call is left open.
+    ggml_status cut(int first, const ExpertTensor & expert) {
+        if (ggml_status status = run_until(first)) {
+            return status;
+        }
+        ExpertCall call = find_call(graph_, first, expert);
+        if (redirected_.empty() && passed_ == 0) {
+            call.tiers->counters.graphs += 1;
+        }
+        const bool ids_are_valid = read_ids(backend_.inner, call);
+        release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
+        if (!ids_are_valid) {
+            return GGML_STATUS_FAILED;
+        }
+        if ((int) call.experts.size() > call.tiers->n_slots(call.layer)) {
+            passed_ += 1;
+            next_ = call.last + 1;
+            return run_in_passes(backend_, graph_, call);
+        }
+        if (!call.tiers->acquire(call.layer, call.experts, pinned_)) {
+            pinned_.clear();
+            return GGML_STATUS_FAILED;
+        }
+        call_ = std::move(call);
+        return upload_slot_ids();
+    }
+
+    ggml_status upload_slot_ids() {
+        std::vector<int32_t> slot_of(call_.tiers->n_experts(call_.layer), 0);
+        for (size_t i = 0; i < pinned_.size(); i++) {
+            slot_of[call_.experts[i]] = pinned_[i];
+        }
+        std::vector<int32_t> slots(call_.expert_of_row.size());
+        for (size_t i = 0; i < slots.size(); i++) {
+            slots[i] = slot_of[call_.expert_of_row[i]];
+        }
+        LayerIds & ids = backend_.ids[call_.tiers->slots({ call_.layer, 0 })];
+        slot_ids_      = ids.upload(backend_.inner, std::move(slots), call_.n_used, call_.n_tokens);
+        if (slot_ids_ == nullptr) {
+            call_.tiers->fail("no device memory for the slot ids of a batch");
+            return GGML_STATUS_ALLOC_FAILED;
+        }
+        return GGML_STATUS_SUCCESS;
+    }
+
+    ggml_status run_until(int end) {
+        if (next_ >= end) {
+            return GGML_STATUS_SUCCESS;
+        }
+        ggml_cgraph slice = ggml_graph_view(graph_, next_, end);
+        next_             = end;
+        if (call_.tiers) {
+            call_.tiers->counters.slices += 1;
+        }
+        return ggml_backend_graph_compute_async(backend_.inner, &slice);
+    }
+
+    void release_layer() {
+        if (call_.tiers) {
+            ggml_backend_synchronize(backend_.inner); // queued slices still read the slots
+            call_.tiers->release(call_.layer, pinned_);
+            call_.tiers.reset();
+        }
+        pinned_.clear();
+    }
+
+    ProxyBackend &          backend_;
+    ggml_cgraph *           graph_;
+    int                     next_   = 0; // the first node that has not been handed to the inner backend
+    int                     passed_ = 0; // layers that ran in passes
+    ExpertCall              call_;       // the layer whose slots are pinned; none while call_.tiers is null
+    std::vector<int32_t>    pinned_;
+    ggml_tensor *           slot_ids_ = nullptr;
+    std::vector<Redirected> redirected_;
+};
+
+} // namespace
+
+ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
+    return GraphRun(backend, graph).run();
+}
+
+} // namespace expertier

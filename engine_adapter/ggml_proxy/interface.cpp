@@ -1,0 +1,94 @@
+// The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
+
+#include "abi.h"
+#include "device.h"
+#include "expert_buffer.h"
+#include "tiers.h"
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+
+using namespace expertier;
+
+namespace {
+
+void copy_text(const std::string & text, char * out, size_t size) {
+    if (out && size) {
+        snprintf(out, size, "%s", text.c_str());
+    }
+}
+
+ProxyDevice * proxy_over(const char * inner_name) {
+    for (ProxyDevice * proxy : proxies()) {
+        if (strcmp(ggml_backend_dev_name(proxy->inner), inner_name) == 0) {
+            return proxy;
+        }
+    }
+    return nullptr;
+}
+
+} // namespace
+
+struct expertier_tiers {
+    std::shared_ptr<Tiers> tiers;
+    ProxyDevice *          device;
+};
+
+EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
+
+EXPERTIER_EXPORT int32_t expertier_proxy_api_version(void) { return GGML_BACKEND_API_VERSION; }
+
+// Binds tiers to the proxy over device `inner_name`; null and `error` filled when that cannot be.
+EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding * binding, const char * inner_name,
+                                                        char * error, size_t error_size) {
+    if (binding->abi != EXPERTIER_ABI) {
+        copy_text("the proxy library speaks interface " + std::to_string(EXPERTIER_ABI) + ", Python speaks " +
+                      std::to_string(binding->abi) + "; run `expertier engine build`",
+                  error, error_size);
+        return nullptr;
+    }
+    ProxyDevice * device = proxy_over(inner_name);
+    if (device == nullptr) {
+        copy_text(std::string("no proxy for device ") + inner_name, error, error_size);
+        return nullptr;
+    }
+    try {
+        return new expertier_tiers{ std::make_shared<Tiers>(*binding, device->inner), device };
+    } catch (const std::exception & problem) {
+        copy_text(problem.what(), error, error_size);
+        return nullptr;
+    }
+}
+
+// The tiers live on until the engine has freed the buffers that use them.
+EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) { delete self; }
+
+// Between these two, expert tensors that the calling thread's loads allocate belong to `self`.
+EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { set_loading_tiers(self->tiers); }
+EXPERTIER_EXPORT void expertier_tiers_end_load(void) { set_loading_tiers(nullptr); }
+
+// ggml objects for the host shim: the device to place layers on and the buffer type to place experts in.
+EXPERTIER_EXPORT void * expertier_tiers_device(expertier_tiers * self) { return &self->device->compute; }
+EXPERTIER_EXPORT void * expertier_tiers_buffer_type(expertier_tiers * self) { return &self->device->experts; }
+
+// Copies and clears the last error; 0 when there was none.
+EXPERTIER_EXPORT int32_t expertier_tiers_take_error(expertier_tiers * self, char * error, size_t error_size) {
+    const std::string text = self->tiers->take_error();
+    copy_text(text, error, error_size);
+    return !text.empty();
+}
+
+EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier_counters * out) {
+    const Tiers::Counters & from = self->tiers->counters;
+    out->graphs                  = from.graphs;
+    out->slices                  = from.slices;
+    out->lookups                 = from.lookups;
+    out->lookup_ns               = from.lookup_ns;
+    out->fills                   = from.fills;
+    out->fill_ns                 = from.fill_ns;
+    out->id_reads                = from.id_reads;
+    out->pass_calls              = from.pass_calls;
+    out->passes                  = from.passes;
+    out->dropped_writes          = from.dropped_writes;
+}

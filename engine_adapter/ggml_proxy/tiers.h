@@ -1,0 +1,72 @@
+// A model's tiers as the proxy sees them: the slot tensors over the slab, and look-ups through the compiled policy.
+#pragma once
+
+#include "abi.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace expertier {
+
+struct MatrixRef {
+    int layer  = -1;
+    int matrix = -1;
+};
+
+class Tiers {
+  public:
+    // Copies the binding; throws std::runtime_error when it cannot be used on `inner`.
+    Tiers(const expertier_binding & binding, ggml_backend_dev_t inner);
+    ~Tiers();
+    Tiers(const Tiers &) = delete;
+    Tiers & operator=(const Tiers &) = delete;
+
+    int n_slots(int layer) const { return layers_[layer].n_slots; }
+    int n_experts(int layer) const { return layers_[layer].n_experts; }
+    ggml_tensor * slots(MatrixRef ref) const { return layers_[ref.layer].slots[ref.matrix]; }
+
+    // Finds the matrix that the engine's tensor stands for, and checks type, shape and expert stride against it.
+    bool find(const ggml_tensor * tensor, MatrixRef & ref);
+
+    // Makes `experts` (distinct, at most n_slots) resident and pins their slots; fills misses. False: see error().
+    bool acquire(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots);
+    void release(int layer, const std::vector<int32_t> & slots);
+    // Reorders `experts` so that the resident ones come first: passes then evict as little as they can.
+    void resident_first(int layer, std::vector<int32_t> & experts);
+
+    void fail(const std::string & message);
+    std::string take_error();
+
+    struct Counters {
+        std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
+            pass_calls{0}, passes{0}, dropped_writes{0};
+    };
+    Counters counters;
+
+  private:
+    struct Layer {
+        int32_t                    n_experts = 0;
+        int32_t                    n_slots   = 0;
+        std::vector<std::string>   names;
+        std::vector<int64_t>       expert_bytes;
+        std::vector<ggml_tensor *> slots; // one 3-d tensor a matrix, over all slots of the layer
+    };
+
+    const int64_t *       directory_;
+    void *                locks_;
+    expertier_policy      policy_;
+    expertier_fill        fill_;
+    void *                fill_context_;
+    std::vector<Layer>    layers_;
+    ggml_context *        context_ = nullptr;
+    ggml_backend_buffer_t slab_    = nullptr;
+    std::mutex            error_mutex_;
+    std::string           error_;
+};
+
+} // namespace expertier

@@ -1,0 +1,19 @@
+"""Runs llama.cpp inside this process, with or without the tiers.
+
+    engine = LoadedEngine.load(engine_files, plugin)       one a process
+    model = LlamaModel.open(engine, path, tiers=manager)   tiers=None: the stock engine
+    context = model.context(n_ctx=4096)
+    context.decode(tokens)
+
+The engine is called through a small host library compiled against its own headers; Python knows none of its
+structs (D14).
+"""
+
+from __future__ import annotations
+
+from expertier.engine_adapter.llama_cpp.context import LlamaContext
+from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.llama_cpp.model import LlamaModel, LoadCounts
+from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters
+
+__all__ = ["LlamaContext", "LlamaModel", "LoadCounts", "LoadedEngine", "ProxyCounters"]

@@ -1,0 +1,146 @@
+"""A tier manager bound to the proxy: the structs that C++ reads, and the callback that serves its misses."""
+
+from __future__ import annotations
+
+import ctypes as ct
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.errors import EngineError
+from expertier.planner.native import entry_points
+from expertier.tiers.manager import EngineBinding, TierManager
+
+_ERROR_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ProxyCounters:
+    """What the proxy counted for one model: calls, and nanoseconds where a name ends in `_ns`."""
+
+    graphs: int
+    slices: int
+    lookups: int
+    lookup_ns: int
+    fills: int
+    fill_ns: int
+    id_reads: int
+    pass_calls: int
+    passes: int
+    dropped_writes: int
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counters by name."""
+        return asdict(self)
+
+
+class TierBinding:
+    """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
+
+    def __init__(self, engine: LoadedEngine, manager: TierManager, inner_device: str = "CPU") -> None:
+        self._engine = engine
+        self._manager = manager
+        self._handle: int | None = None
+        self._fill_error: BaseException | None = None
+        described = manager.bind_engine()
+        try:
+            # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
+            self._fill = abi.FillCallback(self._serve_misses)
+            self._struct = _describe(described, self._fill)
+            error = ct.create_string_buffer(_ERROR_BYTES)
+            self._handle = engine.proxy.expertier_tiers_bind(
+                ct.byref(self._struct), inner_device.encode(), error, len(error)
+            )
+            if not self._handle:
+                raise EngineError(f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}")
+        except BaseException:
+            manager.unbind_engine()
+            raise
+
+    @property
+    def device(self) -> int:
+        """Address of the ggml device that the model's layers are placed on."""
+        return int(self._engine.proxy.expertier_tiers_device(self._handle))
+
+    @property
+    def buffer_type(self) -> int:
+        """Address of the ggml buffer type that the expert tensors are placed in."""
+        return int(self._engine.proxy.expertier_tiers_buffer_type(self._handle))
+
+    @property
+    def manager(self) -> TierManager:
+        """The tiers that are bound."""
+        return self._manager
+
+    def begin_load(self) -> None:
+        """Have expert tensors that this thread's loads allocate belong to these tiers."""
+        self._engine.proxy.expertier_tiers_begin_load(self._handle)
+
+    def end_load(self) -> None:
+        """End what `begin_load` began."""
+        self._engine.proxy.expertier_tiers_end_load()
+
+    def counters(self) -> ProxyCounters:
+        """Return what the proxy has counted so far."""
+        counters = abi.Counters()
+        self._engine.proxy.expertier_tiers_counters(self._handle, ct.byref(counters))
+        return ProxyCounters(**{name: getattr(counters, name) for name, _ in abi.Counters._fields_})
+
+    def take_error(self) -> tuple[str, BaseException | None]:
+        """Return and clear the proxy's last message and the exception that a fill raised, if any."""
+        text = ct.create_string_buffer(_ERROR_BYTES)
+        self._engine.proxy.expertier_tiers_take_error(self._handle, text, len(text))
+        cause, self._fill_error = self._fill_error, None
+        return text.value.decode(errors="replace"), cause
+
+    def close(self) -> None:
+        """Unbind, once the engine has freed the model; a second call does nothing."""
+        if self._handle is not None:
+            self._engine.proxy.expertier_tiers_unbind(self._handle)
+            self._handle = None
+            self._manager.unbind_engine()
+
+    def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any) -> int:
+        """Fill slots for the engine: 0, or 1 after an error, which `take_error` then tells."""
+        try:
+            self._manager.fill(
+                layer, np.ctypeslib.as_array(experts, (n,)).copy(), np.ctypeslib.as_array(slots, (n,)).copy()
+            )
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._fill_error = error
+            return 1
+        return 0
+
+
+def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:
+    layers = (abi.Layer * len(binding.layers))()
+    for target, layer in zip(layers, binding.layers, strict=True):
+        matrices = (abi.Matrix * len(layer.matrices))()
+        for struct, matrix in zip(matrices, layer.matrices, strict=True):
+            struct.name = matrix.name.encode()
+            struct.type = matrix.ggml_type
+            struct.ne0 = matrix.ne0
+            struct.ne1 = matrix.ne1
+            struct.offset = matrix.offset
+            struct.stride = matrix.stride
+        target.n_experts = layer.n_experts
+        target.n_slots = layer.n_slots
+        target.n_matrices = len(layer.matrices)
+        target.matrices = matrices
+    points = entry_points()
+    policy = abi.Policy(**{name: getattr(points, name) for name, _ in abi.Policy._fields_})
+    return abi.Binding(
+        abi=abi.PROXY_ABI,
+        n_layers=len(binding.layers),
+        layers=layers,
+        slab_base=binding.slab_base,
+        slab_bytes=binding.slab_bytes,
+        directory=binding.directory_address,
+        locks=binding.locks_address,
+        policy=policy,
+        fill=fill,
+        fill_context=None,
+    )

@@ -1,0 +1,201 @@
+"""ctypes mirrors of our own C structs (ggml_proxy/abi.h and host_abi.h), and the signatures of both libraries.
+
+Only structs that expertier itself defines are mirrored: the engine's structs stay in C++ (D14).
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+
+PROXY_ABI = 1  # EXPERTIER_ABI in abi.h
+HOST_ABI = 1  # EXPERTIER_HOST_ABI in host_abi.h
+
+_INT32_POINTER = ct.POINTER(ct.c_int32)
+
+FillCallback = ct.CFUNCTYPE(ct.c_int32, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER)
+
+
+class Policy(ct.Structure):
+    """expertier_policy: addresses of the compiled policy functions."""
+
+    _fields_ = (
+        ("begin", ct.c_void_p),
+        ("complete", ct.c_void_p),
+        ("abort", ct.c_void_p),
+        ("release", ct.c_void_p),
+        ("resident_first", ct.c_void_p),
+    )
+
+
+class Matrix(ct.Structure):
+    """expertier_matrix: one expert matrix of a layer, over all slots."""
+
+    _fields_ = (
+        ("name", ct.c_char_p),
+        ("type", ct.c_int32),
+        ("ne0", ct.c_int64),
+        ("ne1", ct.c_int64),
+        ("offset", ct.c_uint64),
+        ("stride", ct.c_uint64),
+    )
+
+
+class Layer(ct.Structure):
+    """expertier_layer: one layer's experts and slots."""
+
+    _fields_ = (
+        ("n_experts", ct.c_int32),
+        ("n_slots", ct.c_int32),
+        ("n_matrices", ct.c_int32),
+        ("matrices", ct.POINTER(Matrix)),
+    )
+
+
+class Binding(ct.Structure):
+    """expertier_binding: a model's tiers as handed to the proxy."""
+
+    _fields_ = (
+        ("abi", ct.c_int32),
+        ("n_layers", ct.c_int32),
+        ("layers", ct.POINTER(Layer)),
+        ("slab_base", ct.c_void_p),
+        ("slab_bytes", ct.c_uint64),
+        ("directory", ct.c_void_p),
+        ("locks", ct.c_void_p),
+        ("policy", Policy),
+        ("fill", FillCallback),
+        ("fill_context", ct.c_void_p),
+    )
+
+
+class Counters(ct.Structure):
+    """expertier_counters: what the proxy counted for one binding."""
+
+    _fields_ = tuple(
+        (name, ct.c_int64)
+        for name in (
+            "graphs",
+            "slices",
+            "lookups",
+            "lookup_ns",
+            "fills",
+            "fill_ns",
+            "id_reads",
+            "pass_calls",
+            "passes",
+            "dropped_writes",
+        )
+    )
+
+
+class ModelOptions(ct.Structure):
+    """expertier_model_options: how the host shim opens a model."""
+
+    _fields_ = (
+        ("abi", ct.c_int32),
+        ("path", ct.c_char_p),
+        ("device", ct.c_void_p),
+        ("experts_type", ct.c_void_p),
+        ("experts_regex", ct.c_char_p),
+        ("skip", ct.POINTER(ct.c_int64)),
+        ("n_skip", ct.c_int32),
+        ("repack", ct.c_int32),
+    )
+
+
+class LoadCounts(ct.Structure):
+    """expertier_load_counts: bytes that the loader read and skipped."""
+
+    _fields_ = (("bytes_read", ct.c_int64), ("expert_bytes", ct.c_int64), ("bytes_skipped", ct.c_int64))
+
+
+class ContextOptions(ct.Structure):
+    """expertier_context_options: how the host shim opens a context."""
+
+    _fields_ = (
+        ("abi", ct.c_int32),
+        ("n_ctx", ct.c_int32),
+        ("n_batch", ct.c_int32),
+        ("n_ubatch", ct.c_int32),
+        ("n_seq_max", ct.c_int32),
+        ("n_threads", ct.c_int32),
+        ("flash_attention", ct.c_int32),
+    )
+
+
+_TEXT = (ct.c_char_p, ct.c_size_t)  # a buffer for a message, and its size
+
+_PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
+    "expertier_proxy_abi": (ct.c_int32, ()),
+    "expertier_proxy_api_version": (ct.c_int32, ()),
+    "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
+    "expertier_tiers_unbind": (None, (ct.c_void_p,)),
+    "expertier_tiers_begin_load": (None, (ct.c_void_p,)),
+    "expertier_tiers_end_load": (None, ()),
+    "expertier_tiers_device": (ct.c_void_p, (ct.c_void_p,)),
+    "expertier_tiers_buffer_type": (ct.c_void_p, (ct.c_void_p,)),
+    "expertier_tiers_take_error": (ct.c_int32, (ct.c_void_p, *_TEXT)),
+    "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
+}
+
+_HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
+    "expertier_host_abi": (ct.c_int32, ()),
+    "expertier_host_start": (None, ()),
+    "expertier_host_defaults": (ct.c_char_p, ()),
+    "expertier_host_take_log": (ct.c_int64, (ct.c_int32, *_TEXT)),
+    "expertier_host_devices": (ct.c_char_p, ()),
+    "expertier_host_mul_mat_id": (
+        ct.c_int32,
+        (
+            ct.c_void_p,
+            ct.c_void_p,
+            ct.c_char_p,
+            ct.c_int64,
+            ct.c_int64,
+            ct.c_int64,
+            ct.c_void_p,
+            ct.c_void_p,
+            ct.c_int64,
+            ct.c_int64,
+            ct.c_void_p,
+        ),
+    ),
+    "expertier_model_open": (ct.c_void_p, (ct.POINTER(ModelOptions), *_TEXT)),
+    "expertier_model_close": (None, (ct.c_void_p,)),
+    "expertier_model_load_counts": (None, (ct.c_void_p, ct.POINTER(LoadCounts))),
+    "expertier_model_n_vocab": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_model_n_ctx_train": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_model_tokenize": (
+        ct.c_int32,
+        (ct.c_void_p, ct.c_char_p, ct.c_int32, _INT32_POINTER, ct.c_int32),
+    ),
+    "expertier_model_piece": (ct.c_int32, (ct.c_void_p, ct.c_int32, ct.c_char_p, ct.c_int32)),
+    "expertier_model_is_end": (ct.c_int32, (ct.c_void_p, ct.c_int32)),
+    "expertier_context_open": (ct.c_void_p, (ct.c_void_p, ct.POINTER(ContextOptions), *_TEXT)),
+    "expertier_context_close": (None, (ct.c_void_p,)),
+    "expertier_context_decode": (
+        ct.c_int32,
+        (ct.c_void_p, _INT32_POINTER, ct.c_int32, ct.c_int32, ct.c_int32, ct.c_int32),
+    ),
+    "expertier_context_logits": (ct.POINTER(ct.c_float), (ct.c_void_p, ct.c_int32)),
+    "expertier_context_forget": (None, (ct.c_void_p, ct.c_int32, ct.c_int32)),
+    "expertier_context_set_sampler": (None, (ct.c_void_p, ct.c_float, ct.c_uint32)),
+    "expertier_context_sample": (ct.c_int32, (ct.c_void_p,)),
+}
+
+
+def declare_proxy(library: ct.CDLL) -> None:
+    """Give the proxy library's functions their signatures."""
+    _declare(library, _PROXY_FUNCTIONS)
+
+
+def declare_host(library: ct.CDLL) -> None:
+    """Give the host library's functions their signatures."""
+    _declare(library, _HOST_FUNCTIONS)
+
+
+def _declare(library: ct.CDLL, functions: dict[str, tuple[object, tuple[object, ...]]]) -> None:
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments

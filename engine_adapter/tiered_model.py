@@ -1,0 +1,80 @@
+"""A model with its tiers on a loaded engine: what `run` and other hosts in this process open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from expertier.engine_adapter.generation import Generation, generate
+from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.hip import open_device
+from expertier.tiers.config import TierConfig
+from expertier.tiers.manager import TierManager
+from expertier.tiers.table import ExpertTable
+
+
+class TieredModel:
+    """A loaded model and the tiers that serve its experts, closed together."""
+
+    def __init__(self, model: LlamaModel, tiers: TierManager) -> None:
+        self.model = model
+        self.tiers = tiers
+
+    @classmethod
+    def open(cls, engine: LoadedEngine, table: ExpertTable, config: TierConfig) -> TieredModel:
+        """Make the tiers for `table` and load its model through them.
+
+        Raises:
+            BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
+        """
+        tiers = TierManager(table, device=open_device("auto"), config=config)
+        try:
+            return cls(LlamaModel.open(engine, table.path, tiers=tiers), tiers)
+        except BaseException:
+            tiers.close()
+            raise
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        n_tokens: int,
+        *,
+        n_ctx: int,
+        n_ubatch: int = 512,
+        n_threads: int = 0,
+        temperature: float = 0.0,
+        seed: int = 0,
+        on_token: Callable[[int], bool] | None = None,
+    ) -> Generation:
+        """Continue `tokens` by up to `n_tokens` in a context of its own."""
+        with self.model.context(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=n_threads) as context:
+            context.set_sampler(temperature, seed)
+            return generate(context, tokens, n_tokens, on_token=on_token)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the tiers' statistics, what loading read, and what the proxy counted, for a report."""
+        counters = self.model.binding.counters() if self.model.binding is not None else None
+        load = self.model.load_counts()
+        return {
+            **self.tiers.stats().as_dict(),
+            "load": {
+                "expert_bytes_read": load.expert_bytes,
+                "bytes_read": load.bytes_read,
+                "expert_bytes_skipped": load.bytes_skipped,
+            },
+            "proxy": counters.as_dict() if counters is not None else {},
+        }
+
+    def close(self) -> None:
+        """Free the model, then the tiers."""
+        self.model.close()
+        self.tiers.close()
+
+    def __enter__(self) -> TieredModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

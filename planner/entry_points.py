@@ -1,0 +1,20 @@
+"""Addresses of the compiled policy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class EntryPoints:
+    """Addresses of the policy's C functions; the signatures are in `native.py`.
+
+    The code stays loaded as long as this object (`native.entry_points` keeps the one it made for good).
+    """
+
+    begin: int
+    complete: int
+    abort: int
+    release: int
+    resident_first: int
+    _owners: tuple[object, ...] = field(repr=False, compare=False)

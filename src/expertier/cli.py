@@ -1,0 +1,209 @@
+"""The command line: inspect, run, demo, engine build, engine info.
+
+Text and tables go to the terminal, `--json` prints one JSON object on one line, last, on standard output. Errors
+of ours end with exit code 2 and a message that says what to do; `demo` ends with 1 when a check failed.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+import expertier
+from expertier import report
+from expertier.engine_adapter.build.info import engine_info
+from expertier.engine_adapter.demo import run_demo
+from expertier.engine_adapter.measured_run import rss_peak_bytes
+from expertier.engine_adapter.open_engine import open_engine, prepare_engine
+from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.errors import ConfigError, ExpertierError
+from expertier.tiers.config import TierConfig
+from expertier.tiers.table import ExpertTable
+from expertier.units import MIB
+
+app = typer.Typer(
+    name="expertier",
+    help="Runs Mixture-of-Experts models larger than VRAM or RAM on unmodified llama.cpp.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_args_is_help=True)
+app.add_typer(engine_app, name="engine")
+
+Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+LlamaCpp = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="A llama.cpp that you built; without it, the installed wheel."),
+]
+
+
+def main() -> NoReturn:
+    """Run the command line and exit."""
+    try:
+        app()
+    except ExpertierError as error:
+        Console(stderr=True).print(f"[bold red]error:[/] {report.escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(2) from None
+    raise SystemExit(0)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        print(expertier.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def inspect(
+    model: Model,
+    arena_mib: Annotated[
+        float | None, typer.Option(metavar="MIB", help="Also say what an arena of this size would hold.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model's experts: layers, bytes, quant types, and what an arena would hold."""
+    table = ExpertTable.from_gguf(model)
+    document = report.describe_table(table, None if arena_mib is None else int(arena_mib * MIB))
+    if as_json:
+        print(json.dumps(document))
+    else:
+        report.print_table(document, Console())
+
+
+@app.command()
+def run(
+    model: Model,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
+    n_tokens: Annotated[int, typer.Option("--n-tokens", "-n", min=1, help="Most tokens to generate.")] = 128,
+    expert_cache_mib: Annotated[
+        str | None, typer.Option(metavar="MIB|auto", help="L1 arena (MOE_EXPERT_CACHE_MIB).")
+    ] = None,
+    host_pool_mib: Annotated[
+        str | None, typer.Option(metavar="MIB|auto", help="L2 pool (MOE_HOST_POOL_MIB).")
+    ] = None,
+    host_pool_frac: Annotated[
+        str | None, typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC).")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")] = None,
+    ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
+    ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
+    threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token each time.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling at a temperature above 0.")] = 0,
+    llama_cpp: LlamaCpp = None,
+    as_json: Json = False,
+) -> None:
+    """Continue a text through the tiers, then report what they did."""
+    config = TierConfig.from_env(
+        overrides={
+            "MOE_EXPERT_CACHE_MIB": expert_cache_mib,
+            "MOE_HOST_POOL_MIB": host_pool_mib,
+            "MOE_HOST_POOL_FRAC": host_pool_frac,
+            "MOE_POLICY": policy,
+        }
+    )
+    console = Console(stderr=True)
+    table = ExpertTable.from_gguf(model)
+    with report.progress(console) as say:
+        engine = open_engine(llama_cpp, say)
+        say(f"loading {model.name}")
+        opened = TieredModel.open(engine, table, config)
+    with opened as tiered:
+        tokens = tiered.model.tokenize(prompt)
+        if not tokens:
+            raise ConfigError("the prompt is empty: --prompt gave no tokens to continue; give it some text")
+        n_ctx = ctx or max(min(tiered.model.n_ctx_train, 4096), len(tokens) + n_tokens)
+        if n_ctx < len(tokens) + n_tokens:
+            raise ConfigError(
+                f"--ctx {n_ctx} is too small for {len(tokens)} prompt tokens and {n_tokens} new ones; "
+                f"use --ctx {len(tokens) + n_tokens} or fewer tokens"
+            )
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        pieces: list[str] = []
+
+        def show(token: int) -> bool:
+            if tiered.model.is_end(token):
+                return False
+            piece = decoder.decode(tiered.model.piece(token))
+            pieces.append(piece)
+            if not as_json:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            return True
+
+        generation = tiered.generate(
+            tokens,
+            n_tokens,
+            n_ctx=n_ctx,
+            n_ubatch=ubatch,
+            n_threads=threads,
+            temperature=temperature,
+            seed=seed,
+            on_token=show,
+        )
+        document: dict[str, Any] = {
+            "prompt_tokens": generation.prompt_tokens,
+            "generated_tokens": len(generation.tokens),
+            "prefill_tokens_per_s": generation.prefill_tokens_per_s,
+            "decode_tokens_per_s": generation.decode_tokens_per_s,
+            **tiered.describe(),
+            "rss_peak_bytes": rss_peak_bytes(),
+        }
+    if as_json:
+        print(json.dumps({"text": "".join(pieces), **document}))
+    else:
+        sys.stdout.write("\n")
+        report.print_run(document, console)
+
+
+@app.command()
+def demo(llama_cpp: LlamaCpp = None, as_json: Json = False) -> None:
+    """Run a random model on the stock engine and through the tiers, and check that the output is the same."""
+    console = Console(stderr=True)
+    with report.progress(console) as say:
+        result = run_demo(say, llama_cpp=llama_cpp)
+    if as_json:
+        print(json.dumps(result.document))
+    else:
+        report.print_demo(result.document, Console())
+    for broken in result.broken:
+        console.print(f"[bold red]failed:[/] {report.escape(broken)}", highlight=False)
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@engine_app.command("build")
+def engine_build(
+    llama_cpp: LlamaCpp = None,
+    rebuild: Annotated[bool, typer.Option(help="Build even where a tested plugin exists.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compile our plugin for the engine and test it."""
+    with report.progress(Console(stderr=True)) as say:
+        engine, plugin = prepare_engine(llama_cpp, say, rebuild=rebuild)
+    document = {"engine": str(engine), "proxy": str(plugin.proxy_path), "host": str(plugin.host_path)}
+    if as_json:
+        print(json.dumps(document))
+    else:
+        report.print_fields("engine plugin", document, Console())
+
+
+@engine_app.command("info")
+def engine_information(llama_cpp: LlamaCpp = None, as_json: Json = False) -> None:
+    """Say which engine, ggml version, interface version, devices and libraries are in use."""
+    document = engine_info(llama_cpp).as_dict()
+    if as_json:
+        print(json.dumps(document))
+    else:
+        report.print_fields("engine", document, Console())

@@ -1,0 +1,88 @@
+"""The output through the tiers is the stock engine's own, bit for bit: same wheel, same device, no repacking."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from tiered_runs import (
+    DECODE_TOKENS,
+    PREFILL_TOKENS,
+    SHAPES,
+    SMALL,
+    Run,
+    make_tiers,
+    run_model,
+    write_small_model,
+)
+
+SLOTS = {
+    "one": 1,
+    "below top-k": SMALL.top_k - 1,
+    "top-k": SMALL.top_k,
+    "half": SMALL.experts // 2,
+    "all": SMALL.experts,
+}
+
+
+@pytest.fixture(scope="module")
+def stock(loaded_engine: LoadedEngine, tmp_path_factory: pytest.TempPathFactory):
+    """Stock runs by (kind, ubatch, threads), each run once."""
+    folder = tmp_path_factory.mktemp("parity")
+
+    @cache
+    def run(kind: str, n_ubatch: int, n_threads: int) -> tuple[Path, Run]:
+        path = folder / f"{kind.replace('+', '_')}.gguf"
+        if not path.exists():
+            write_small_model(folder, kind)
+        return path, run_model(loaded_engine, path, None, n_ubatch=n_ubatch, n_threads=n_threads)
+
+    return run
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize("n_ubatch", [16, 64, 512])
+@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("kind", SHAPES)
+def test_logits_are_bit_identical(stock, loaded_engine, kind, slots, n_ubatch, n_threads):
+    path, expected = stock(kind, n_ubatch, n_threads)
+    with make_tiers(path, SLOTS[slots]) as tiers:
+        found = run_model(loaded_engine, path, tiers, n_ubatch=n_ubatch, n_threads=n_threads)
+        tiers.check_valid()
+
+    assert found.logits.shape == (PREFILL_TOKENS + DECODE_TOKENS, SMALL.vocab)
+    assert np.isfinite(expected.logits).all()
+    assert len(set(expected.tokens)) > 10, "a model that repeats itself would hide a difference"
+    assert found.tokens == expected.tokens
+    different = np.flatnonzero((found.logits != expected.logits).any(axis=1))
+    assert different.size == 0, f"rows {different[:8]} differ, first of {different.size}"
+    assert found.logits.tobytes() == expected.logits.tobytes()
+
+    assert found.n_graph_splits == expected.n_graph_splits
+    assert found.flash_attention
+    assert expected.flash_attention
+    assert found.counters.id_reads >= SMALL.layers * DECODE_TOKENS
+    assert (found.counters.pass_calls > 0) == (SLOTS[slots] < SMALL.experts), "prefill chooses every expert"
+
+
+def test_one_id_read_a_layer(stock, loaded_engine):
+    """Gate, up and down share one look-up: reads grow by one a layer and graph, not by one a matrix."""
+    path, _ = stock("Q4_K+Q6_K", 512, 2)
+    with make_tiers(path, SMALL.experts) as tiers:
+        found = run_model(loaded_engine, path, tiers, n_threads=2)
+    assert found.counters.id_reads == SMALL.layers * found.counters.graphs
+    assert found.counters.lookups == found.counters.id_reads
+
+
+def test_passes_fetch_an_expert_once_a_call(stock, loaded_engine):
+    """With one slot a layer, a prefill call brings in each chosen expert once, not once a matrix."""
+    path, _ = stock("Q4_K+Q6_K", 512, 2)
+    with make_tiers(path, 1) as tiers:
+        found = run_model(loaded_engine, path, tiers, n_threads=2, n_tokens=0)
+        expert_bytes = tiers.table.expert_bytes_total
+    assert found.counters.pass_calls == SMALL.layers
+    assert found.stats.file.bytes_read <= expert_bytes

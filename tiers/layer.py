@@ -1,0 +1,25 @@
+"""The experts of one layer, as the GGUF stores them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from expertier.tiers.matrix import ExpertMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """One MoE layer: `block` is the N of the tensors' `blk.N.`, `matrices` the two or three of every expert."""
+
+    block: int
+    n_experts: int
+    matrices: tuple[ExpertMatrix, ...]
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert, all its matrices together."""
+        return sum(matrix.expert_bytes for matrix in self.matrices)
+
+    def spans(self, expert: int) -> list[tuple[int, int]]:
+        """Return the expert's (offset, bytes) in the file, one a matrix."""
+        return [matrix.span(expert) for matrix in self.matrices]
