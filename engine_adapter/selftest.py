@@ -22,7 +22,6 @@ from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.synth import ModelShape, write_model
 from expertier.errors import EngineMismatchError, ExpertierError
 from expertier.hip import open_device
-from expertier.planner.allocate import plan_layers
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -68,7 +67,7 @@ def run(libraries: Sequence[Path], proxy: Path, host: Path) -> dict[str, Any]:
         path = write_model(Path(folder) / "selftest.gguf", _SHAPE)
         table = ExpertTable.from_gguf(path)
         budget = plan_bytes(table, _N_SLOTS)
-        with TierManager(table, device=open_device("host"), config=TierConfig(expert_cache_bytes=budget)) as tiers:
+        with TierManager(table, device=open_device("host"), config=TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)) as tiers:
             check_product(engine, tiers, rows=1)  # fewer experts than slots
             check_product(engine, tiers, rows=16)  # more of them: passes
     return {
@@ -81,7 +80,7 @@ def run(libraries: Sequence[Path], proxy: Path, host: Path) -> dict[str, Any]:
 
 def plan_bytes(table: ExpertTable, n_slots: int) -> int:
     """Return the budget that gives every layer exactly `n_slots` slots."""
-    return sum(demand.fixed_bytes + n_slots * demand.slot_bytes for demand in table.layer_demands())
+    return sum(demand.bytes_for(n_slots) for demand in table.layer_demands())
 
 
 def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
@@ -93,7 +92,7 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
     table = tiers.table
     index, matrix = next((i, m) for i, m in enumerate(table.layers[0].matrices) if m.role == "up")
     n_experts = table.layers[0].n_experts
-    weights = np.fromfile(table.path, np.float32, n_experts * matrix.ne1 * matrix.ne0, offset=matrix.offset)
+    weights = np.fromfile(table.path, np.float32, n_experts * matrix.ne1 * matrix.ne0, offset=matrix.file_offset)
     weights = weights.reshape(n_experts, matrix.ne1, matrix.ne0)
     random = np.random.default_rng(rows)
     x = random.standard_normal((rows, matrix.ne0), np.float32)

@@ -12,10 +12,10 @@ from expertier.units import MIB, mib, mib_needed
 
 @dataclass(frozen=True, slots=True)
 class LayerPlan:
-    """Slots for every layer: `slots[layer]` of them, `n_bytes` in all, within `budget_bytes`."""
+    """Slots for every layer: `slots[layer]` of them, `used_bytes` in all, within `budget_bytes`."""
 
     slots: tuple[int, ...]
-    n_bytes: int
+    used_bytes: int
     budget_bytes: int
 
 

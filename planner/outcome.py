@@ -18,5 +18,8 @@ class Outcome(IntEnum):
     """An expert outside the layer's range."""
 
     BAD_CALL = -4
-    """A call against the contract: a layer, slot or count out of range, a slot released more often than it
-    was taken, or a directory that another version of the policy made."""
+    """A call against the contract.
+
+    A layer, slot or count out of range, a slot released more often than it was taken, or a directory that
+    another version of the policy made.
+    """

@@ -92,8 +92,7 @@ def _in_range(slots: I32, n: int, limit: int) -> bool:
 def _victim(
     layer: int, low: int, high: int, kind: int, owner: I32, pins: I32, heat: I32, last_use: I64
 ) -> int:
-    """Return the unpinned slot of `low .. high` to take next, a FREE one if there is any; -1 if all are
-    pinned."""
+    """Return the unpinned slot of `low .. high` to take next, FREE ones first; -1 if all are pinned."""
     best = -1
     best_heat = 0
     for slot in range(low, high):

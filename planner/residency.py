@@ -170,6 +170,11 @@ class Residency:
         names = ("calls", "hits", "misses", "evictions", "fills", "aborts")
         return MappingProxyType(dict(zip(names, self.counters.sum(axis=0).tolist(), strict=True)))
 
+    def fills_by_layer(self) -> list[int]:
+        """Return how many fills each layer completed."""
+        fills: list[int] = self.counters[:, self._policy.FILLS].tolist()
+        return fills
+
     def resize(self, n_slots: Sequence[int]) -> None:
         """Give the layers other numbers of slots; nothing may be pinned.
 

@@ -105,7 +105,7 @@ def _refuse_unknown_experts(path: Path, tensor: TensorInfo) -> None:
     stacked = len(tensor.dims) == 3 and tensor.name.endswith("_exps.weight")
     if one_tensor_an_expert or stacked:
         raise UnsupportedLayoutError(
-            f"{path}: expert tensor {tensor.name} of shape {list(tensor.dims)} is in a layout that is not known; "
+            f"{path}: expert tensor {tensor.name} of shape {list(tensor.dims)} is in an unknown layout; "
             "convert the model again with a current llama.cpp"
         )
 
@@ -116,16 +116,15 @@ def _check_data(path: Path, header: GgufHeader) -> None:
     before = "the header"
     for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
         if tensor.offset < end:
-            raise NotGgufError(f"{path} is a damaged GGUF: {tensor.name} begins within {before}; download it again")
+            raise NotGgufError(
+                f"{path} is a damaged GGUF: {tensor.name} begins within {before}; download it again"
+            )
         n_bytes = _tensor_bytes(tensor)
-        if n_bytes is None:
-            end = tensor.offset
-        else:
-            end = tensor.offset + n_bytes
+        end = tensor.offset + (n_bytes or 0)
         if end > header.file_stat.st_size:
             raise TruncatedModelError(
-                f"{path} is cut short: {tensor.name} needs the bytes {tensor.offset} to {end}, the file ends at "
-                f"{header.file_stat.st_size}; download it again"
+                f"{path} is cut short: {tensor.name} needs the bytes {tensor.offset} to {end}, the file ends "
+                f"at {header.file_stat.st_size}; download it again"
             )
         before = tensor.name
 
@@ -151,8 +150,8 @@ def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo]) -> Expert
     if order is None:
         found = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in tensors.values())
         raise UnsupportedLayoutError(
-            f"{path}: the experts of block {block} are {found}; known are gate, up and down, gate_up and down, or up "
-            "and down"
+            f"{path}: the experts of block {block} are {found}; known are gate, up and down, gate_up and "
+            "down, or up and down"
         )
     matrices = tuple(_matrix(path, role, tensors[role]) for role in order)
     counts = {tensors[role].dims[2] for role in order}
@@ -169,8 +168,8 @@ def _matrix(path: Path, role: Role, tensor: TensorInfo) -> ExpertMatrix:
     n_bytes = _tensor_bytes(tensor)
     if len(tensor.dims) != 3 or n_bytes is None:
         raise UnsupportedLayoutError(
-            f"{path}: expert tensor {tensor.name} has the shape {list(tensor.dims)} and ggml type {tensor.ggml_type}; "
-            "three dimensions and a type that the gguf package knows are needed"
+            f"{path}: expert tensor {tensor.name} has the shape {list(tensor.dims)} and ggml type "
+            f"{tensor.ggml_type}; three dimensions and a type that the gguf package knows are needed"
         )
     _, type_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.ggml_type)]
     ne0, ne1, n_experts = tensor.dims

@@ -13,7 +13,7 @@ class FileSource:
     """The model's file, opened read-only; a `ByteSource`. Thread-safe: reads carry their offset."""
 
     def __init__(self, path: Path, identity: FileIdentity) -> None:
-        """Open `path`; `SourceError` when it cannot be, or is no longer the file that `identity` describes."""
+        """Open `path`; `SourceError` when that fails or it is not the file that `identity` describes."""
         self._path = path
         self._identity = identity
         try:
@@ -43,7 +43,9 @@ class FileSource:
                 ) from error
             if n_read == 0:
                 change = self._change() or "the file ends there"
-                raise SourceError(f"{wanted}, got {done} (errno 0): {change}; restore the file and open it again")
+                raise SourceError(
+                    f"{wanted}, got {done} (errno 0): {change}; restore the file and open it again"
+                )
             done += n_read
 
     def close(self) -> None:

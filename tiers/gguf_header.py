@@ -1,8 +1,9 @@
 """The header of a GGUF file: its scalars and where its tensors lie.
 
-Read here and not by the gguf package's reader, which maps the whole file, makes an array object for every token of
-the vocabulary, and answers a damaged file with assorted errors or an endless loop. Every length is checked against
-what the file still holds before it is believed. Names, keys, types and sizes are the gguf package's tables.
+Read here and not by the gguf package's reader, which maps the whole file, makes an array object for every
+token of the vocabulary, and answers a damaged file with assorted errors or an endless loop. Every length is
+checked against what the file still holds before it is believed. Names, keys, types and sizes are the gguf
+package's tables.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ class GgufHeader:
 def read_header(path: Path) -> GgufHeader:
     """Read the header of `path`.
 
-    Raises `NotGgufError` for what is no GGUF or contradicts itself, and `TruncatedModelError` where the file ends
-    within its header.
+    Raises `NotGgufError` for what is no GGUF or contradicts itself, and `TruncatedModelError` where the file
+    ends within its header.
     """
     try:
         with open(path, "rb", buffering=_BUFFER_BYTES) as file:
@@ -135,8 +136,8 @@ class _Reader:
         needed = n_tensors * _MIN_TENSOR_BYTES + n_values * _MIN_VALUE_BYTES
         if needed > self._left:
             raise TruncatedModelError(
-                f"{self._path} says that it has {n_tensors} tensors and {n_values} values, at least {needed} bytes of "
-                f"header, but only {self._left} bytes follow: download it again"
+                f"{self._path} says that it has {n_tensors} tensors and {n_values} values, at least {needed} "
+                f"bytes of header, but only {self._left} bytes follow: download it again"
             )
         return version, n_tensors, n_values
 
@@ -205,8 +206,8 @@ class _Reader:
     def _need(self, n_bytes: int, what: str) -> None:
         if n_bytes > self._left:
             raise TruncatedModelError(
-                f"{self._path} ends within {what}: {n_bytes} bytes are needed there and {self._left} are left of "
-                f"{self._stat.st_size}; download it again"
+                f"{self._path} ends within {what}: {n_bytes} bytes are needed there and {self._left} are "
+                f"left of {self._stat.st_size}; download it again"
             )
 
     def _malformed(self, what: str) -> NotGgufError:

@@ -1,17 +1,17 @@
 """The host pool, L2: copies of experts in pinned host memory, within a budget.
 
-A block goes through these states; a fill is the pair `stage` / `leave`, with `commit` between them when the bytes
-had to be read:
+A block goes through these states; a fill is the pair `stage` / `leave`, with `commit` between them when the
+bytes had to be read:
 
               stage (miss)            commit
     FREE ──────────────────► FILLING ────────► RESIDENT ◄─┐
-      ▲                         │                │  └─────┘ stage (hit), refresh: to the young end of the order
-      ├──── leave (aborts) ─────┘                │
-      └──── stage for another expert (evicts the oldest that no fill uses) ◄──┘
+      ▲                         │                │  └─────┘ stage (hit), refresh: to the young end of the
+      order ├──── leave (aborts) ─────┘                │ └──── stage for another expert (evicts the oldest
+      that no fill uses) ◄──┘
 
-The budget counts what the allocator takes, FREE and FILLING blocks included, at every instant (I3). Where no block
-can be had for an expert (the pool is off, too small, or all of it is in use by other fills), the fill goes through
-one of two bounce blocks, which are allocated at the start, beside the budget, and keep nothing.
+The budget counts what the allocator takes, FREE and FILLING blocks included, at every instant (I3). Where no
+block can be had for an expert (the pool is off, too small, or all of it is in use by other fills), the fill
+goes through one of two bounce blocks, which are allocated at the start, beside the budget, and keep nothing.
 
 Order of use (the eviction order): an L2 hit and a fill are uses, and so is the expert's eviction from L1
 (`refresh`); an L1 hit is none.
@@ -48,6 +48,7 @@ class HostPool:
         self._blocks: OrderedDict[ExpertKey, HostBlock] = OrderedDict()
         self._free: dict[int, list[HostBlock]] = {}
         self._used_bytes = self._peak_bytes = 0
+        self._in_use_bytes = 0  # of blocks that fills use now: these cannot be evicted
         self._hits = self._misses = self._evictions = self._bytes_in = 0
         self._bounce: list[HostBlock] = []
         self._bounce_idle: list[HostBlock] = []
@@ -61,10 +62,11 @@ class HostPool:
         self._bounce_idle.extend(self._bounce)
 
     def stage(self, staged: Staged) -> None:
-        """Lend a block for an expert: its copy if there is one (`staged.hit`), otherwise memory to read it into.
+        """Lend a block for an expert: its copy if there is one (`staged.hit`), otherwise memory to read it
+        into.
 
-        Waits while the same expert is being read by another fill, and for a bounce block. Raises `DeviceError` when
-        the allocator fails. `leave` must follow, whatever happened.
+        Waits while the same expert is being read by another fill, and for a bounce block. Raises
+        `DeviceError` when the allocator fails. `leave` must follow, whatever happened.
         """
         with self._changed:
             while True:
@@ -90,9 +92,10 @@ class HostPool:
             self._misses += self._budget_bytes > 0
 
     def commit(self, staged: Staged) -> None:
-        """Make the staged expert's block RESIDENT: all its bytes are there. Nothing to do for a bounce block."""
+        """Make the staged expert's block RESIDENT: all its bytes are there. A bounce block stays one."""
         with self._changed:
-            assert staged.block is not None and not staged.hit, "commit of what was not staged for reading"
+            assert staged.block is not None, "commit of what was not staged"
+            assert not staged.hit, "commit of what was there already"
             if not staged.bounce:
                 staged.block.state = BlockState.RESIDENT
                 self._bytes_in += staged.expert_bytes
@@ -107,9 +110,11 @@ class HostPool:
             block.users -= 1
             if staged.bounce:
                 self._bounce_idle.append(block)
-            elif block.state is BlockState.FILLING:
-                self._take_off(block)
-                self._free.setdefault(block.n_bytes, []).append(block)
+            elif block.users == 0:
+                self._in_use_bytes -= block.n_bytes
+                if block.state is BlockState.FILLING:
+                    self._take_off(block)
+                    self._free.setdefault(block.n_bytes, []).append(block)
             self._changed.notify_all()
 
     def refresh(self, keys: Iterable[ExpertKey]) -> None:
@@ -137,7 +142,9 @@ class HostPool:
         """Return (expert, address) of the RESIDENT blocks, oldest first."""
         with self._changed:
             return [
-                (key, block.address) for key, block in self._blocks.items() if block.state is BlockState.RESIDENT
+                (key, block.address)
+                for key, block in self._blocks.items()
+                if block.state is BlockState.RESIDENT
             ]
 
     def check_valid(self) -> None:
@@ -145,19 +152,26 @@ class HostPool:
         with self._changed:
             free = [block for blocks in self._free.values() for block in blocks]
             taken = list(self._blocks.values())
-            assert self._used_bytes == sum(block.n_bytes for block in free + taken), "blocks and used bytes differ"
+            assert self._used_bytes == sum(block.n_bytes for block in free + taken), (
+                "blocks and used bytes differ"
+            )
             assert self._used_bytes <= self._peak_bytes <= self._budget_bytes, (
                 f"{self._used_bytes} bytes used, {self._peak_bytes} at most, of {self._budget_bytes}"
             )
+            in_use = sum(block.n_bytes for block in taken if block.users)
+            assert self._in_use_bytes == in_use, f"{self._in_use_bytes} bytes counted in use, {in_use} are"
             addresses = [block.address for block in free + taken + self._bounce]
             assert len(set(addresses)) == len(addresses), "a block is in two places"
             for size, blocks in self._free.items():
                 for block in blocks:
                     assert block.n_bytes == size, f"a block of {block.n_bytes} bytes among those of {size}"
-                    assert block.state is BlockState.FREE and block.key is None and block.users == 0, block
+                    assert (block.state, block.key, block.users) == (BlockState.FREE, None, 0), block
             for key, block in self._blocks.items():
-                assert block.key == key and block.state is not BlockState.FREE, block
-                assert block.state is BlockState.RESIDENT or block.users == 1, f"filled by {block.users}: {block}"
+                assert block.key == key, block
+                assert block.state is not BlockState.FREE, block
+                assert block.state is BlockState.RESIDENT or block.users == 1, (
+                    f"filled by {block.users}: {block}"
+                )
             idle = {block.address for block in self._bounce_idle}
             assert len(idle) == len(self._bounce_idle), "a bounce block is idle twice"
             for block in self._bounce:
@@ -182,12 +196,14 @@ class HostPool:
     def _lend(self, staged: Staged, block: HostBlock, *, hit: bool) -> None:
         staged.block, staged.hit = block, hit
         block.users += 1
+        if block.users == 1 and not staged.bounce:
+            self._in_use_bytes += block.n_bytes
 
     def _make_block(self, n_bytes: int) -> HostBlock | None:
-        """Return a FREE block of `n_bytes` that is in no list, or None where the budget has no room for it."""
+        """Return a FREE block of `n_bytes` that is in no list; None where the budget has no room for it."""
         if self._free.get(n_bytes):
             return self._free[n_bytes].pop()
-        if not self._can_make_room(n_bytes):
+        if self._in_use_bytes + n_bytes > self._budget_bytes:
             return None
         while self._used_bytes + n_bytes > self._budget_bytes:
             block = self._pop_free() or self._evict_oldest()
@@ -199,10 +215,6 @@ class HostPool:
         self._used_bytes += n_bytes
         self._peak_bytes = max(self._peak_bytes, self._used_bytes)
         return block
-
-    def _can_make_room(self, n_bytes: int) -> bool:
-        in_use = sum(block.n_bytes for block in self._blocks.values() if block.users)
-        return in_use + n_bytes <= self._budget_bytes
 
     def _pop_free(self) -> HostBlock | None:
         for blocks in self._free.values():

@@ -9,7 +9,7 @@ from expertier.tiers.matrix import ExpertMatrix
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """One MoE layer: `block` is the N of the tensors' `blk.N.`, `matrices` the two or three of every expert."""
+    """One MoE layer: `block` is the N of the tensors' `blk.N.`, `matrices` what every expert has of them."""
 
     block: int
     n_experts: int

@@ -17,10 +17,11 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrix:
-    """A 3-d tensor with one matrix an expert: `ne1` rows of `ne0` elements of `ggml_type`, experts one after another.
+    """A 3-d tensor with one matrix an expert: `ne1` rows of `ne0` elements of `ggml_type`, experts one after
+    another.
 
-    `file_offset` is where expert 0 begins in the file, `expert_bytes` the bytes of one expert, `type_bytes` those of
-    one quantisation block.
+    `file_offset` is where expert 0 begins in the file, `expert_bytes` the bytes of one expert, `type_bytes`
+    those of one quantisation block.
     """
 
     role: Role

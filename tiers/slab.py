@@ -1,8 +1,8 @@
 """The slab: one allocation on the device that holds the slots of all layers.
 
-    low end                                                             high end
-    │ compute side (unused on the host) │ layer 0 │ layer 1 │ ... │ layer L-1 │
-    └────────────── slab_bytes - used_bytes ──────┴──── the arena: one range a layer ────┘
+low end                                                             high end
+│ compute side (unused on the host) │ layer 0 │ layer 1 │ ... │ layer L-1 │
+└────────────── slab_bytes - used_bytes ──────┴──── the arena: one range a layer ────┘
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Slab:
     """
 
     def __init__(self, device: Device, layouts: Sequence[SlotLayout], n_bytes: int) -> None:
-        """Allocate `n_bytes`, rounded up to `RANGE_ALIGNMENT`; `DeviceError` when the device has not that much."""
+        """Allocate `n_bytes`, rounded up to `RANGE_ALIGNMENT`; `DeviceError` where that fails."""
         self._device = device
         self._layouts = tuple(layouts)
         self._n_bytes = round_up(n_bytes, RANGE_ALIGNMENT)
@@ -56,17 +56,11 @@ class Slab:
     def apply(self, slots: Sequence[int]) -> None:
         """Lay out `slots[layer]` slots for every layer; all bytes become zero.
 
-        Raises `BudgetError` when they do not fit, with nothing changed.
+        Raises `BudgetError` when they do not fit and `DeviceError` when clearing failed; the ranges are as
+        before then.
         """
-        if len(slots) != len(self._layouts) or min(slots) < 1:
-            raise ValueError(f"{len(self._layouts)} layers need a slot each: got {list(slots)}")
-        sizes = [layout.range_bytes(n) for layout, n in zip(self._layouts, slots, strict=True)]
+        sizes = self.check_fits(slots)
         used = sum(sizes)
-        if used > self._n_bytes:
-            raise BudgetError(
-                f"asked for {sum(slots)} slots of {used / MIB:.3f} MiB in a slab of {self._n_bytes / MIB:.3f} MiB: "
-                f"plan for the manager's arena_bytes, or give at least {mib_needed(used)} MiB"
-            )
         if self._slots:
             self._device.zero(self._base, self._n_bytes)
         begin = self._n_bytes - used
@@ -78,6 +72,19 @@ class Slab:
         self._places = tuple(layout.place(n) for layout, n in zip(self._layouts, slots, strict=True))
         self._used_bytes = used
         self._slots = tuple(slots)
+
+    def check_fits(self, slots: Sequence[int]) -> list[int]:
+        """Return the bytes of each layer's range; raise as `apply` does when they do not fit."""
+        if len(slots) != len(self._layouts) or min(slots) < 1:
+            raise ValueError(f"{len(self._layouts)} layers need a slot each: got {list(slots)}")
+        sizes = [layout.range_bytes(n) for layout, n in zip(self._layouts, slots, strict=True)]
+        used = sum(sizes)
+        if used > self._n_bytes:
+            raise BudgetError(
+                f"asked for {sum(slots)} slots, {used / MIB:.3f} MiB, in a slab of {self._n_bytes / MIB:.3f} "
+                f"MiB: plan for the manager's arena_bytes, or give at least {mib_needed(used)} MiB"
+            )
+        return sizes
 
     def places(self, layer: int) -> tuple[Place, ...]:
         """Return where the layer's matrices lie, one a matrix, with offsets from the slab's base."""

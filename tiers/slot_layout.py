@@ -1,12 +1,13 @@
 """How the slots of a layer hold its experts.
 
-Two forms (D3). Where the block sizes of an expert's matrices have a small common multiple, a slot is one piece:
+Two forms (D3). Where the block sizes of an expert's matrices have a small common multiple, a slot is one
+piece:
 
     │ gate │ up │ down │ gap │ gate │ up │ down │ gap │ ...  │ guard │
     └─────── slot 0 ─────────┘
 
-and a 3-d tensor with `nb[2]` = slot stride addresses one matrix of all slots. Where the gap would waste more than
-1 % of an expert (some mixes of quantisations), each matrix gets an array of its own, at its own stride:
+and a 3-d tensor with `nb[2]` = slot stride addresses one matrix of all slots. Where the gap would waste more
+than 1 % of an expert (some mixes of quantisations), each matrix gets an array of its own, at its own stride:
 
     │ gate of slot 0 │ gate of slot 1 │ ... │ guard │ up of slot 0 │ ...
 
@@ -57,8 +58,8 @@ class Copy:
 class SlotLayout:
     """The layout of one layer's slots and of its experts' copies in host memory.
 
-    A host block holds the matrices of one expert at `block_offsets`, `block_bytes` in all: as a slot does in the
-    one-piece form, so that a fill is one copy. `stride` is a slot's in that form, and 0 for arrays.
+    A host block holds the matrices of one expert at `block_offsets`, `block_bytes` in all: as a slot does in
+    the one-piece form, so that a fill is one copy. `stride` is a slot's in that form, and 0 for arrays.
     """
 
     matrix_bytes: tuple[int, ...]
@@ -93,7 +94,7 @@ class SlotLayout:
         return n_arrays * (GUARD_BYTES + RANGE_ALIGNMENT)
 
     def range_bytes(self, n_slots: int) -> int:
-        """Return the bytes of a range of `n_slots` slots, guards included: a multiple of `RANGE_ALIGNMENT`."""
+        """Return the bytes of `n_slots` slots with their guards, a multiple of `RANGE_ALIGNMENT`."""
         if self.stride:
             return _array_bytes(n_slots, self.stride)
         return sum(_array_bytes(n_slots, size) for size in self.matrix_bytes)

@@ -11,8 +11,9 @@ from expertier.tiers.host_block import ExpertKey, HostBlock
 class Staged:
     """An expert on its way into a slot, and the block that the pool lent for it.
 
-    Made empty by the caller, so that `HostPool.leave` can take back whatever `HostPool.stage` had done when it was
-    interrupted. `hit`: the bytes are there already. `bounce`: the block is not the pool's and keeps nothing.
+    Made empty by the caller, so that `HostPool.leave` can take back whatever `HostPool.stage` had done when
+    it was interrupted. `hit`: the bytes are there already. `bounce`: the block is not the pool's and keeps
+    nothing.
     """
 
     key: ExpertKey

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 class L1Stats:
     """The slots on the device.
 
-    `used_bytes` is what the layers' ranges take of the slab, `bytes_in` the expert bytes of completed fills; every
-    request for an expert is a hit or a miss.
+    `used_bytes` is what the layers' ranges take of the slab, `bytes_in` the expert bytes of completed fills;
+    every request for an expert is a hit or a miss.
     """
 
     budget_bytes: int
@@ -26,8 +26,9 @@ class L1Stats:
 class L2Stats:
     """The pool of host memory.
 
-    `used_bytes` and `peak_bytes` (the most ever) are what the allocator took for the pool, fills in flight included;
-    `bounce_bytes` is the fixed minimum beside it. Hits and misses count the fills of L1 while the pool is on.
+    `used_bytes` and `peak_bytes` (the most ever) are what the allocator took for the pool, fills in flight
+    included; `bounce_bytes` is the fixed minimum beside it. Hits and misses count the fills of L1 while the
+    pool is on.
     """
 
     budget_bytes: int

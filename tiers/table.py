@@ -21,8 +21,8 @@ from expertier.tiers.slot_layout import SlotLayout
 class ExpertTable:
     """The experts of one GGUF: which layers have them, and where in the file each one lies.
 
-    `layer` counts MoE layers from 0 everywhere; `layers[layer].block` is the N of the file's `blk.N.`. Only the
-    file's header is read, never a weight.
+    `layer` counts MoE layers from 0 everywhere; `layers[layer].block` is the N of the file's `blk.N.`. Only
+    the file's header is read, never a weight.
     """
 
     path: Path
@@ -35,8 +35,8 @@ class ExpertTable:
     def from_gguf(cls, path: str | os.PathLike[str]) -> Self:
         """Read the table of the model at `path`.
 
-        Raises `NotGgufError`, `TruncatedModelError` (also where a tensor's data reaches past the end of the file),
-        `NotMoeError` or `UnsupportedLayoutError`, all of them `ModelError`s.
+        Raises `NotGgufError`, `TruncatedModelError` (also where a tensor's data reaches past the end of the
+        file), `NotMoeError` or `UnsupportedLayoutError`, all of them `ModelError`s.
         """
         absolute = Path(path).absolute()
         header = read_header(absolute)
@@ -75,18 +75,20 @@ class ExpertTable:
         return tuple(SlotLayout.of(layer.matrices) for layer in self.layers)
 
     def span(self, layer: int, expert: int) -> list[tuple[int, int]]:
-        """Return the (offset, bytes) of an expert's matrices in the file; `IndexError` where there is no such one."""
-        self.check_expert(layer, (expert,))
+        """Return an expert's (offset, bytes) in the file, one a matrix; `IndexError` where there is none."""
+        self.check_experts(layer, (expert,))
         return self.layers[layer].spans(expert)
 
-    def check_expert(self, layer: int, experts: Sequence[int]) -> None:
+    def check_experts(self, layer: int, experts: Sequence[int]) -> None:
         """Raise `IndexError` unless the layer exists and has all of `experts`."""
         if not 0 <= layer < self.n_layers:
             raise IndexError(f"asked for layer {layer}: the model has MoE layers 0 to {self.n_layers - 1}")
         n_experts = self.layers[layer].n_experts
         if experts and not (min(experts) >= 0 and max(experts) < n_experts):
             wrong = next(expert for expert in experts if not 0 <= expert < n_experts)
-            raise IndexError(f"asked for expert {wrong} of layer {layer}: it has experts 0 to {n_experts - 1}")
+            raise IndexError(
+                f"asked for expert {wrong} of layer {layer}: it has experts 0 to {n_experts - 1}"
+            )
 
     def layer_demands(self) -> list[LayerDemand]:
         """Return what every layer asks of a budget, for `plan_layers`."""

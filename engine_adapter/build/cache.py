@@ -6,7 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -48,13 +48,22 @@ def staging(parent: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def move_into_place(folder: Path, target: Path) -> None:
-    """Rename a filled folder to `target`; where another process was first, its folder stays and counts."""
+def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambda: True) -> None:
+    """Rename a filled folder to `target`.
+
+    Where a folder is there already, as another process was first, `keep` is asked whether that one stays; if
+    not, it is replaced.
+    """
     try:
         folder.rename(target)
+        return
     except OSError:
         if not target.is_dir():
             raise
+    if not keep():
+        with staging(target.parent) as old:
+            target.rename(old / "replaced")
+            folder.rename(target)
 
 
 @contextmanager

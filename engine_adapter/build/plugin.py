@@ -81,8 +81,8 @@ def ensure_plugin(
         target = folder / f"{name}-{_compiler_key(compiler)}"
         with staging(folder) as fresh:
             _build(engine, sources, compiler, fresh, progress, selftest)
-            shutil.rmtree(target, ignore_errors=True)  # damaged, or to be built again
-            move_into_place(fresh, target)
+            # One that is there already was built by another process just now, or is damaged.
+            move_into_place(fresh, target, keep=lambda: not rebuild and _read(target, engine) is not None)
         progress(f"the plugin is built and tested: {target}")
     built = _read(target, engine)
     if built is None:
@@ -94,14 +94,17 @@ def find_plugin(engine: Engine, *, sources: Path | None = None) -> Plugin | None
     """Return the cached plugin for `engine`, None where there is no usable one; nothing is built.
 
     Where this machine has no compiler any more, a plugin of any compiler counts.
-    Errors: EngineMismatchError, when the cached one was built with other default parameters than the pin's.
+    Errors: EngineMismatchError, when the engine is not the pinned one, or the cached plugin was built with
+    other default parameters than the pin's.
     """
+    require_pinned(engine)
     folder = make_subfolder("plugins")
     name = _folder_name(engine, sources or installed_sources())
-    compilers = list(list_compilers())
-    candidates = [folder / f"{name}-{_compiler_key(compiler)}" for compiler in compilers]
-    if not compilers:
-        candidates = sorted(folder.glob(f"{name}-*"))
+    try:
+        candidates = [folder / f"{name}-{_compiler_key(compiler)}" for compiler in list_compilers()]
+    except BuildError:  # a $CXX that does not run: an error only when there is something to compile
+        candidates = []
+    candidates = candidates or sorted(folder.glob(f"{name}-*"))
     return next((plugin for path in candidates if (plugin := _read(path, engine))), None)
 
 

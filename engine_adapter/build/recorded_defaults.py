@@ -1,7 +1,7 @@
 """What the pinned engines' `llama_model_default_params()` and `llama_context_default_params()` return.
 
 Recorded once with each pin, from the pinned library through the pinned headers, and compared at every load.
-Enumerations are integers, pointers None or "set"; `sizeof` is the structure's size on a 64-bit machine.
+Enumerations are integers, pointers None or "set".
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ XLLAMACPP_2026_10_11549: Defaults = {
         "no_host": False,
         "no_alloc": False,
         "load_mtp": False,
-        "sizeof": 80,
     },
     "context": {
         "n_ctx": 512,
@@ -68,6 +67,5 @@ XLLAMACPP_2026_10_11549: Defaults = {
         "samplers": None,
         "n_samplers": 0,
         "ctx_other": None,
-        "sizeof": 168,
     },
 }

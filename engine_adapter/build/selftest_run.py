@@ -21,7 +21,7 @@ from expertier.engine_adapter.build.engine import REMEDY, Engine
 from expertier.errors import EngineMismatchError
 
 MODULE = "expertier.engine_adapter.selftest"
-_TIMEOUT_S = 120
+_TIMEOUT_S = 300
 _LAST_LINES = 10
 
 

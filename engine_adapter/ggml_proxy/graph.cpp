@@ -11,6 +11,8 @@
 #include "ggml-impl.h"
 #include "passes.h"
 
+#include <new>
+
 namespace expertier {
 
 namespace {
@@ -142,7 +144,11 @@ class GraphRun {
 } // namespace
 
 ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
-    return GraphRun(backend, graph).run();
+    try {
+        return GraphRun(backend, graph).run();
+    } catch (const std::bad_alloc &) { // ggml's C frames cannot be unwound
+        return GGML_STATUS_ALLOC_FAILED;
+    }
 }
 
 } // namespace expertier

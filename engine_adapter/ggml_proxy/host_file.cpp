@@ -78,8 +78,6 @@ FILE * open_skipping(SkippingFile & file, const char * path) {
         ::close(file.descriptor);
         return nullptr;
     }
-    // Unbuffered: stdio would read ahead past the bytes that the loader asks for.
-    setvbuf(stream, nullptr, _IONBF, 0);
     return stream;
 }
 

@@ -17,8 +17,15 @@ std::deque<std::pair<ggml_log_level, std::string>> lines;
 
 void keep(ggml_log_level level, const char * text, void *) {
     std::lock_guard<std::mutex> guard(mutex);
-    if (level == GGML_LOG_LEVEL_CONT && !lines.empty()) {
-        lines.back().second += text;
+    static bool kept_last = false;
+    if (level == GGML_LOG_LEVEL_CONT) { // goes on with the line before
+        if (kept_last && !lines.empty()) {
+            lines.back().second += text;
+        }
+        return;
+    }
+    kept_last = level >= GGML_LOG_LEVEL_INFO; // the engine's debug lines would push out all others
+    if (!kept_last) {
         return;
     }
     lines.emplace_back(level, text);

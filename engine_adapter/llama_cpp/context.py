@@ -47,7 +47,7 @@ class LlamaContext:
             )
         self._engine.host.expertier_context_set_sampler(self._handle, 0.0, 0)
         log = engine.take_log(0)
-        splits = re.findall(r"graph splits = (\d+)", log)
+        splits = re.findall(r"splits = (\d+)", log)
         self.n_graph_splits: int | None = int(splits[-1]) if splits else None
         """Splits of the engine's own scheduler, as it logged them; None when it did not."""
         self.flash_attention_enabled = "Flash Attention enabled" in log or options.flash_attention == 1

@@ -12,7 +12,8 @@ from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.errors import EngineError
 from expertier.planner.native import entry_points
-from expertier.tiers.manager import EngineBinding, TierManager
+from expertier.tiers.engine_binding import EngineBinding
+from expertier.tiers.manager import TierManager
 
 _ERROR_BYTES = 4096
 
@@ -124,7 +125,7 @@ def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:
             struct.type = matrix.ggml_type
             struct.ne0 = matrix.ne0
             struct.ne1 = matrix.ne1
-            struct.offset = matrix.offset
+            struct.offset = matrix.offset_from_slab_base
             struct.stride = matrix.stride
         target.n_experts = layer.n_experts
         target.n_slots = layer.n_slots

@@ -50,7 +50,9 @@ def main() -> NoReturn:
     try:
         app()
     except ExpertierError as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {report.escape(str(error))}", highlight=False, soft_wrap=True)
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {report.escape(str(error))}", highlight=False, soft_wrap=True
+        )
         raise SystemExit(2) from None
     raise SystemExit(0)
 
@@ -93,7 +95,8 @@ def run(
         str | None, typer.Option(metavar="MIB|auto", help="L2 pool (MOE_HOST_POOL_MIB).")
     ] = None,
     host_pool_frac: Annotated[
-        str | None, typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC).")
+        str | None,
+        typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
     ] = None,
     policy: Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")] = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,

@@ -93,7 +93,9 @@ def print_table(document: dict[str, Any], console: Console) -> None:
         grid.add_column(heading, justify="left" if heading in ("layers", "types") else "right")
     for blocks, layer in _runs_of_like_layers(document["per_layer"]):
         types = ", ".join(f"{role} {kind}" for role, kind in layer["types"].items())
-        grid.add_row(blocks, str(layer["experts"]), mib(layer["expert_bytes"]), mib(layer["layer_bytes"]), types)
+        grid.add_row(
+            blocks, str(layer["experts"]), mib(layer["expert_bytes"]), mib(layer["layer_bytes"]), types
+        )
     console.print(grid)
 
 
@@ -148,7 +150,9 @@ def print_fields(title: str, fields: dict[str, Any], console: Console) -> None:
     for name, value in fields.items():
         shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         shown = "none" if shown is None or shown == "" else str(shown)
-        console.print(f"  {name.replace('_', ' '):<{width}}  {escape(shown)}", highlight=False, soft_wrap=True)
+        console.print(
+            f"  {name.replace('_', ' '):<{width}}  {escape(shown)}", highlight=False, soft_wrap=True
+        )
 
 
 def _print_tiers(document: dict[str, Any], console: Console) -> None:

@@ -50,10 +50,10 @@ def write_small_model(folder: Path, kind: str) -> Path:
 def make_tiers(path: Path, n_slots: int, *, host_pool_bytes: int = 0) -> TierManager:
     """Make tiers for the model with exactly `n_slots` slots a layer."""
     table = ExpertTable.from_gguf(path)
-    budget = sum(demand.fixed_bytes + n_slots * demand.slot_bytes for demand in table.layer_demands())
+    budget = sum(demand.bytes_for(n_slots) for demand in table.layer_demands())
     config = TierConfig(expert_cache_bytes=budget, host_pool_bytes=host_pool_bytes)
     manager = TierManager(table, device=open_device("host"), config=config)
-    assert set(manager.stats().l1.slots) == {n_slots}
+    assert set(manager.slots) == {n_slots}
     return manager
 
 

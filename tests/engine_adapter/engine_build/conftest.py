@@ -13,11 +13,18 @@ from expertier.engine_adapter.build.selftest_run import SelftestReport
 
 _TOY_COMPILER = """#!/bin/sh
 echo "$@" >> "{log}"
-case "$1" in --version) echo "toy 1.0 (tests)"; exit 0;; esac
-for word in "$@"; do last="$word"; done
+for word in "$@"; do
+    last="$word"
+    [ "$word" = --version ] && echo "toy 1.0 (tests)" && exit 0
+done
 [ "$last" = - ] && exit 0
 [ -e "{folder}/fail" ] && {{ echo "toy.cpp:1: error: the toy compiler was told to fail"; exit 1; }}
 echo "built by: $@" > "$last"
+"""
+_TOY_VERSION = """
+set(GGML_VERSION_MAJOR 0)
+set(GGML_VERSION_MINOR 26)
+set(GGML_VERSION_PATCH 0)
 """
 
 
@@ -92,7 +99,7 @@ def toy_llama(tmp_path: Path) -> Path:
         "include/llama.h": "#pragma once\n",
         "ggml/include/ggml-backend.h": "#pragma once\n",
         "ggml/src/ggml-backend-impl.h": "#pragma once\n    #define GGML_BACKEND_API_VERSION 3\n",
-        "ggml/CMakeLists.txt": "set(GGML_VERSION_MAJOR 0)\nset(GGML_VERSION_MINOR 26)\nset(GGML_VERSION_PATCH 0)\n",
+        "ggml/CMakeLists.txt": _TOY_VERSION,
         "build/bin/libllama.so": "llama",
         "build/bin/libggml.so": "ggml",
         "build/bin/libggml-base.so": "base",

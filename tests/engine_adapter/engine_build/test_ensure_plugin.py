@@ -106,7 +106,7 @@ def test_find_builds_nothing(builder: Builder, toy_compiler: ToyCompiler) -> Non
 
 def test_rebuild_builds_again_in_the_same_place(builder: Builder, cache: Path) -> None:
     first = builder.ensure()
-    assert builder.ensure(rebuild=True) == first
+    assert builder.ensure(rebuild=True).proxy_path == first.proxy_path
     assert builder.tested == 2
     assert len(plugins(cache)) == 1
 
@@ -128,10 +128,15 @@ def test_every_input_makes_another_plugin(
     assert len(plugins(cache)) == 5
 
 
-def test_a_built_plugin_needs_no_compiler(builder: Builder, toy_compiler: ToyCompiler) -> None:
+def test_a_built_plugin_needs_no_compiler(
+    builder: Builder, toy_compiler: ToyCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = builder.ensure()
     toy_compiler.path.unlink()
     assert builder.ensure() == first
+    monkeypatch.setenv("CXX", str(toy_compiler.path))
+    assert builder.ensure() == first
+    monkeypatch.delenv("CXX")
     with pytest.raises(BuildError, match="no C"):
         builder.ensure(rebuild=True)
     assert builder.find() == first
@@ -144,7 +149,7 @@ def test_a_damaged_plugin_is_built_again(builder: Builder, name: str, gone: bool
     damaged = first.proxy_path.with_name(name)
     damaged.unlink() if gone else damaged.write_text("{}")
     assert builder.find() is None
-    assert builder.ensure() == first
+    assert builder.ensure().proxy_path == first.proxy_path
     assert builder.tested == 2
 
 
@@ -261,6 +266,8 @@ def test_a_wheel_that_is_not_pinned_is_refused(
         assert engine.pin is not None
         changes["pin"] = dataclasses.replace(engine.pin, library_sha256={machine: "0" * 64})
     builder.engine = dataclasses.replace(engine, **changes)
+    with pytest.raises(EngineMismatchError, match=reason):
+        builder.find()
     with pytest.raises(EngineMismatchError, match=reason) as caught:
         builder.ensure()
     assert "--force-reinstall" in str(caught.value)

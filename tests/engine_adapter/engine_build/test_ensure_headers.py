@@ -35,7 +35,6 @@ _OTHERS = {
     "toy-1.0/third/llama.cpp/ggml/src/ggml-cuda/common.cuh.h": "not directly inside",
     "toy-1.0/include/llama.h": "another root",
     "../../evil/include/llama.h": "outside",
-    "/third/llama.cpp/include/absolute.h": "absolute",
 }
 
 
@@ -47,6 +46,7 @@ class ToyIndex:
         self.folder = folder
         self.archive = folder / "toy-1.0.tar.gz"
         (folder / "pip").mkdir(parents=True)
+        (folder / "pip" / "__init__.py").touch()
         (folder / "pip" / "__main__.py").write_text(_TOY_PIP.format(folder=str(folder)))
         self.fill(_HEADERS | _OTHERS)
 

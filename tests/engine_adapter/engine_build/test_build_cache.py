@@ -33,9 +33,13 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_variable(cache:
 
 
 def test_a_staging_folder_goes_when_it_was_not_moved(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), staging(tmp_path) as folder:
-        (folder / "part").write_text("half")
-        raise RuntimeError
+    def half_a_build() -> None:
+        with staging(tmp_path) as folder:
+            (folder / "part").write_text("half")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        half_a_build()
     assert list(tmp_path.glob(".new-*")) == []
 
 
@@ -54,6 +58,16 @@ def test_who_comes_second_keeps_the_first_ones_folder(tmp_path: Path) -> None:
         (tmp_path / "done" / "part").write_text("first")
         move_into_place(second, tmp_path / "done")
     assert (tmp_path / "done" / "part").read_text() == "first"
+    assert list(tmp_path.glob(".new-*")) == []
+
+
+def test_a_folder_that_does_not_count_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "part").write_text("damaged")
+    with staging(tmp_path) as folder:
+        (folder / "part").write_text("whole")
+        move_into_place(folder, tmp_path / "done", keep=lambda: False)
+    assert (tmp_path / "done" / "part").read_text() == "whole"
     assert list(tmp_path.glob(".new-*")) == []
 
 

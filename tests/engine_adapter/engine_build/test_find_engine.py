@@ -121,5 +121,5 @@ def test_a_folder_without_headers_is_no_llama_cpp(tmp_path: Path) -> None:
 
 
 def test_no_such_folder(tmp_path: Path) -> None:
-    with pytest.raises(EngineMissingError, match="no folder .*nowhere"):
+    with pytest.raises(EngineMissingError, match=r"no folder .*nowhere"):
         find_engine(tmp_path / "nowhere")

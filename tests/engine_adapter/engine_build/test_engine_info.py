@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,6 @@ def test_a_folder_with_a_plugin(
     toy_llama: Path,
     toy_engine: Engine,
     toy_report: SelftestReport,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert toy_compiler
     built = ensure_plugin(toy_engine, selftest=lambda *_: toy_report)
@@ -67,8 +67,6 @@ def test_nothing_there_is_told_not_raised(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_a_wheel_that_is_not_pinned_is_a_problem(
     toy_engine: Engine, toy_compiler: ToyCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import dataclasses
-
     assert toy_compiler
     wheel = dataclasses.replace(toy_engine, package="xllamacpp", version="1.0", source=None)
     monkeypatch.setattr(info_module, "find_engine", lambda _: wheel)

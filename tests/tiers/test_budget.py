@@ -1,0 +1,146 @@
+"""Budgets: what `auto` takes, its bounds, the hard floor; and what the machine has left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from expertier.errors import BudgetError
+from expertier.planner import plan_layers
+from expertier.planner.allocate import floor_bytes, full_bytes
+from expertier.tiers.budget import resolve
+from expertier.tiers.config import TierConfig
+from expertier.tiers.host_memory import available_bytes
+from expertier.tiers.table import ExpertTable
+from expertier.units import GIB, MIB
+from gguf_files import Block, write_model
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> ExpertTable:
+    path = tmp_path_factory.mktemp("model") / "m.gguf"
+    return write_model(path, [Block(n_experts=16), Block(n_experts=16, n_ff=64)]).table
+
+
+def test_auto_takes_its_share_in_whole_slots(table: ExpertTable) -> None:
+    for percent, n_slots in ((25, 4), (50, 8), (100, 16)):
+        budgets = resolve(TierConfig(host_pool_percent=percent), table, 64 * GIB)
+        plan = plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
+        assert plan.slots == (n_slots, n_slots)
+        assert budgets.host_pool_bytes == 0
+
+
+def test_auto_leaves_half_of_the_memory(table: ExpertTable) -> None:
+    demands = table.layer_demands()
+    available = 2 * sum(demand.bytes_for(2) for demand in demands)
+    assert resolve(TierConfig(host_pool_percent=50), table, available).expert_cache_bytes == available // 2
+
+
+def test_auto_gives_at_least_the_floor(table: ExpertTable) -> None:
+    floor = floor_bytes(table.layer_demands())
+    assert resolve(TierConfig(host_pool_percent=0.1), table, 64 * GIB).expert_cache_bytes == floor
+
+
+def test_too_little_memory_for_one_slot_a_layer(table: ExpertTable) -> None:
+    floor = floor_bytes(table.layer_demands())
+    assert resolve(TierConfig(), table, 2 * floor).expert_cache_bytes == floor
+    with pytest.raises(
+        BudgetError, match=r"one expert slot in each of 2 layers .* MOE_EXPERT_CACHE_MIB to at least 1"
+    ):
+        resolve(TierConfig(), table, 2 * floor - 2)
+
+
+def test_a_budget_below_the_floor_says_what_works(table: ExpertTable) -> None:
+    floor = floor_bytes(table.layer_demands())
+    assert resolve(TierConfig(expert_cache_bytes=floor), table, 0).expert_cache_bytes == floor
+    with pytest.raises(
+        BudgetError, match=r"asked for 0\.\d+ MiB .* set MOE_EXPERT_CACHE_MIB to at least 1, or"
+    ):
+        resolve(TierConfig(expert_cache_bytes=floor - 1), table, 0)
+
+
+def test_no_more_than_a_slot_for_every_expert(table: ExpertTable) -> None:
+    full = full_bytes(table.layer_demands())
+    assert resolve(TierConfig(expert_cache_bytes=100 * GIB), table, 0).expert_cache_bytes == full
+
+
+def test_the_pool_gets_what_was_asked(table: ExpertTable) -> None:
+    assert resolve(TierConfig(host_pool_bytes=5 * MIB), table, 64 * GIB).host_pool_bytes == 5 * MIB
+
+
+# ---- what the machine has left
+
+
+class Memory:
+    """A machine with 10 GiB available, and control groups as files."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "cgroup"
+        self.own = folder / "self"
+
+    def group(self, path: str, files: dict[str, str]) -> None:
+        folder = self.root / path
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_text(content)
+
+    def available(self) -> int:
+        return available_bytes(self.root, self.own)
+
+
+@pytest.fixture
+def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Memory:
+    class Virtual:
+        available = 10 * GIB
+
+    monkeypatch.setattr(psutil, "virtual_memory", Virtual)
+    return Memory(tmp_path)
+
+
+def test_without_control_groups_the_machine_decides(memory: Memory) -> None:
+    assert memory.available() == 10 * GIB
+
+
+def test_version_2_takes_the_tightest_group_around(memory: Memory) -> None:
+    memory.own.write_text("0::/user/job\n")
+    memory.group("user/job", {"memory.max": "max", "memory.current": "5"})
+    memory.group(
+        "user",
+        {
+            "memory.max": f"{4 * GIB}\n",
+            "memory.current": f"{3 * GIB}\n",
+            "memory.stat": f"anon 7\ninactive_file {GIB}\nactive_file 3\n",
+        },
+    )
+    assert memory.available() == 2 * GIB
+
+
+def test_version_2_at_the_root_of_a_container(memory: Memory) -> None:
+    memory.own.write_text("0::/\n")
+    memory.group(".", {"memory.max": str(GIB), "memory.current": str(2 * GIB)})
+    assert memory.available() == 0
+
+
+def test_version_1(memory: Memory) -> None:
+    memory.own.write_text("5:cpu,cpuacct:/job\n4:memory:/job\n")
+    memory.group(
+        "memory/job",
+        {
+            "memory.limit_in_bytes": str(3 * GIB),
+            "memory.usage_in_bytes": str(2 * GIB),
+            "memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n",
+        },
+    )
+    assert memory.available() == GIB + GIB // 2
+
+
+def test_files_that_make_no_sense_are_left_out(memory: Memory) -> None:
+    memory.own.write_text("0::/x\n")
+    memory.group("x", {"memory.max": "lots", "memory.current": "1"})
+    assert memory.available() == 10 * GIB
+
+
+def test_the_real_machine_has_some() -> None:
+    assert 0 <= available_bytes() <= psutil.virtual_memory().total

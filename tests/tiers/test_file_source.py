@@ -1,0 +1,119 @@
+"""The file as a source of bytes, and what it says when the file is not what it was."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from expertier.errors import SourceError
+from expertier.hip.fault_plan import FaultPlan
+from expertier.tiers.counted_source import CountedSource
+from expertier.tiers.faulty_source import FaultySource
+from expertier.tiers.file_identity import FileIdentity
+from expertier.tiers.file_source import FileSource
+from gguf_files import BytesSource
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "bytes"
+    path.write_bytes(bytes(range(256)) * 40)
+    return path
+
+
+def opened(path: Path) -> FileSource:
+    return FileSource(path, FileIdentity.of(path.stat()))
+
+
+def read(source: FileSource, offset: int, n_bytes: int) -> bytes:
+    buffer = bytearray(n_bytes)
+    source.read_into(offset, memoryview(buffer))
+    return bytes(buffer)
+
+
+def test_reads_what_is_there(path: Path) -> None:
+    source = opened(path)
+    assert read(source, 250, 12) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3, 4, 5])
+    assert read(source, 10_240, 0) == b""
+    source.close()
+    source.close()
+
+
+def test_short_reads_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: whole(fd, [buffers[0][:7]], offset))
+    assert read(opened(path), 100, 100) == bytes(range(100, 200))
+
+
+def test_the_end_of_the_file(path: Path) -> None:
+    with pytest.raises(
+        SourceError, match=r"bytes: asked for 20 bytes at offset 10230, got 10 .*the file ends there"
+    ):
+        read(opened(path), 10_230, 20)
+
+
+def test_a_file_that_shrank(path: Path) -> None:
+    source = opened(path)
+    os.truncate(path, 100)
+    with pytest.raises(SourceError, match="its size was 10240 bytes and is 100"):
+        read(source, 90, 20)
+
+
+def test_a_read_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = opened(path)
+
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(SourceError, match=r"at offset 3, failed after 0: Input/output error \(errno 5\)"):
+        read(source, 3, 4)
+
+
+def test_a_closed_source(path: Path) -> None:
+    source = opened(path)
+    source.close()
+    with pytest.raises(SourceError, match="the source was closed"):
+        read(source, 0, 1)
+
+
+def test_a_missing_file(path: Path) -> None:
+    identity = FileIdentity.of(path.stat())
+    path.unlink()
+    with pytest.raises(SourceError, match=r"cannot be opened: No such file or directory \(errno 2\)"):
+        FileSource(path, identity)
+
+
+def test_a_file_that_changed_before_it_was_opened(path: Path) -> None:
+    identity = FileIdentity.of(path.stat())
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+
+    def change(message: str) -> None:
+        with pytest.raises(SourceError, match=f"changed after its header was read: {message}"):
+            FileSource(path, identity)
+
+    path.write_bytes(b"x")
+    change("its size was 10240 bytes and is 1;")
+    path.write_bytes(bytes(10_240))
+    os.utime(path, ns=(identity.mtime_ns + 10**9,) * 2)
+    change("it was written to")
+    other = path.with_name("other")
+    other.write_bytes(bytes(10_240))
+    other.replace(path)
+    change("another file took its place")
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+def test_counting_and_injected_faults() -> None:
+    plan = FaultPlan({"read": 2})
+    source = CountedSource(FaultySource(BytesSource(bytes(range(100))), plan))
+    buffer = bytearray(10)
+    source.read_into(20, memoryview(buffer))
+    assert buffer == bytes(range(20, 30))
+    with pytest.raises(SourceError, match="call 2 of read"):
+        source.read_into(0, memoryview(buffer))
+    assert buffer == bytes([0, 1, 2, 3, 4, 25, 26, 27, 28, 29]), "half came"
+    stats = source.stats()
+    assert (stats.reads, stats.bytes_read, stats.failures) == (1, 10, 1)

@@ -1,0 +1,105 @@
+"""Every way in which a fill can fail: nothing changes, nothing is half-present, and the next call works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import expertier as et
+from expertier.errors import DeviceError, SourceError
+from expertier.hip.fault_plan import FaultPlan
+from expertier.hip.faults import FaultyDevice
+from expertier.hip.host import HostDevice
+from expertier.tiers.faulty_source import FaultySource
+from gguf_files import Block, BytesSource, ModelFile, write_model
+
+OPERATIONS = {"read": SourceError, "copy_in": DeviceError, "alloc_pinned": DeviceError}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    return write_model(tmp_path_factory.mktemp("model") / "m.gguf", [Block()])
+
+
+def make(model: ModelFile, faults: FaultPlan, pool_pages: int) -> et.TierManager:
+    budget = sum(demand.bytes_for(4) for demand in model.table.layer_demands())
+    return et.TierManager(
+        model.table,
+        device=FaultyDevice(HostDevice(), faults),
+        config=et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=pool_pages * 4096),
+        source=FaultySource(BytesSource(model.bytes), faults),
+    )
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, MemoryError], ids=["own", "interrupt", "memory"])
+@pytest.mark.parametrize("pool_pages", [0, 1, 2, 8])
+@pytest.mark.parametrize("nth", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("operation", list(OPERATIONS))
+def test_a_failed_fill_leaves_everything_as_it_was(
+    model: ModelFile, operation: str, nth: int, pool_pages: int, error: type[BaseException] | None
+) -> None:
+    faults = FaultPlan()
+    tiers = make(model, faults, pool_pages)
+    tiers.acquire(0, [0, 1]).release()
+    held = tiers.acquire(0, [1])
+    faults.arm(operation, nth, error)
+    expected = error or OPERATIONS[operation]
+    before = tiers.stats()
+    try:
+        lease = tiers.acquire(0, [1, 5, 6, 7])
+    except expected:
+        assert faults.injected[operation] == 1
+        tiers.check_valid()
+        assert set(tiers._residency.residents(0)) <= {0, 1}
+        assert tiers.stats().l1.bytes_in == before.l1.bytes_in
+        lease = tiers.acquire(0, [1, 5, 6, 7])
+    else:
+        assert faults.injected[operation] == 0
+    for live in (held, lease):
+        assert live.held is not None
+        assert model.wrong_bytes(live, live.held) == []
+        live.release()
+    tiers.check_valid()
+    tiers.close()
+    assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
+
+
+@pytest.mark.parametrize("operation", list(OPERATIONS))
+def test_a_failed_part_leaves_the_lease_empty_but_live(model: ModelFile, operation: str) -> None:
+    faults = FaultPlan()
+    tiers = make(model, faults, 8)
+    with tiers.acquire(0, range(8)) as lease:
+        parts = lease.parts
+        next(parts)
+        faults.arm(operation, 2)
+        with pytest.raises(OPERATIONS[operation]):
+            next(parts)
+        assert lease.held is None
+        tiers.check_valid()
+        seen = []
+        for part in lease.parts:
+            assert model.wrong_bytes(lease, part) == []
+            seen += part.experts.tolist()
+        assert sorted(seen) == list(range(8))
+    tiers.check_valid()
+
+
+def test_a_real_file_that_is_cut_fails_one_call_and_serves_the_rest(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", [Block()])
+    budget = sum(demand.bytes_for(4) for demand in model.table.layer_demands())
+    config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
+    with HostDevice() as device, et.TierManager(model.table, device=device, config=config) as tiers:
+        last = max(offset for offset, _ in model.table.span(0, 7))
+        with model.path.open("r+b") as file:
+            file.truncate(last + 10)
+        with pytest.raises(SourceError, match=r"m\.gguf: asked for .* its size was"):
+            tiers.acquire(0, [1, 7])
+        tiers.check_valid()
+        with tiers.acquire(0, [1, 2, 3]) as lease:
+            assert lease.held is not None
+            assert model.wrong_bytes(lease, lease.held) == []
+        model.path.write_bytes(model.bytes)
+        with tiers.acquire(0, [7]) as lease:
+            assert lease.held is not None
+            assert model.wrong_bytes(lease, lease.held) == []

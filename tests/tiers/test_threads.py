@@ -1,0 +1,199 @@
+"""Several Python threads on the same layers: every lease shows the right bytes, nobody waits for ever."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+import expertier as et
+from expertier.errors import BusyError, SourceError
+from expertier.hip.fault_plan import FaultPlan
+from expertier.hip.host import HostDevice
+from expertier.tiers.faulty_source import FaultySource
+from gguf_files import Block, BytesSource, ModelFile, write_model
+
+N_THREADS = 6
+N_SLOTS = 4
+
+
+@pytest.fixture(autouse=True)
+def _switch_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    return write_model(
+        tmp_path_factory.mktemp("model") / "m.gguf", [Block(n_experts=10), Block(n_experts=10)]
+    )
+
+
+class GatedSource:
+    """A source whose reads wait until they are let through."""
+
+    def __init__(self, data: bytes) -> None:
+        self.inner = BytesSource(data)
+        self.reading = threading.Event()
+        self.gate = threading.Event()
+        self.reads = 0
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        self.reads += 1
+        self.reading.set()
+        assert self.gate.wait(30)
+        self.inner.read_into(offset, buffer)
+
+
+def make(model: ModelFile, device: HostDevice, source: object, pool_pages: int) -> et.TierManager:
+    budget = sum(demand.bytes_for(N_SLOTS) for demand in model.table.layer_demands())
+    config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=pool_pages * 4096)
+    return et.TierManager(model.table, device=device, config=config, source=source)
+
+
+def run_threads(run: Callable[[int], None], n_threads: int = N_THREADS) -> list[BaseException]:
+    errors: list[BaseException] = []
+
+    def guarded(number: int) -> None:
+        try:
+            run(number)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(number,), daemon=True) for number in range(n_threads)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive(), "a thread waits for ever"
+    return errors
+
+
+@pytest.mark.parametrize("pool_pages", [0, 3, 40])
+def test_leases_of_many_threads_show_the_right_bytes(model: ModelFile, pool_pages: int) -> None:
+    faults = FaultPlan()
+    with HostDevice() as device:
+        tiers = make(model, device, FaultySource(BytesSource(model.bytes), faults), pool_pages)
+        failures = [0] * N_THREADS
+
+        def run(number: int) -> None:
+            rng = np.random.default_rng(number)
+            for step in range(80):
+                if step % 20 == number:
+                    faults.arm("read", 1)
+                layer = int(rng.integers(2))
+                try:
+                    with tiers.acquire(layer, rng.integers(0, 10, int(rng.integers(1, 8)))) as lease:
+                        for part in lease.parts:
+                            assert model.wrong_bytes(lease, part) == []
+                except SourceError:
+                    failures[number] += 1
+
+        assert run_threads(run) == []
+        faults.disarm()
+        tiers.check_valid()
+        assert sum(failures) == faults.injected["read"]
+        assert tiers._residency.pins_of(0) == tiers._residency.pins_of(1) == [0] * N_SLOTS
+        tiers.close()
+
+
+def test_threads_that_hold_leases_are_refused_rather_than_locked_up(model: ModelFile) -> None:
+    with HostDevice() as device:
+        tiers = make(model, device, BytesSource(model.bytes), 8)
+        refused = [0] * N_THREADS
+
+        def run(number: int) -> None:
+            rng = np.random.default_rng(number)
+            for _ in range(60):
+                first, second = (0, 1) if number % 2 else (1, 0)
+                with tiers.acquire(first, rng.integers(0, 10, 3)) as outer:
+                    try:
+                        with tiers.acquire(second, rng.integers(0, 10, 3)) as inner:
+                            for part in inner.parts:
+                                assert model.wrong_bytes(inner, part) == []
+                    except BusyError:
+                        refused[number] += 1
+                    for part in outer.parts:
+                        assert model.wrong_bytes(outer, part) == []
+
+        assert run_threads(run) == []
+        tiers.check_valid()
+        tiers.close()
+
+
+def test_one_expert_wanted_by_all_is_read_once(model: ModelFile) -> None:
+    with HostDevice() as device:
+        source = GatedSource(model.bytes)
+        tiers = make(model, device, source, 8)
+
+        def run(_: int) -> None:
+            with tiers.acquire(0, [3]) as lease:
+                assert lease.held is not None
+                assert model.wrong_bytes(lease, lease.held) == []
+
+        opener = threading.Timer(0.1, source.gate.set)
+        opener.start()
+        assert run_threads(run) == []
+        assert source.reads == 3, "three matrices, once"
+        assert tiers.stats().l1.misses == 1
+        tiers.close()
+
+
+def test_a_thread_without_leases_waits_for_slots(model: ModelFile) -> None:
+    with HostDevice() as device:
+        tiers = make(model, device, BytesSource(model.bytes), 0)
+        held = tiers.acquire(0, range(N_SLOTS))
+        got: list[int] = []
+
+        def wait() -> None:
+            with tiers.acquire(0, [8, 9]) as lease:
+                got.extend(lease.held.experts.tolist() if lease.held else [])
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.15)
+        assert thread.is_alive()
+        held.release()
+        thread.join(30)
+        assert got == [8, 9]
+        tiers.close()
+
+
+def test_holding_other_experts_does_not_hinder_a_wait_for_a_fill(model: ModelFile) -> None:
+    with HostDevice() as device:
+        source = GatedSource(model.bytes)
+        source.gate.set()
+        tiers = make(model, device, source, 0)
+        with tiers.acquire(0, [1]):
+            source.gate.clear()
+            source.reading.clear()
+            thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release())
+            thread.start()
+            assert source.reading.wait(10)
+            opener = threading.Timer(0.1, source.gate.set)
+            opener.start()
+            with tiers.acquire(0, [2, 1]) as lease:
+                assert lease.held is not None
+                assert model.wrong_bytes(lease, lease.held) == []
+            thread.join()
+        tiers.close()
+
+
+def test_nothing_moves_while_another_thread_acquires(model: ModelFile) -> None:
+    with HostDevice() as device:
+        source = GatedSource(model.bytes)
+        tiers = make(model, device, source, 0)
+        thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release())
+        thread.start()
+        assert source.reading.wait(10)
+        with pytest.raises(BusyError, match="leases are live"):
+            tiers.close()
+        source.gate.set()
+        thread.join()
+        tiers.close()

@@ -1,0 +1,109 @@
+"""How a user sizes the tiers: the variables, read once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from expertier.errors import ConfigError
+from expertier.planner.policy_kind import PolicyKind
+from expertier.tiers.variable import AutoBytes, Variable, option_name, parse_mib, parse_percent, parse_policy
+
+_MIB_FORM = "`auto` or a number of MiB such as 4096 or 0.5"
+
+VARIABLES: tuple[Variable[Any], ...] = (
+    Variable("MOE_EXPERT_CACHE_MIB", "expert_cache_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_HOST_POOL_MIB", "host_pool_bytes", _MIB_FORM, parse_mib),
+    Variable(
+        "MOE_HOST_POOL_FRAC",
+        "host_pool_percent",
+        "a percentage above 0 and up to 100, such as 25",
+        parse_percent,
+    ),
+    Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
+)
+"""The variables that work."""
+
+NOT_YET = (
+    "MOE_HOST_POOL_PREFETCH",
+    "MOE_SLAB_HEADROOM_MIB",
+    "MOE_POOL_RAIL_MIB",
+    "MOE_POOL_CAP_MIB",
+    "MOE_PROFILE",
+    "MOE_FILE_MODE",
+    "MOE_PREFILL_STREAM_TOKENS",
+    "MOE_SLAB_VMM",
+)
+"""Variables whose machinery does not exist yet; setting one is refused, so that nobody believes it acts."""
+
+_PREFIX = "MOE_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
+
+    `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of
+    all expert bytes that `auto` takes. Raises `ConfigError` for values that cannot be used.
+    """
+
+    expert_cache_bytes: AutoBytes = "auto"
+    host_pool_bytes: AutoBytes = "auto"
+    host_pool_percent: float = 25.0
+    policy: PolicyKind = PolicyKind.LFU_DECAY
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be used."""
+        if self.expert_cache_bytes == 0:
+            raise ConfigError(
+                "MOE_EXPERT_CACHE_MIB=0 (every call streams, without slots) is not available yet: give "
+                "`auto` or the MiB of expert slots"
+            )
+        for name in ("expert_cache_bytes", "host_pool_bytes"):
+            value = getattr(self, name)
+            if value != "auto" and (not isinstance(value, int) or value < 0):
+                raise ConfigError(f"{name} is {value!r}: give `auto` or a number of bytes, not below 0")
+        if not 0 < self.host_pool_percent <= 100:
+            raise ConfigError(
+                f"host_pool_percent is {self.host_pool_percent}: give one above 0 and up to 100"
+            )
+
+    @classmethod
+    def from_env(
+        cls,
+        overrides: Mapping[str, str | None] | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Read the `MOE_` variables, the only place that does.
+
+        `overrides` gives texts by the variable's name and goes first: the command line's options. Raises
+        `ConfigError` for a text that does not parse, a variable that is not known, and one that does nothing
+        yet.
+        """
+        given = {name: (text, name) for name, text in environ.items() if name.startswith(_PREFIX)}
+        for name, override in (overrides or {}).items():
+            if override is not None:
+                given[name] = (override, option_name(name))
+        known = {variable.name: variable for variable in VARIABLES}
+        values: dict[str, Any] = {}
+        for name, (text, said_as) in given.items():
+            if name in NOT_YET:
+                raise ConfigError(f"{said_as}={text!r} is not available yet: leave it out")
+            if name not in known:
+                raise _unknown(name, said_as)
+            variable = known[name]
+            try:
+                values[variable.field] = variable.parse(text.strip())
+            except ValueError as error:
+                raise ConfigError(f"{said_as}={text!r} cannot be read: give {variable.accepts}") from error
+        return cls(**values)
+
+
+def _unknown(name: str, said_as: str) -> ConfigError:
+    names = [variable.name for variable in VARIABLES] + list(NOT_YET)
+    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    return ConfigError(f"{said_as} is not a variable of expertier: did you mean {nearest[0]}?")

@@ -1,0 +1,63 @@
+"""How much memory this process may still take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
+_OWN_CGROUP = Path("/proc/self/cgroup")
+
+
+def available_bytes(cgroup_root: Path = _CGROUP_ROOT, own_cgroup: Path = _OWN_CGROUP) -> int:
+    """Return the bytes that can be allocated without swapping or being killed.
+
+    The least of what the machine has available and what each control group around this process (version 1 or
+    2) has left; pages of the file cache that nobody uses count as available in both.
+    """
+    available = int(psutil.virtual_memory().available)
+    for folder, limit, usage, cache_key in _groups(cgroup_root, own_cgroup):
+        allowed = _number(folder / limit)
+        used = _number(folder / usage)
+        if allowed is not None and used is not None:
+            available = min(available, allowed - used + _cached(folder / "memory.stat", cache_key))
+    return max(available, 0)
+
+
+def _groups(root: Path, own: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """Yield the folders that may limit this process, with the names of their files."""
+    try:
+        lines = own.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        below = PurePosixPath(path.lstrip("/"))
+        if controllers == "":
+            for parent in (below, *below.parents):
+                yield root / parent, "memory.max", "memory.current", "inactive_file"
+        elif "memory" in controllers.split(","):
+            for parent in (below, *below.parents):
+                folder = root / "memory" / parent
+                yield folder, "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+
+
+def _number(path: Path) -> int | None:
+    """Read a file with one number; None where it is missing or says `max`."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _cached(path: Path, key: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return 0

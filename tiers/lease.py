@@ -1,0 +1,159 @@
+"""A lease: experts that stay in their slots while someone uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.errors import LeaseError
+from expertier.tiers.matrix import Role
+
+I32 = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Experts that are in slots at the same time: `experts[i]` is in `slots[i]`. Both int32, distinct."""
+
+    experts: I32
+    slots: I32
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixView:
+    """One matrix of all slots of a layer, as device memory.
+
+    Slot `i`'s matrix begins at `address + i * stride_bytes`; `shape` is (ne0, ne1, slots), fastest first, as
+    ggml orders it.
+    """
+
+    address: int
+    stride_bytes: int
+    ggml_type: int
+    shape: tuple[int, int, int]
+
+
+class LeaseHolder(Protocol):
+    """What a lease needs of the manager that gave it."""
+
+    def take_part(self, lease: Lease, experts: I32) -> Part:
+        """Bring `experts` into slots and pin them."""
+
+    def drop_part(self, lease: Lease, part: Part) -> None:
+        """Unpin a part's slots."""
+
+    def forget(self, lease: Lease) -> None:
+        """Note that a lease has ended."""
+
+    def matrix_view(self, layer: int, role: Role) -> MatrixView:
+        """Return a matrix of the layer's slots."""
+
+
+class Lease:
+    """Experts of one layer, held in L1 until `release`; made by `TierManager.acquire`, for one thread at a
+    time.
+
+    `parts` gives them in one part where they fit the layer's slots, otherwise in several, of which one at a
+    time is valid: taking the next one gives up the one before. The first is in place when `acquire` returns.
+    """
+
+    def __init__(self, holder: LeaseHolder, layer: int, thread: int) -> None:
+        """Make a lease that holds nothing yet; `thread` is who asked for it."""
+        self._holder = holder
+        self._layer = layer
+        self._thread = thread
+        self._groups: tuple[I32, ...] = ()
+        self._held: tuple[int, Part] | None = None
+        self._released = False
+
+    @property
+    def layer(self) -> int:
+        """The layer that the experts belong to."""
+        return self._layer
+
+    @property
+    def thread(self) -> int:
+        """The identifier of the thread that acquired the lease."""
+        return self._thread
+
+    @property
+    def n_parts(self) -> int:
+        """How many parts the experts come in; 0 when none were asked for."""
+        return len(self._groups)
+
+    @property
+    def held(self) -> Part | None:
+        """The part that is valid now, if any."""
+        return self._held[1] if self._held is not None else None
+
+    @property
+    def released(self) -> bool:
+        """Whether the lease has ended."""
+        return self._released
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """The parts in turn; each is valid until the next is taken.
+
+        Taking one raises what `TierManager.acquire` raises; the lease then holds nothing and is still to be
+        released.
+        """
+        for number in range(len(self._groups)):
+            yield self._take(number)
+
+    def view(self, role: str) -> MatrixView:
+        """Return where a matrix (`gate`, `up`, `down` or `gate_up`) of the layer's slots lies.
+
+        Raises `LeaseError` after the release, and `ValueError` for a matrix that the layer does not have.
+        """
+        self._require_live()
+        return self._holder.matrix_view(self._layer, Role(role))
+
+    def release(self) -> None:
+        """Let the experts go. Raises `LeaseError` the second time."""
+        self._require_live()
+        self._drop()
+        self._released = True
+        self._holder.forget(self)
+
+    def open(self, groups: tuple[I32, ...]) -> None:
+        """Set the experts of each part and take the first; for `TierManager.acquire` only."""
+        self._groups = groups
+        if groups:
+            self._take(0)
+
+    def __enter__(self) -> Self:
+        """Return the lease itself."""
+        self._require_live()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, unless that was done within the block."""
+        if not self._released:
+            self.release()
+
+    def _take(self, number: int) -> Part:
+        """Make a part the valid one; nothing moves when it is so already."""
+        self._require_live()
+        if self._held is not None and self._held[0] == number:
+            return self._held[1]
+        self._drop()
+        part = self._holder.take_part(self, self._groups[number])
+        self._held = (number, part)
+        return part
+
+    def _drop(self) -> None:
+        if self._held is not None:
+            self._holder.drop_part(self, self._held[1])
+            self._held = None
+
+    def _require_live(self) -> None:
+        if self._released:
+            raise LeaseError(f"this lease on layer {self._layer} was released: acquire the experts again")

@@ -1,0 +1,71 @@
+"""A variable of the environment and how its text is read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+from expertier.planner.policy_kind import PolicyKind
+from expertier.units import MIB
+
+T = TypeVar("T")
+
+AutoBytes: TypeAlias = int | Literal["auto"]
+"""A number of bytes, or `auto`: sized when the tiers are made."""
+
+_MAX_MIB = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class Variable(Generic[T]):
+    """One variable: its name, the `TierConfig` field that it sets, and how its text is read.
+
+    `parse` raises `ValueError` for a text that is not of the form that `accepts` describes.
+    """
+
+    name: str
+    field: str
+    accepts: str
+    parse: Callable[[str], T]
+
+    @property
+    def option(self) -> str:
+        """The command line's name for it."""
+        return option_name(self.name)
+
+
+def option_name(variable: str) -> str:
+    """Return the command-line option of a variable: MOE_HOST_POOL_MIB is --host-pool-mib."""
+    return "--" + variable.removeprefix("MOE_").lower().replace("_", "-")
+
+
+def parse_mib(text: str) -> AutoBytes:
+    """Read `auto` or a number of MiB, decimals allowed; return `auto` or bytes."""
+    if text == "auto":
+        return "auto"
+    value = _number(text)
+    if value > _MAX_MIB:
+        raise ValueError(text)
+    return int(value * MIB)
+
+
+def parse_percent(text: str) -> float:
+    """Read a number above 0 and up to 100."""
+    value = _number(text)
+    if not 0 < value <= 100:
+        raise ValueError(text)
+    return float(value)
+
+
+def parse_policy(text: str) -> PolicyKind:
+    """Read a policy's name."""
+    return PolicyKind(text)
+
+
+def _number(text: str) -> Decimal:
+    if not re.fullmatch(r"\d+(\.\d*)?", text, re.ASCII):
+        raise ValueError(text)
+    return Decimal(text)
