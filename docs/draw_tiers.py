@@ -12,10 +12,28 @@ WIDTH, HEIGHT = 860, 430
 FONT = "font-family='system-ui, -apple-system, Segoe UI, Roboto, sans-serif'"
 
 TIERS = (
-    ("L1", "VRAM slab", "compute buffers below, expert slots above", "one slot an expert, one range a layer", "#2f6f4f"),
-    ("L2", "host pool", "pinned memory under a budget of its own", "one block an expert, the oldest goes first", "#3b5b8c"),
-    ("L3", "page cache", "the kernel's memory, through the GGUF", "never pinned, never counted as ours", "#7a5a2f"),
-    ("L4", "disk", "the GGUF file, only ever opened to read", "the one complete copy of the experts", "#6b4a6f"),
+    ("L1", "slab", "device memory; today host memory", "one slot an expert, a range a layer", "#2f6f4f"),
+    (
+        "L2",
+        "host pool",
+        "host memory with its own budget",
+        "one block an expert, the oldest goes first",
+        "#3b5b8c",
+    ),
+    (
+        "L3",
+        "page cache",
+        "the kernel's memory, through the GGUF",
+        "never pinned, never counted as ours",
+        "#7a5a2f",
+    ),
+    (
+        "L4",
+        "disk",
+        "the GGUF file, only ever opened to read",
+        "the one complete copy of the experts",
+        "#6b4a6f",
+    ),
 )
 MOVES = ("copy into a slot", "read into a block", "read ahead by the kernel")
 
@@ -32,9 +50,7 @@ def box(x: float, y: float, w: float, h: float, fill: str, stroke: str) -> str:
 
 def arrow(x1: float, y1: float, x2: float, y2: float) -> str:
     """Return a straight arrow."""
-    return (
-        f"<line x1='{x1}' y1='{y1}' x2='{x2}' y2='{y2}' stroke='#444' stroke-width='1.6' marker-end='url(#head)'/>"
-    )
+    return f"<line x1='{x1}' y1='{y1}' x2='{x2}' y2='{y2}' stroke='#444' stroke-width='1.6' marker-end='url(#head)'/>"
 
 
 def draw() -> str:
@@ -69,7 +85,9 @@ def draw() -> str:
         y = 30 + 98 * i
         parts.append(box(430, y, 406, 74, "#ffffff", colour))
         parts.append(f"<rect x='430' y='{y}' width='54' height='74' rx='8' fill='{colour}'/>")
-        parts.append(text(457, y + 44, short, 18, fill="#ffffff", extra="text-anchor='middle' font-weight='700'"))
+        parts.append(
+            text(457, y + 44, short, 18, fill="#ffffff", extra="text-anchor='middle' font-weight='700'")
+        )
         parts.append(text(500, y + 22, name, 14, extra="font-weight='600'"))
         parts.append(text(500, y + 42, what, 12, fill="#333"))
         parts.append(text(500, y + 60, detail, 12, fill="#777"))
@@ -78,8 +96,8 @@ def draw() -> str:
             parts.append(text(645, y - 8, MOVES[i - 1], 11, fill="#555"))
     parts += [
         arrow(308, 211, 426, 76),
-        text(330, 100, "hit: a table", 12, fill="#2f6f4f"),
-        text(330, 116, "look-up in C", 12, fill="#2f6f4f"),
+        text(330, 72, "hit: a table", 12, fill="#2f6f4f"),
+        text(330, 88, "look-up", 12, fill="#2f6f4f"),
         arrow(308, 352, 426, 166),
         text(376, 290, "miss: fill", 12, fill="#8a3b2f"),
         text(376, 306, "the slot", 12, fill="#8a3b2f"),

@@ -1,8 +1,8 @@
 """The main job on a random model: stock and tiers side by side, each in its own process, and what must hold.
 
-    stock            the engine with its own defaults
-    stock_norepack   the engine with weight repacking off: what the tiers' output must equal bit for bit
-    tiers            L1 and L2 at a quarter of the expert bytes each
+stock            the engine with its own defaults
+stock_norepack   the engine with weight repacking off: what the tiers' output must equal bit for bit
+tiers            L1 and L2 at a quarter of the expert bytes each
 """
 
 from __future__ import annotations

@@ -70,7 +70,12 @@ def run_in_child(options: RunOptions) -> RunResult:
         EngineError: the child failed; the message holds its last words.
     """
     child = subprocess.run(
-        [sys.executable, "-m", "expertier.engine_adapter.measured_run", json.dumps(dataclasses.asdict(options))],
+        [
+            sys.executable,
+            "-m",
+            "expertier.engine_adapter.measured_run",
+            json.dumps(dataclasses.asdict(options)),
+        ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -139,10 +144,6 @@ def rss_peak_bytes() -> int:
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return int(psutil.Process().memory_info().rss)
-
-
-
-
 
 
 def main() -> int:

@@ -11,9 +11,7 @@ from expertier.engine_adapter.build.progress import Progress, silent
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 
 
-def open_engine(
-    llama_cpp: str | os.PathLike[str] | None = None, progress: Progress = silent
-) -> LoadedEngine:
+def open_engine(llama_cpp: str | os.PathLike[str] | None = None, progress: Progress = silent) -> LoadedEngine:
     """Load the installed wheel's engine, or the one built in folder `llama_cpp`, with our plugin for it.
 
     Raises:

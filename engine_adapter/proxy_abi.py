@@ -15,16 +15,13 @@ _INT32_POINTER = ct.POINTER(ct.c_int32)
 FillCallback = ct.CFUNCTYPE(ct.c_int32, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER)
 
 
+POLICY_FUNCTIONS = ("begin", "complete", "abort", "release", "resident_first")
+
+
 class Policy(ct.Structure):
     """expertier_policy: addresses of the compiled policy functions."""
 
-    _fields_ = (
-        ("begin", ct.c_void_p),
-        ("complete", ct.c_void_p),
-        ("abort", ct.c_void_p),
-        ("release", ct.c_void_p),
-        ("resident_first", ct.c_void_p),
-    )
+    _fields_ = tuple((name, ct.c_void_p) for name in POLICY_FUNCTIONS)
 
 
 class Matrix(ct.Structure):
@@ -173,6 +170,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_model_is_end": (ct.c_int32, (ct.c_void_p, ct.c_int32)),
     "expertier_context_open": (ct.c_void_p, (ct.c_void_p, ct.POINTER(ContextOptions), *_TEXT)),
     "expertier_context_close": (None, (ct.c_void_p,)),
+    "expertier_context_n_ctx": (ct.c_int32, (ct.c_void_p,)),
     "expertier_context_decode": (
         ct.c_int32,
         (ct.c_void_p, _INT32_POINTER, ct.c_int32, ct.c_int32, ct.c_int32, ct.c_int32),

@@ -67,7 +67,9 @@ def run(libraries: Sequence[Path], proxy: Path, host: Path) -> dict[str, Any]:
         path = write_model(Path(folder) / "selftest.gguf", _SHAPE)
         table = ExpertTable.from_gguf(path)
         budget = plan_bytes(table, _N_SLOTS)
-        with TierManager(table, device=open_device("host"), config=TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)) as tiers:
+        with TierManager(
+            table, device=open_device("host"), config=TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
+        ) as tiers:
             check_product(engine, tiers, rows=1)  # fewer experts than slots
             check_product(engine, tiers, rows=16)  # more of them: passes
     return {
@@ -92,7 +94,9 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
     table = tiers.table
     index, matrix = next((i, m) for i, m in enumerate(table.layers[0].matrices) if m.role == "up")
     n_experts = table.layers[0].n_experts
-    weights = np.fromfile(table.path, np.float32, n_experts * matrix.ne1 * matrix.ne0, offset=matrix.file_offset)
+    weights = np.fromfile(
+        table.path, np.float32, n_experts * matrix.ne1 * matrix.ne0, offset=matrix.file_offset
+    )
     weights = weights.reshape(n_experts, matrix.ne1, matrix.ne0)
     random = np.random.default_rng(rows)
     x = random.standard_normal((rows, matrix.ne0), np.float32)
@@ -121,7 +125,9 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
     finally:
         binding.close()
     if status:
-        raise EngineMismatchError(f"the engine returned status {status} for matrix {index}: {message} {cause or ''}")
+        raise EngineMismatchError(
+            f"the engine returned status {status} for matrix {index}: {message} {cause or ''}"
+        )
     error = float(np.max(np.abs(result - expected)))
     if not error <= _TOLERANCE * float(np.max(np.abs(expected))):
         raise EngineMismatchError(

@@ -61,6 +61,11 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
     return self;
 }
 
+// Tokens that fit in the key-value cache: the engine rounds up what was asked for.
+EXPERTIER_EXPORT int32_t expertier_context_n_ctx(const expertier_context * self) {
+    return (int32_t) llama_n_ctx(self->context);
+}
+
 // Runs `n` tokens (at most n_batch) of sequence `sequence` from `position` on; the engine's own status.
 // Logits are kept for all of them, or for the last one only.
 EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,

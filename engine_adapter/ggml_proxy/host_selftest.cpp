@@ -21,11 +21,12 @@ using Backend = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
 } // namespace
 
 // Computes out[n_tokens][n_used][ne1] from F32 experts [n_experts][ne1][ne0] named `name`, x[n_tokens][ne0] and
-// ids[n_tokens][n_used]. 0, a ggml status, or 100 when something could not be made.
+// ids[n_tokens][n_used]. 0, a ggml status, 100 when something could not be made, or 101 when the graph came back
+// changed.
 EXPERTIER_EXPORT int32_t expertier_host_mul_mat_id(void * device, void * experts_type, const char * name, int64_t ne0,
                                                    int64_t ne1, int64_t n_experts, const float * x,
                                                    const int32_t * ids, int64_t n_used, int64_t n_tokens, float * out) {
-    constexpr int32_t not_made = 100;
+    constexpr int32_t not_made = 100, not_restored = 101;
 
     Backend backend(ggml_backend_dev_init(static_cast<ggml_backend_dev_t>(device), nullptr));
     Context weights(ggml_init({ 2 * ggml_tensor_overhead(), nullptr, true }));
@@ -54,11 +55,11 @@ EXPERTIER_EXPORT int32_t expertier_host_mul_mat_id(void * device, void * experts
     ggml_backend_tensor_set(rows, x, 0, ggml_nbytes(rows));
     ggml_backend_tensor_set(chosen, ids, 0, ggml_nbytes(chosen));
     const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+    if (result->src[0] != experts || result->src[1] != rows || result->src[2] != chosen) {
+        return not_restored;
+    }
     if (status != GGML_STATUS_SUCCESS) {
         return status;
-    }
-    if (result->src[0] != experts || result->src[2] != chosen) {
-        return not_made; // the proxy did not restore the graph
     }
     ggml_backend_tensor_get(result, out, 0, ggml_nbytes(result));
     return 0;

@@ -55,8 +55,8 @@ class LlamaContext:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that fit in the key-value cache."""
-        return int(self._options.n_ctx)
+        """Tokens that fit in the key-value cache: what was asked for, rounded up by the engine."""
+        return int(self._engine.host.expertier_context_n_ctx(self._handle))
 
     @property
     def n_batch(self) -> int:
@@ -87,6 +87,8 @@ class LlamaContext:
         message, cause = "", None
         if self._model.binding is not None:
             message, cause = self._model.binding.take_error()
+        if isinstance(cause, KeyboardInterrupt):
+            raise cause
         reason = message or self._engine.take_log().strip()
         raise DecodeError(
             f"llama.cpp returned status {status} ({_STATUS.get(status, 'unknown')}) for {len(tokens)} tokens at "

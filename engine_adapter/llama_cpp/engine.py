@@ -20,7 +20,9 @@ class LoadedEngine:
 
     _loaded: ClassVar[LoadedEngine | None] = None
 
-    def __init__(self, library_paths: tuple[Path, ...], libraries: Sequence[ct.CDLL], proxy_path: Path, host: ct.CDLL):
+    def __init__(
+        self, library_paths: tuple[Path, ...], libraries: Sequence[ct.CDLL], proxy_path: Path, host: ct.CDLL
+    ):
         self.library_paths = library_paths
         self.host = host
         self._libraries = tuple(libraries)
@@ -105,7 +107,6 @@ class LoadedEngine:
         text = ct.create_string_buffer(1 << 16)
         self.host.expertier_host_take_log(level, text, len(text))
         return text.value.decode(errors="replace")
-
 
     def _function(self, name: str, result: Any, *arguments: Any) -> Any:
         for library in self._libraries:

@@ -60,7 +60,9 @@ class LlamaModel:
         """
         binding = TierBinding(engine, tiers, inner_device) if tiers is not None else None
         options = abi.ModelOptions(
-            abi=abi.HOST_ABI, path=os.fsencode(path), repack=int(repack if repack is not None else binding is None)
+            abi=abi.HOST_ABI,
+            path=os.fsencode(path),
+            repack=int(repack if repack is not None else binding is None),
         )
         skip = None
         if tiers is not None and binding is not None:
@@ -150,7 +152,9 @@ class LlamaModel:
         tokens = (ct.c_int32 * (len(data) + 16))()
         n = self._engine.host.expertier_model_tokenize(self._handle, data, len(data), tokens, len(tokens))
         if n < 0:
-            raise EngineError(f"the engine could not tokenise a text of {len(data)} bytes: it asked for {-n} tokens")
+            raise EngineError(
+                f"the engine could not tokenise a text of {len(data)} bytes: it asked for {-n} tokens"
+            )
         return list(tokens[:n])
 
     def piece(self, token: int) -> bytes:

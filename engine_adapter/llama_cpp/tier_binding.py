@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,6 @@ class TierBinding:
         self._engine = engine
         self._manager = manager
         self._handle: int | None = None
-        self._fill_error: BaseException | None = None
         described = manager.bind_engine()
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
@@ -56,7 +55,9 @@ class TierBinding:
                 ct.byref(self._struct), inner_device.encode(), error, len(error)
             )
             if not self._handle:
-                raise EngineError(f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}")
+                raise EngineError(
+                    f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
+                )
         except BaseException:
             manager.unbind_engine()
             raise
@@ -88,13 +89,13 @@ class TierBinding:
         """Return what the proxy has counted so far."""
         counters = abi.Counters()
         self._engine.proxy.expertier_tiers_counters(self._handle, ct.byref(counters))
-        return ProxyCounters(**{name: getattr(counters, name) for name, _ in abi.Counters._fields_})
+        return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
 
     def take_error(self) -> tuple[str, BaseException | None]:
         """Return and clear the proxy's last message and the exception that a fill raised, if any."""
         text = ct.create_string_buffer(_ERROR_BYTES)
         self._engine.proxy.expertier_tiers_take_error(self._handle, text, len(text))
-        cause, self._fill_error = self._fill_error, None
+        cause, self._manager.last_error = self._manager.last_error, None
         return text.value.decode(errors="replace"), cause
 
     def close(self) -> None:
@@ -110,8 +111,7 @@ class TierBinding:
             self._manager.fill(
                 layer, np.ctypeslib.as_array(experts, (n,)).copy(), np.ctypeslib.as_array(slots, (n,)).copy()
             )
-        except BaseException as error:  # nothing may propagate into the engine's C++ frames
-            self._fill_error = error
+        except BaseException:  # the manager keeps it; nothing may propagate into the engine's C++ frames
             return 1
         return 0
 
@@ -132,7 +132,7 @@ def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:
         target.n_matrices = len(layer.matrices)
         target.matrices = matrices
     points = entry_points()
-    policy = abi.Policy(**{name: getattr(points, name) for name, _ in abi.Policy._fields_})
+    policy = abi.Policy(**{name: getattr(points, name) for name in abi.POLICY_FUNCTIONS})
     return abi.Binding(
         abi=abi.PROXY_ABI,
         n_layers=len(binding.layers),

@@ -54,6 +54,8 @@ def main() -> NoReturn:
             f"[bold red]error:[/] {report.escape(str(error))}", highlight=False, soft_wrap=True
         )
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
     raise SystemExit(0)
 
 

@@ -1,0 +1,81 @@
+"""Runs the command line as a user does: in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from expertier.engine_adapter.build.locate import find_engine
+from expertier.engine_adapter.build.plugin import ensure_plugin
+from expertier.engine_adapter.synth import TINY_SHAPE, write_model
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON object on the last line of standard output."""
+        return json.loads(self.out.splitlines()[-1])
+
+    def must_refuse(self, *words: str) -> None:
+        """Assert exit code 2 and one of our errors, on standard error alone, with `words` in it."""
+        assert self.status == 2, self
+        assert self.out == ""
+        assert "Traceback" not in self.err
+        assert "error:" in self.err
+        for word in words:
+            assert word in self.err, self.err
+
+
+@pytest.fixture(scope="session")
+def ready_cache(request: pytest.FixtureRequest) -> str:
+    """A cache folder in which the plugin is built."""
+    folder = os.environ.get("EXPERTIER_CACHE_DIR") or str(request.config.cache.mkdir("expertier"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EXPERTIER_CACHE_DIR", folder)
+        ensure_plugin(find_engine())
+    return folder
+
+
+@pytest.fixture
+def expertier(ready_cache: str) -> Callable[..., Ended]:
+    """Run `expertier ARGUMENTS`; `env` adds variables, `code` runs Python first in the same process."""
+
+    def run(*arguments: object, env: dict[str, str] | None = None, code: str = "") -> Ended:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("MOE_")}
+        child = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                f"{code}\nimport sys\nfrom expertier.cli import main\nsys.argv[0] = 'expertier'\nmain()",
+                *map(str, arguments),
+            ],
+            env={**inherited, "EXPERTIER_CACHE_DIR": ready_cache, "NO_COLOR": "1", **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        return Ended(child.returncode, child.stdout, child.stderr)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model that the engine runs."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", TINY_SHAPE)
