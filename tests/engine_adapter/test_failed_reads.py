@@ -100,7 +100,7 @@ def test_a_fill_that_is_interrupted_interrupts_the_decode(loaded_engine, path, m
         model.context(n_ctx=128, n_threads=1) as context,
     ):
 
-        def interrupted(layer, experts, slots):
+        def interrupted(*_):
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:

@@ -1,0 +1,84 @@
+"""How long a look-up takes in compiled code: begin and release, and complete where experts were missing.
+
+`python benchmarks/lookup.py [--json]` prints microseconds a layer call for several shares of hits: the median and
+range of several rounds. It is the code that the engine's threads call, in a compiled loop without Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+from numba import njit
+
+from expertier.planner import policy
+from expertier.planner.policy_kind import PolicyKind
+from expertier.planner.residency import ARRAYS, Residency
+
+EXPERTS, SLOTS, TOP_K = 128, 64, 8
+CALLS, ROUNDS = 20_000, 9
+
+
+@njit
+def look_up(layer, steps, slots, miss_index, begin, complete, release):
+    """Run every row of `steps` (int32 [calls, top-k]) through the policy; returns the misses."""
+    misses = 0
+    for i in range(steps.shape[0]):
+        found = policy.begin(layer, steps[i], steps.shape[1], slots, miss_index, *begin)
+        if found > 0:
+            misses += found
+            policy.complete(layer, slots, steps.shape[1], *complete)
+        policy.release(layer, slots, steps.shape[1], *release)
+    return misses
+
+
+def measure(hot: int) -> dict[str, float]:
+    """Route uniformly over `hot` experts with 64 slots: all hit up to 64, a share misses above."""
+    residency = Residency([EXPERTS], [SLOTS], PolicyKind.LFU_DECAY)
+    random = np.random.default_rng(hot)
+    steps = np.array([random.permutation(hot)[:TOP_K] for _ in range(CALLS)], np.int32)
+    slots, miss_index = np.zeros(TOP_K, np.int32), np.zeros(TOP_K, np.int32)
+    arrays = tuple(
+        tuple(getattr(residency, name) for name in names)
+        for names in (
+            ARRAYS,
+            ("owner", "ready", "first", "n_slots", "counters"),
+            ("pins", "first", "n_slots"),
+        )
+    )
+    look_up(0, steps, slots, miss_index, *arrays)  # compiles, and fills the slots
+    times, misses = [], 0
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        misses = look_up(0, steps, slots, miss_index, *arrays)
+        times.append((time.perf_counter() - start) / CALLS * 1e6)
+    return {
+        "hit_rate": 1 - misses / (CALLS * TOP_K),
+        "us_median": statistics.median(times),
+        "us_min": min(times),
+        "us_max": max(times),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows = [measure(hot) for hot in (64, 96, 128)]
+    if options.json:
+        print(json.dumps(rows))
+        return
+    print(f"top-{TOP_K} of {EXPERTS} experts, {SLOTS} slots; microseconds a layer call, {ROUNDS} rounds")
+    for row in rows:
+        print(
+            f"  {100 * row['hit_rate']:5.1f} % hits: {row['us_median']:.3f} "
+            f"({row['us_min']:.3f} to {row['us_max']:.3f})"
+        )
+
+
+if __name__ == "__main__":
+    main()
