@@ -109,7 +109,7 @@ def compile_libraries(
     proxy, host = list_sources(sources)
     objects = output / "objects"
     objects.mkdir(parents=True)
-    includes = [f"-I{headers / folder}" for folder in HEADER_FOLDERS]
+    includes = [part for folder in HEADER_FOLDERS for part in ("-isystem", str(headers / folder))]
     every = [*proxy, *host]
     progress(f"compiling {len(every)} files with {compiler}")
 
@@ -121,14 +121,10 @@ def compile_libraries(
     with ThreadPoolExecutor(_PARALLEL) as pool:
         pending = [pool.submit(compile_one, source) for source in every]
         try:
-            made = []
-            for number, (source, future) in enumerate(zip(every, pending, strict=True), start=1):
-                made.append(future.result())
-                progress(f"compiled {source.name} ({number} of {len(every)})")
+            made = [future.result() for future in pending]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    progress("linking")
     libraries = (output / PROXY_LIBRARY, output / HOST_LIBRARY)
     for library, parts in zip(libraries, (made[: len(proxy)], made[len(proxy) :]), strict=True):
         _must([*compiler.command, *LINK_FLAGS, *map(str, parts), "-o", str(library)])

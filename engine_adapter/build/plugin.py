@@ -19,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from expertier.engine_adapter.build.build_info import BuildInfo
-from expertier.engine_adapter.build.cache import locked, make_subfolder, move_into_place, staging
+from expertier.engine_adapter.build.cache import cache_folder, locked, make_subfolder, move_into_place, staging
 from expertier.engine_adapter.build.compiler import (
     COMPILE_FLAGS,
     HOST_LIBRARY,
@@ -69,11 +69,12 @@ def ensure_plugin(
     self-test fails or the default parameters differ; BuildError, when there is no compiler or it fails.
     """
     require_pinned(engine)
-    folder = make_subfolder("plugins")
     sources = sources or installed_sources()
     name = _folder_name(engine, sources)
     if not rebuild and (found := find_plugin(engine, sources=sources)):
         return found
+    find_compiler()  # before a folder is made: without one, nothing is left behind
+    folder = make_subfolder("plugins")
     with locked(folder / f".{name}.lock"):
         if not rebuild and (found := find_plugin(engine, sources=sources)):  # built while we waited
             return found
@@ -98,7 +99,7 @@ def find_plugin(engine: Engine, *, sources: Path | None = None) -> Plugin | None
     other default parameters than the pin's.
     """
     require_pinned(engine)
-    folder = make_subfolder("plugins")
+    folder = cache_folder() / "plugins"
     name = _folder_name(engine, sources or installed_sources())
     try:
         candidates = [folder / f"{name}-{_compiler_key(compiler)}" for compiler in list_compilers()]

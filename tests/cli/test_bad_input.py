@@ -91,7 +91,7 @@ def test_no_compiler(expertier, tmp_path):
         "engine", "build", env={"PATH": str(tmp_path / "bin"), "CXX": "", "EXPERTIER_CACHE_DIR": str(cache)}
     )
     ended.must_refuse("compiler", "apt install g++")
-    assert not list(cache.rglob("*.so")) if cache.exists() else True
+    assert not cache.exists()
 
 
 def test_headers_of_another_version(expertier, tmp_path, ready_cache):

@@ -39,7 +39,7 @@ class Example:
 
     def code(self, document: Path) -> object:
         """Compile it so that an error names the line of the document."""
-        return compile("\n" * (self.line - 1) + self.text, str(document), "exec")
+        return compile("\n" * (self.line - 1) + self.text, str(document), "exec", dont_inherit=True)
 
 
 def examples(document: Path) -> Iterator[Example]:

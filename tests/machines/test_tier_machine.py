@@ -61,7 +61,7 @@ def model_file() -> ModelFile:
         return write_model(Path(folder) / "m.gguf", [Block(), Block(types=("Q4_0", "Q4_0", "Q8_0"))])
 
 
-@dataclass
+@dataclass(eq=False)
 class Held:
     """What the model knows of a lease: the part that it holds now, as experts and slots."""
 
@@ -70,7 +70,7 @@ class Held:
     part: dict[int, int]
 
 
-@dataclass
+@dataclass(eq=False)
 class EngineCall:
     """What the model knows of an engine's call: its slots, and whether its misses are still to be filled."""
 
