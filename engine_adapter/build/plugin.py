@@ -19,7 +19,13 @@ from importlib.resources import files
 from pathlib import Path
 
 from expertier.engine_adapter.build.build_info import BuildInfo
-from expertier.engine_adapter.build.cache import cache_folder, locked, make_subfolder, move_into_place, staging
+from expertier.engine_adapter.build.cache import (
+    cache_folder,
+    locked,
+    make_subfolder,
+    move_into_place,
+    staging,
+)
 from expertier.engine_adapter.build.compiler import (
     COMPILE_FLAGS,
     HOST_LIBRARY,

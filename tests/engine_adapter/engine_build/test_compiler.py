@@ -106,7 +106,8 @@ def test_every_file_is_compiled_and_each_library_linked(
     assert all(flag in made for flag in COMPILE_FLAGS)
     assert made.count("-isystem") == 3
     assert all(f"{toy_llama}/{name}" in made for name in ("include", "ggml/include", "ggml/src"))
-    assert any("3 of 3" in message for message in messages)
+    assert len(messages) == 1
+    assert "3 files" in messages[0]
 
 
 def test_real_libraries_work_and_hide_what_is_not_exported(
