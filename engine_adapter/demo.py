@@ -125,7 +125,7 @@ def _report(
         "load": {
             "expert_bytes_read": tiers.load["expert_bytes"],
             "bytes_read": tiers.load["bytes_read"],
-            "expert_bytes_skipped": tiers.load["bytes_skipped"],
+            "expert_bytes_skipped": tiers.proxy["dropped_writes"],
         },
         "rss_peak_bytes": tiers.rss_peak_bytes,
         "rss_limit_bytes": rss_limit,

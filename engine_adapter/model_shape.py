@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from expertier.engine_adapter.synth_blocks import WEIGHT_TYPES, WeightType, block_elements, row_bytes
 from expertier.errors import ConfigError
@@ -10,12 +11,17 @@ from expertier.errors import ConfigError
 N_SPECIAL_TOKENS = 3 + 256
 """Unknown, beginning and end of text, and one token a byte: the start of every vocabulary."""
 
+ExpertLayout = Literal["split", "fused", "no gate"]
+"""An expert's matrices: gate, up and down; gate and up in one, and down; up and down."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What a random `qwen3moe` model looks like: counts, widths, weight types and the seed.
+    """What a random model looks like: its architecture, counts, widths, weight types and the seed.
 
-    `n_embd` is the model's width, `n_ff` an expert's. `router_skew` is the standard deviation of the
+    `layers` counts those with experts; an architecture may have others besides. `n_embd` is the model's width,
+    `n_ff` an expert's. With `layer_types`, pairs of a gate and up type and a down type, the layers take these in
+    turn instead of `gate_up_type` and `down_type`. `router_skew` is the standard deviation of the
     logarithm of the router rows' scales: 0 makes all experts about equally likely, 0.4 gives popular experts
     as real models have.
     Errors: ConfigError, when an engine could not run such a model.
@@ -36,6 +42,9 @@ class ModelShape:
     dense_type: WeightType = "F32"
     router_skew: float = 0.4
     context_length: int = 4096
+    architecture: str = "qwen3moe"
+    expert_layout: ExpertLayout = "split"
+    layer_types: tuple[tuple[WeightType, WeightType], ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse shapes that no engine can run."""
@@ -49,34 +58,48 @@ class ModelShape:
         )
         self._require(self.seed >= 0, "seed", "0 or more")
         self._require(0 <= self.router_skew <= 2, "router_skew", "between 0 and 2")
-        self._require_type("gate_up_type", "n_embd")
-        self._require_type("down_type", "n_ff")
-        self._require_type("dense_type", "n_embd", "attention_width")
+        layouts = get_args(ExpertLayout)
+        self._require(self.expert_layout in layouts, "expert_layout", "one of " + ", ".join(layouts))
+        self._require_type("gate_up_type", self.gate_up_type, "n_embd")
+        self._require_type("down_type", self.down_type, "n_ff")
+        self._require_type("dense_type", self.dense_type, "n_embd", "attention_width")
+        for gate_up, down in self.layer_types:
+            self._require_type("layer_types", gate_up, "n_embd")
+            self._require_type("layer_types", down, "n_ff")
 
     @property
     def attention_width(self) -> int:
         """Width of all heads side by side."""
         return self.heads * self.head_dim
 
+    def expert_types(self, layer: int) -> tuple[WeightType, WeightType]:
+        """Return the types of a layer's gate and up matrices, and of its down matrices."""
+        if self.layer_types:
+            return self.layer_types[layer % len(self.layer_types)]
+        return self.gate_up_type, self.down_type
+
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert: its gate, up and down matrices."""
-        gate_and_up = 2 * self.n_ff * row_bytes(self.gate_up_type, self.n_embd)
-        return gate_and_up + self.n_embd * row_bytes(self.down_type, self.n_ff)
+        """Bytes of one expert of the first layer: all its matrices."""
+        return self._expert_bytes(0)
 
     @property
     def expert_bytes_total(self) -> int:
         """Bytes of all experts of all layers."""
-        return self.layers * self.experts * self.expert_bytes
+        return self.experts * sum(self._expert_bytes(layer) for layer in range(self.layers))
+
+    def _expert_bytes(self, layer: int) -> int:
+        gate_up, down = self.expert_types(layer)
+        rows = self.n_ff if self.expert_layout == "no gate" else 2 * self.n_ff
+        return rows * row_bytes(gate_up, self.n_embd) + self.n_embd * row_bytes(down, self.n_ff)
 
     def _require(self, holds: bool, field: str, limit: str) -> None:
         if not holds:
             found = getattr(self, field)
             raise ConfigError(f"no engine can run this model shape: {field} is {found}; it must be {limit}")
 
-    def _require_type(self, field: str, *widths: str) -> None:
+    def _require_type(self, field: str, kind: WeightType, *widths: str) -> None:
         """Check a weight type's name, and that every row that it is used for holds whole blocks."""
-        kind = getattr(self, field)
         self._require(kind in WEIGHT_TYPES, field, "one of " + ", ".join(WEIGHT_TYPES))
         block = block_elements(kind)
         for width in widths:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 1  # EXPERTIER_ABI in abi.h
-HOST_ABI = 1  # EXPERTIER_HOST_ABI in host_abi.h
+PROXY_ABI = 2  # EXPERTIER_ABI in abi.h
+HOST_ABI = 2  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
-FillCallback = ct.CFUNCTYPE(ct.c_int32, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER)
+FillCallback = ct.CFUNCTYPE(
+    None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER, _INT32_POINTER
+)
+FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
+TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
 
 POLICY_FUNCTIONS = ("begin", "complete", "abort", "release", "resident_first")
@@ -85,12 +89,24 @@ class Counters(ct.Structure):
     )
 
 
+class FileIdentity(ct.Structure):
+    """expertier_file_identity: which file a path must still name."""
+
+    _fields_ = (
+        ("n_bytes", ct.c_int64),
+        ("mtime_ns", ct.c_int64),
+        ("inode", ct.c_int64),
+        ("device", ct.c_int64),
+    )
+
+
 class ModelOptions(ct.Structure):
     """expertier_model_options: how the host shim opens a model."""
 
     _fields_ = (
         ("abi", ct.c_int32),
         ("path", ct.c_char_p),
+        ("identity", FileIdentity),
         ("device", ct.c_void_p),
         ("experts_type", ct.c_void_p),
         ("experts_regex", ct.c_char_p),
@@ -101,9 +117,9 @@ class ModelOptions(ct.Structure):
 
 
 class LoadCounts(ct.Structure):
-    """expertier_load_counts: bytes that the loader read and skipped."""
+    """expertier_load_counts: bytes that the loader read."""
 
-    _fields_ = (("bytes_read", ct.c_int64), ("expert_bytes", ct.c_int64), ("bytes_skipped", ct.c_int64))
+    _fields_ = (("bytes_read", ct.c_int64), ("expert_bytes", ct.c_int64))
 
 
 class ContextOptions(ct.Structure):
@@ -131,7 +147,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_tiers_end_load": (None, ()),
     "expertier_tiers_device": (ct.c_void_p, (ct.c_void_p,)),
     "expertier_tiers_buffer_type": (ct.c_void_p, (ct.c_void_p,)),
-    "expertier_tiers_take_error": (ct.c_int32, (ct.c_void_p, *_TEXT)),
+    "expertier_take_error": (ct.c_int32, _TEXT),
     "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
 }
 
@@ -171,6 +187,8 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_context_open": (ct.c_void_p, (ct.c_void_p, ct.POINTER(ContextOptions), *_TEXT)),
     "expertier_context_close": (None, (ct.c_void_p,)),
     "expertier_context_n_ctx": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_context_n_batch": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_context_abort": (None, (ct.c_void_p,)),
     "expertier_context_decode": (
         ct.c_int32,
         (ct.c_void_p, _INT32_POINTER, ct.c_int32, ct.c_int32, ct.c_int32, ct.c_int32),

@@ -107,20 +107,22 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
     binding = TierBinding(engine, tiers)
     try:
         binding.begin_load()
-        status = engine.host.expertier_host_mul_mat_id(
-            binding.device,
-            binding.buffer_type,
-            matrix.name.encode(),
-            matrix.ne0,
-            matrix.ne1,
-            n_experts,
-            x.ctypes.data,
-            ids.ctypes.data,
-            ids.shape[1],
-            rows,
-            result.ctypes.data,
-        )
-        binding.end_load()
+        try:
+            status = engine.host.expertier_host_mul_mat_id(
+                binding.device,
+                binding.buffer_type,
+                matrix.name.encode(),
+                matrix.ne0,
+                matrix.ne1,
+                n_experts,
+                x.ctypes.data,
+                ids.ctypes.data,
+                ids.shape[1],
+                rows,
+                result.ctypes.data,
+            )
+        finally:
+            binding.end_load()
         message, cause = binding.take_error()
     finally:
         binding.close()

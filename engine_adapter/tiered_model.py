@@ -61,7 +61,7 @@ class TieredModel:
             "load": {
                 "expert_bytes_read": load.expert_bytes,
                 "bytes_read": load.bytes_read,
-                "expert_bytes_skipped": load.bytes_skipped,
+                "expert_bytes_skipped": counters.dropped_writes if counters is not None else 0,
             },
             "proxy": counters.as_dict() if counters is not None else {},
         }

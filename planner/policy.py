@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias, TypeVar, cast
 
@@ -64,6 +65,7 @@ _BAD_EXPERT = int(Outcome.BAD_EXPERT)
 _BAD_CALL = int(Outcome.BAD_CALL)
 
 
+@cache
 def source_stamp() -> int:
     """Return a number that changes with this file: compiled callers and directories carry it.
 

@@ -200,6 +200,11 @@ class TierManager:
             self.last_error = error
             raise
 
+    def require_no_leases_here(self, wish: str) -> None:
+        """Raise `BusyError` where this thread's own leases hold slots that `wish` would wait for."""
+        if self._usage.holds_slots(threading.get_ident()):
+            raise BusyError(f"this thread holds leases: release them before you {wish}")
+
     def unbind_engine(self) -> None:
         """End the engine's use; nothing to do when none is bound. `BusyError` while it still holds slots."""
         self._usage.unbind(lambda: int(self._residency.pins.sum()))

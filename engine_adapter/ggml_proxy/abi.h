@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 1
+#define EXPERTIER_ABI 2
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -13,6 +13,7 @@ enum expertier_begin_status : int32_t {
     EXPERTIER_BUSY       = -1, // an expert is being filled by someone else, or too few slots are unpinned now
     EXPERTIER_TOO_MANY   = -2, // more distinct experts than the layer has slots
     EXPERTIER_BAD_EXPERT = -3, // an id outside the layer's experts
+    EXPERTIER_BAD_CALL   = -4, // tables of another policy version, or a layer, slot or count out of range
 };
 
 // The compiled residency policy (planner/native.py). No call takes the interpreter's lock; the caller holds the
@@ -26,9 +27,11 @@ struct expertier_policy {
     int32_t (*resident_first)(const int64_t * directory, int32_t layer, int32_t * experts, int32_t n);
 };
 
-// Copies the experts' bytes into their slots; called without any lock. 0, or non-zero when a byte is missing.
-typedef int32_t (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts,
-                                  const int32_t * slots);
+// Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
+// to write EXPERTIER_FILLED to `done`. Not a return value: an interpreter that is interrupted on entry returns none.
+#define EXPERTIER_FILLED 0x46494c4c
+typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts,
+                               const int32_t * slots, int32_t * done);
 
 struct expertier_matrix {
     const char * name;   // the tensor's name in the GGUF

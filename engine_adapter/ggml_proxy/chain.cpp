@@ -24,25 +24,59 @@ bool reads(const ggml_tensor * node, const std::vector<ggml_tensor *> & nodes) {
     return false;
 }
 
+// How often `nodes` read `tensor`, counted as the engine counts uses.
+int count_reads(const std::vector<ggml_tensor *> & nodes, const ggml_tensor * tensor) {
+    int n = 0;
+    for (const ggml_tensor * node : nodes) {
+        n += (int) std::count(node->src, node->src + GGML_MAX_SRC, tensor);
+    }
+    return n;
+}
+
 // One row of `n_used` experts a token, so that a row of it can stand alone.
 bool has_expert_rows(const ggml_tensor * tensor, const ExpertCall & call) {
     return tensor->type == GGML_TYPE_F32 && tensor->ne[1] == call.n_used && tensor->ne[2] == call.n_tokens &&
            tensor->ne[3] == 1 && ggml_is_contiguous(tensor) && tensor->view_src == nullptr;
 }
 
-// Whether `node` computes each row from the same row of chain nodes alone.
-bool is_row_wise(const ggml_tensor * node, const std::vector<ggml_tensor *> & chain, const ExpertCall & call) {
-    int first_outside = GGML_MAX_SRC; // sources from here on need not be rows of the chain
+// The same columns of all rows of a chain node, as gate and up are of a fused gate_up.
+bool is_column_view(const ggml_tensor * node, const ExpertChain & chain) {
+    const ggml_tensor * rows = node->src[0];
+    if (node->op != GGML_OP_VIEW || node->view_src != rows || !contains(chain.nodes, rows)) {
+        return false;
+    }
+    return node->type == rows->type && std::equal(node->nb, node->nb + GGML_MAX_DIMS - 1, rows->nb) &&
+           std::equal(node->ne + 1, node->ne + GGML_MAX_DIMS, rows->ne + 1) &&
+           node->view_offs + ggml_row_size(node->type, node->ne[0]) <= rows->nb[1];
+}
+
+void add_input(ExpertChain & chain, const ggml_tensor * rows) {
+    if (std::find(chain.inputs.begin(), chain.inputs.end(), rows) == chain.inputs.end()) {
+        chain.inputs.push_back(rows);
+    }
+}
+
+// Whether `node` computes each row from the same row of chain nodes, and perhaps of factors or terms from outside,
+// which become inputs of the chain.
+bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall & call) {
+    if (!(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+        return false;
+    }
+    int  first_outside = GGML_MAX_SRC; // sources from here on need not be rows
+    bool takes_rows    = false;        // from outside, as the second source
     switch (node->op) {
         case GGML_OP_GLU:
         case GGML_OP_UNARY:
+        case GGML_OP_SQR:
         case GGML_OP_SCALE:
         case GGML_OP_CLAMP:
+            break;
         case GGML_OP_ADD:
         case GGML_OP_MUL:
+            takes_rows = true;
             break;
         case GGML_OP_ADD_ID: // rows, biases of all experts, expert ids
-            if (contains(chain, node->src[1]) || node->src[2] != call.ids) {
+            if (contains(chain.nodes, node->src[1]) || node->src[2] != call.ids) {
                 return false;
             }
             first_outside = 1;
@@ -50,19 +84,27 @@ bool is_row_wise(const ggml_tensor * node, const std::vector<ggml_tensor *> & ch
         default:
             return false;
     }
+    if (!has_expert_rows(node, call)) {
+        return false;
+    }
     for (int i = 0; i < first_outside; i++) {
         const ggml_tensor * source = node->src[i];
-        if (source && (!contains(chain, source) || !has_expert_rows(source, call))) {
+        if (source == nullptr || contains(chain.nodes, source)) {
+            continue;
+        }
+        if (i != 1 || !takes_rows || !has_expert_rows(source, call)) {
             return false;
         }
+        add_input(chain, source);
     }
-    return has_expert_rows(node, call);
+    return true;
 }
 
 } // namespace
 
 ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
-    ExpertChain chain;
+    ExpertChain      chain;
+    std::vector<int> indices; // of chain.nodes in the graph
     for (int i = call.first; i <= call.last; i++) {
         ggml_tensor * node = graph->nodes[i];
         if (belongs(call, node)) {
@@ -74,28 +116,23 @@ ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
                 if (!ggml_is_contiguous(rows) || reads(rows, chain.nodes)) {
                     return {};
                 }
-                if (std::find(chain.inputs.begin(), chain.inputs.end(), rows) == chain.inputs.end()) {
-                    chain.inputs.push_back(rows);
-                }
+                add_input(chain, rows);
             }
         } else if (!reads(node, chain.nodes)) {
             chain.others.push_back(i);
             continue;
-        } else if (!is_row_wise(node, chain.nodes, call)) {
+        } else if (!is_column_view(node, chain) && !is_row_wise(node, chain, call)) {
             return {};
         }
         chain.nodes.push_back(node);
+        indices.push_back(i);
     }
 
-    // Only the last node's rows are written: nobody else may look at the others'.
-    std::vector<ggml_tensor *> inner(chain.nodes.begin(), chain.nodes.end() - 1);
-    for (const ggml_tensor * node : inner) {
-        if (node->flags & GGML_TENSOR_FLAG_OUTPUT) {
-            return {};
-        }
-    }
-    for (int i = call.last + 1; i < graph->n_nodes; i++) {
-        if (reads(graph->nodes[i], inner)) {
+    // Only the last node's rows are written: nobody else may look at the others'. The graph may be a part of a
+    // larger one, whose readers only the use counts know.
+    for (size_t i = 0; i + 1 < chain.nodes.size(); i++) {
+        if ((chain.nodes[i]->flags & GGML_TENSOR_FLAG_OUTPUT) ||
+            count_reads(chain.nodes, chain.nodes[i]) != ggml_node_get_use_count(graph, indices[i])) {
             return {};
         }
     }

@@ -37,7 +37,7 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
         return GGML_STATUS_SUCCESS;
     }
     ExpertTensor expert{ self->tiers, {} };
-    if (!self->tiers->find(tensor, expert.ref)) {
+    if (!self->tiers->find(tensor, expert.ref)) { // find() has said why
         return GGML_STATUS_FAILED;
     }
     self->tensors[tensor] = expert;
@@ -49,10 +49,10 @@ void memset_tensor(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void *, size_t, size_t size) {
     context(buffer)->tiers->counters.dropped_writes += (int64_t) size;
 }
-void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t, size_t size) {
-    memset(data, 0, size);
-    context(buffer)->tiers->fail(std::string("the engine read tensor ") + tensor->name +
-                                 " back, but its bytes live in the tiers");
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t, size_t size) {
+    memset(data, 0, size); // the host reads the error after the batch, and fails it
+    Tiers::fail(std::string("the engine read tensor ") + tensor->name +
+                " back for an operation of its own, but its bytes live in the tiers");
 }
 void clear(ggml_backend_buffer_t, uint8_t) {}
 
@@ -67,7 +67,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     const size_t reserved = size > 0 ? size : 1;
     void * base = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
-        loading_tiers->fail("no address space for " + std::to_string(size) + " bytes of expert tensors");
+        Tiers::fail("no address space for " + std::to_string(size) + " bytes of expert tensors");
         return nullptr;
     }
     auto * self = new ExpertBuffer{ loading_tiers, base, reserved, {} };

@@ -8,7 +8,8 @@
 namespace expertier {
 
 const ExpertTensor * find_expert_operand(const ggml_tensor * node) {
-    return node->op == GGML_OP_MUL_MAT_ID ? find_expert_tensor(node->src[0]) : nullptr;
+    const bool runs = node->flags & GGML_TENSOR_FLAG_COMPUTE; // backends skip the others, and so must we
+    return runs && node->op == GGML_OP_MUL_MAT_ID ? find_expert_tensor(node->src[0]) : nullptr;
 }
 
 bool belongs(const ExpertCall & call, const ggml_tensor * node) {
@@ -57,7 +58,7 @@ bool read_ids(ggml_backend_t backend, ExpertCall & call) {
             int32_t expert;
             memcpy(&expert, data + token * ids->nb[1] + k * ids->nb[0], sizeof(expert));
             if (expert < 0 || expert >= n_experts) {
-                call.tiers->fail("layer " + std::to_string(call.layer) + ": the router chose expert " +
+                Tiers::fail("layer " + std::to_string(call.layer) + ": the router chose expert " +
                                  std::to_string(expert) + " of " + std::to_string(n_experts));
                 return false;
             }

@@ -26,6 +26,9 @@ class GraphRun {
     // Whatever happened, the engine gets its graph back as it was, and no slot stays pinned.
     ~GraphRun() {
         release_layer();
+        if (tiers_) {
+            tiers_->counters.slices += n_slices_;
+        }
         for (auto undo = redirected_.rbegin(); undo != redirected_.rend(); ++undo) {
             undo->node->src[0] = undo->experts;
             undo->node->src[2] = undo->ids;
@@ -71,8 +74,9 @@ class GraphRun {
             return status;
         }
         ExpertCall call = find_call(graph_, first, expert);
-        if (redirected_.empty() && passed_ == 0) {
-            call.tiers->counters.graphs += 1;
+        if (!tiers_) {
+            tiers_ = call.tiers;
+            tiers_->counters.graphs += 1;
         }
         const bool ids_are_valid = read_ids(backend_.inner, call);
         release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
@@ -80,12 +84,11 @@ class GraphRun {
             return GGML_STATUS_FAILED;
         }
         if ((int) call.experts.size() > call.tiers->n_slots(call.layer)) {
-            passed_ += 1;
             next_ = call.last + 1;
             return run_in_passes(backend_, graph_, call);
         }
-        if (!call.tiers->acquire(call.layer, call.experts, pinned_)) {
-            pinned_.clear();
+        pinned_ = call.tiers->acquire(call.layer, call.experts);
+        if (!pinned_) {
             return GGML_STATUS_FAILED;
         }
         call_ = std::move(call);
@@ -94,8 +97,8 @@ class GraphRun {
 
     ggml_status upload_slot_ids() {
         std::vector<int32_t> slot_of(call_.tiers->n_experts(call_.layer), 0);
-        for (size_t i = 0; i < pinned_.size(); i++) {
-            slot_of[call_.experts[i]] = pinned_[i];
+        for (size_t i = 0; i < call_.experts.size(); i++) {
+            slot_of[call_.experts[i]] = pinned_.slots()[i];
         }
         std::vector<int32_t> slots(call_.expert_of_row.size());
         for (size_t i = 0; i < slots.size(); i++) {
@@ -104,7 +107,7 @@ class GraphRun {
         LayerIds & ids = backend_.ids[call_.tiers->slots({ call_.layer, 0 })];
         slot_ids_      = ids.upload(backend_.inner, std::move(slots), call_.n_used, call_.n_tokens);
         if (slot_ids_ == nullptr) {
-            call_.tiers->fail("no device memory for the slot ids of a batch");
+            Tiers::fail("no device memory for the slot ids of a batch");
             return GGML_STATUS_ALLOC_FAILED;
         }
         return GGML_STATUS_SUCCESS;
@@ -116,27 +119,25 @@ class GraphRun {
         }
         ggml_cgraph slice = ggml_graph_view(graph_, next_, end);
         next_             = end;
-        if (call_.tiers) {
-            call_.tiers->counters.slices += 1;
-        }
+        n_slices_ += 1;
         return ggml_backend_graph_compute_async(backend_.inner, &slice);
     }
 
     void release_layer() {
         if (call_.tiers) {
             ggml_backend_synchronize(backend_.inner); // queued slices still read the slots
-            call_.tiers->release(call_.layer, pinned_);
+            pinned_.release();
             call_.tiers.reset();
         }
-        pinned_.clear();
     }
 
     ProxyBackend &          backend_;
     ggml_cgraph *           graph_;
-    int                     next_   = 0; // the first node that has not been handed to the inner backend
-    int                     passed_ = 0; // layers that ran in passes
-    ExpertCall              call_;       // the layer whose slots are pinned; none while call_.tiers is null
-    std::vector<int32_t>    pinned_;
+    int                     next_     = 0; // the first node that has not been handed to the inner backend
+    int                     n_slices_ = 0;
+    std::shared_ptr<Tiers>  tiers_;  // of the graph's experts, once one was met
+    ExpertCall              call_;   // the layer whose slots are pinned; none while call_.tiers is null
+    PinnedSlots             pinned_;
     ggml_tensor *           slot_ids_ = nullptr;
     std::vector<Redirected> redirected_;
 };
@@ -148,6 +149,8 @@ ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
         return GraphRun(backend, graph).run();
     } catch (const std::bad_alloc &) { // ggml's C frames cannot be unwound
         return GGML_STATUS_ALLOC_FAILED;
+    } catch (...) {
+        return GGML_STATUS_FAILED;
     }
 }
 

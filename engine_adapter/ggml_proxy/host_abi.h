@@ -4,12 +4,21 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 1
+#define EXPERTIER_HOST_ABI 2
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Which file a path must still name: as stat() returned it.
+struct expertier_file_identity {
+    int64_t n_bytes;
+    int64_t mtime_ns;
+    int64_t inode;
+    int64_t device;
+};
 
 struct expertier_model_options {
     int32_t         abi; // EXPERTIER_HOST_ABI
     const char *    path;
+    expertier_file_identity identity; // of the file that the tiers read; used with experts_type
     void *          device;       // ggml device to place every layer on; null: the engine's own placement
     void *          experts_type; // ggml buffer type for the expert tensors; null: the engine's own placement
     const char *    experts_regex;
@@ -19,9 +28,8 @@ struct expertier_model_options {
 };
 
 struct expertier_load_counts {
-    int64_t bytes_read;    // bytes read from the file while loading
-    int64_t expert_bytes;  // those of them that lie in the skipped ranges
-    int64_t bytes_skipped; // bytes of the skipped ranges that the loader asked for
+    int64_t bytes_read;   // bytes read from the file while loading
+    int64_t expert_bytes; // those of them that lie in the skipped ranges
 };
 
 struct expertier_context_options {

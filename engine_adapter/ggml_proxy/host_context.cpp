@@ -1,22 +1,32 @@
 // Runs batches: one context of a model with its key-value cache, its logits and its sampler.
 
 #include "host_abi.h"
+#include "host_guard.h"
 #include "host_log.h"
 #include "host_model.h"
 
-#include <cstring>
-#include <memory>
+#include <atomic>
+#include <cstdio>
 #include <string>
 
 using namespace expertier;
 
 struct expertier_context {
-    llama_context * context = nullptr;
-    llama_sampler * sampler = nullptr;
-    llama_batch     batch   = {};
-    int32_t         n_batch = 0;
-    int32_t         n_vocab = 0;
+    llama_context *   context  = nullptr;
+    llama_sampler *   sampler  = nullptr;
+    llama_batch       batch    = {};
+    int32_t           n_batch  = 0;
+    bool              has_rows = false; // the last batch ended well, so there are logits
+    std::atomic<bool> aborted{ false };
 };
+
+namespace {
+
+bool is_aborted(void * self) { return static_cast<expertier_context *>(self)->aborted; }
+
+constexpr int32_t threw = -100; // decode: the engine threw, for want of memory most likely
+
+} // namespace
 
 EXPERTIER_EXPORT void expertier_context_close(expertier_context * self) {
     if (self->sampler) {
@@ -48,28 +58,41 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
     params.n_threads_batch      = options->n_threads;
     params.flash_attn_type      = (llama_flash_attn_type) options->flash_attention;
 
-    auto * self   = new expertier_context;
-    self->context = llama_init_from_model(model->model, params);
-    if (self->context == nullptr) {
-        snprintf(error, error_size, "%s", take_engine_log(GGML_LOG_LEVEL_WARN).c_str());
-        expertier_context_close(self);
-        return nullptr;
-    }
-    self->batch   = llama_batch_init(options->n_batch, 0, 1);
-    self->n_batch = options->n_batch;
-    self->n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(model->model));
-    return self;
+    return guarded<expertier_context *>(nullptr, [&]() -> expertier_context * {
+        snprintf(error, error_size, "out of memory");
+        auto * self                = new expertier_context;
+        params.abort_callback      = is_aborted;
+        params.abort_callback_data = self;
+        self->context              = llama_init_from_model(model->model, params);
+        if (self->context == nullptr) {
+            snprintf(error, error_size, "%s", take_engine_log(GGML_LOG_LEVEL_WARN).c_str());
+            expertier_context_close(self);
+            return nullptr;
+        }
+        self->n_batch = (int32_t) llama_n_batch(self->context); // what the engine made of what was asked for
+        self->batch   = llama_batch_init(self->n_batch, 0, 1);
+        return self;
+    });
 }
+
+EXPERTIER_EXPORT int32_t expertier_context_n_batch(const expertier_context * self) { return self->n_batch; }
 
 // Tokens that fit in the key-value cache: the engine rounds up what was asked for.
 EXPERTIER_EXPORT int32_t expertier_context_n_ctx(const expertier_context * self) {
     return (int32_t) llama_n_ctx(self->context);
 }
 
-// Runs `n` tokens (at most n_batch) of sequence `sequence` from `position` on; the engine's own status.
-// Logits are kept for all of them, or for the last one only.
+// Removes what the cache holds of `sequence` from `position` on.
+EXPERTIER_EXPORT void expertier_context_forget(expertier_context * self, int32_t sequence, int32_t position) {
+    guarded(false, [&] { return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1); });
+}
+
+// Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; the engine's own status. Logits are kept
+// for all of them, or for the last one only. After an error the cache holds nothing of the sequence from there on.
 EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
                                                   int32_t position, int32_t sequence, int32_t all_logits) {
+    self->has_rows       = false;
+    self->aborted        = false;
     self->batch.n_tokens = n;
     for (int32_t i = 0; i < n; i++) {
         self->batch.token[i]     = tokens[i];
@@ -78,22 +101,29 @@ EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, cons
         self->batch.seq_id[i][0] = sequence;
         self->batch.logits[i]    = all_logits || i == n - 1;
     }
-    const int32_t status = llama_decode(self->context, self->batch);
-    if (status == 0) {
+    const int32_t status = guarded(threw, [&] {
+        take_engine_log(GGML_LOG_LEVEL_NONE); // what is there is not about this batch
+        const int32_t result = llama_decode(self->context, self->batch);
         llama_synchronize(self->context);
+        return result;
+    });
+    if (status == 0) {
+        self->has_rows = true;
+    } else {
+        expertier_context_forget(self, sequence, position);
     }
     return status;
 }
 
+// Ends a running decode of another thread, or of a callback inside it, at the engine's next chance (status 2).
+EXPERTIER_EXPORT void expertier_context_abort(expertier_context * self) { self->aborted = true; }
+
 // Logits of token `index` of the last batch, counted from its end when negative; null when none were kept.
 EXPERTIER_EXPORT const float * expertier_context_logits(expertier_context * self, int32_t index) {
-    return llama_get_logits_ith(self->context, index);
+    return self->has_rows ? guarded<const float *>(nullptr, [&] { return llama_get_logits_ith(self->context, index); })
+                          : nullptr;
 }
 
-// Removes what the cache holds of `sequence` from `position` on.
-EXPERTIER_EXPORT void expertier_context_forget(expertier_context * self, int32_t sequence, int32_t position) {
-    llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1);
-}
 
 // Sets how expertier_context_sample picks: greedily at temperature 0, else from top-k 40, top-p 0.95, min-p 0.05.
 EXPERTIER_EXPORT void expertier_context_set_sampler(expertier_context * self, float temperature, uint32_t seed) {
@@ -112,7 +142,7 @@ EXPERTIER_EXPORT void expertier_context_set_sampler(expertier_context * self, fl
     llama_sampler_chain_add(self->sampler, llama_sampler_init_dist(seed));
 }
 
-// The next token after the last batch.
+// The next token after the last batch; -1 when it kept no logits.
 EXPERTIER_EXPORT int32_t expertier_context_sample(expertier_context * self) {
-    return llama_sampler_sample(self->sampler, self->context, -1);
+    return self->has_rows ? guarded(-1, [&] { return llama_sampler_sample(self->sampler, self->context, -1); }) : -1;
 }

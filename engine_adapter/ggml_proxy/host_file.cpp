@@ -1,8 +1,9 @@
 #include "host_file.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <fcntl.h>
-#include <sys/types.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 namespace expertier {
@@ -31,8 +32,7 @@ ssize_t read(void * cookie, char * out, size_t wanted) {
         const auto range = range_after(file, file.position);
         int64_t    step  = end - file.position;
         if (range != file.skip.end() && range->first <= file.position) {
-            step = std::min(step, range->second - file.position);
-            file.bytes_skipped += step;
+            step = std::min(step, range->second - file.position); // the buffer keeps what it holds
         } else {
             if (range != file.skip.end()) {
                 step = std::min(step, range->first - file.position);
@@ -66,12 +66,20 @@ int close(void * cookie) { return ::close(static_cast<SkippingFile *>(cookie)->d
 
 } // namespace
 
-FILE * open_skipping(SkippingFile & file, const char * path) {
+FILE * open_skipping(SkippingFile & file, const char * path, const expertier_file_identity & identity) {
     file.descriptor = open(path, O_RDONLY | O_CLOEXEC);
     if (file.descriptor < 0) {
         return nullptr;
     }
-    file.size     = lseek(file.descriptor, 0, SEEK_END);
+    struct stat found;
+    if (fstat(file.descriptor, &found) != 0 || found.st_size != identity.n_bytes ||
+        (int64_t) found.st_ino != identity.inode || (int64_t) found.st_dev != identity.device ||
+        found.st_mtim.tv_sec * 1'000'000'000LL + found.st_mtim.tv_nsec != identity.mtime_ns) {
+        ::close(file.descriptor);
+        errno = ESTALE;
+        return nullptr;
+    }
+    file.size     = found.st_size;
     file.position = 0;
     FILE * stream = fopencookie(&file, "rb", { read, nullptr, seek, close });
     if (stream == nullptr) {

@@ -4,7 +4,7 @@
 
 #include <deque>
 #include <mutex>
-#include <utility>
+#include <thread>
 
 namespace expertier {
 
@@ -12,15 +12,21 @@ namespace {
 
 constexpr size_t max_lines = 400;
 
-std::mutex                                          mutex;
-std::deque<std::pair<ggml_log_level, std::string>> lines;
+struct Line {
+    std::thread::id thread;
+    ggml_log_level  level;
+    std::string     text;
+};
+
+std::mutex & mutex = *new std::mutex; // never destroyed: the engine may log while the process ends
+auto &       lines = *new std::deque<Line>;
 
 void keep(ggml_log_level level, const char * text, void *) {
     std::lock_guard<std::mutex> guard(mutex);
-    static bool kept_last = false;
+    static bool                 kept_last = false;
     if (level == GGML_LOG_LEVEL_CONT) { // goes on with the line before
         if (kept_last && !lines.empty()) {
-            lines.back().second += text;
+            lines.back().text += text;
         }
         return;
     }
@@ -28,7 +34,7 @@ void keep(ggml_log_level level, const char * text, void *) {
     if (!kept_last) {
         return;
     }
-    lines.emplace_back(level, text);
+    lines.push_back({ std::this_thread::get_id(), level, text });
     if (lines.size() > max_lines) {
         lines.pop_front();
     }
@@ -41,12 +47,15 @@ void keep_engine_log() { llama_log_set(keep, nullptr); }
 std::string take_engine_log(int level) {
     std::lock_guard<std::mutex> guard(mutex);
     std::string                 text;
-    for (const auto & [of, line] : lines) {
-        if (of >= level) {
-            text += line;
+    std::deque<Line>            others;
+    for (Line & line : lines) {
+        if (line.thread != std::this_thread::get_id()) {
+            others.push_back(std::move(line));
+        } else if (line.level >= level) {
+            text += line.text;
         }
     }
-    lines.clear();
+    lines.swap(others);
     return text;
 }
 

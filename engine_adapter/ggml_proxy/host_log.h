@@ -8,7 +8,7 @@ namespace expertier {
 // Starts to keep the engine's log lines (the newest 400).
 void keep_engine_log();
 
-// Copies and clears the kept lines of at least `level` (ggml_log_level), oldest first.
+// Copies and clears what the calling thread logged, of at least `level` (ggml_log_level), oldest first.
 std::string take_engine_log(int level);
 
 } // namespace expertier

@@ -3,6 +3,7 @@
 #include "host_model.h"
 
 #include "host_abi.h"
+#include "host_guard.h"
 #include "host_log.h"
 
 #include <cerrno>
@@ -15,26 +16,91 @@ using namespace expertier;
 
 namespace {
 
+// Copies the end of `text`: the last lines are the ones that tell.
 void copy_text(const std::string & text, char * out, size_t size) {
     if (out && size) {
-        snprintf(out, size, "%s", text.c_str());
+        const size_t skipped = text.size() < size ? 0 : text.size() - size + 1;
+        snprintf(out, size, "%s", text.c_str() + skipped);
     }
 }
+
+// Not every release has the field; where it does, its default would map marked tensors after all.
+template <typename P> auto never_lazy(P & params, int) -> decltype(params.lazy_mode, void()) {
+    params.lazy_mode = LLAMA_LAZY_MODE_OFF;
+}
+template <typename P> void never_lazy(P &, long) {}
 
 // Stock placement must not land on our own devices: once the proxy is registered, the engine's other GPU devices are
 // named one by one (null-terminated; an empty list means the CPU). Before, the engine chooses by itself.
 std::vector<ggml_backend_dev_t> stock_devices() {
-    std::vector<ggml_backend_dev_t> devices;
+    std::vector<ggml_backend_dev_t> devices, integrated; // like the engine, integrated ones only where no other is
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_t device = ggml_backend_dev_get(i);
-        const auto         type   = ggml_backend_dev_type(device);
-        const bool is_gpu = type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU;
-        if (is_gpu && std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device))) != "expertier") {
-            devices.push_back(device);
+        if (std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device))) == "expertier") {
+            continue;
         }
+        switch (ggml_backend_dev_type(device)) {
+            case GGML_BACKEND_DEVICE_TYPE_GPU:
+                devices.push_back(device);
+                break;
+            case GGML_BACKEND_DEVICE_TYPE_IGPU:
+                integrated.push_back(device);
+                break;
+            default:
+                break;
+        }
+    }
+    if (devices.empty()) {
+        devices = integrated;
     }
     devices.push_back(nullptr);
     return devices;
+}
+
+std::unique_ptr<expertier_model> open_model(const expertier_model_options & options, std::string & error) {
+    auto               self   = std::make_unique<expertier_model>();
+    llama_model_params params = llama_model_default_params();
+    params.use_extra_bufts    = options.repack != 0;
+
+    std::vector<ggml_backend_dev_t>  devices     = { static_cast<ggml_backend_dev_t>(options.device), nullptr };
+    llama_model_tensor_buft_override overrides[] = {
+        { options.experts_regex, static_cast<ggml_backend_buffer_type_t>(options.experts_type) },
+        { nullptr, nullptr },
+    };
+    if (options.device) {
+        params.n_gpu_layers = 9999;
+        params.split_mode   = LLAMA_SPLIT_MODE_NONE;
+        params.main_gpu     = 0;
+        params.devices      = devices.data();
+    } else if (ggml_backend_reg_by_name("expertier")) {
+        devices        = stock_devices();
+        params.devices = devices.data();
+    }
+
+    if (options.experts_type) {
+        params.tensor_buft_overrides = overrides;
+        params.load_mode             = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
+        never_lazy(params, 0);
+        for (int32_t i = 0; i < options.n_skip; i++) {
+            self->file.skip.emplace_back(options.skip[2 * i], options.skip[2 * i + 1]);
+        }
+        FILE * stream = open_skipping(self->file, options.path, options.identity);
+        if (stream == nullptr) {
+            error = std::string(options.path) + ": " +
+                    (errno == ESTALE ? "it is not the file that the tiers were made for, or it has changed"
+                                     : strerror(errno));
+            return nullptr;
+        }
+        self->model = llama_model_load_from_file_ptr(stream, params);
+        fclose(stream);
+    } else {
+        self->model = llama_model_load_from_file(options.path, params);
+    }
+    if (self->model == nullptr) {
+        error = take_engine_log(GGML_LOG_LEVEL_WARN);
+        return nullptr;
+    }
+    return self;
 }
 
 } // namespace
@@ -59,47 +125,12 @@ EXPERTIER_EXPORT expertier_model * expertier_model_open(const expertier_model_op
         copy_text("the host library speaks another interface; run `expertier engine build`", error, error_size);
         return nullptr;
     }
-    auto self = std::make_unique<expertier_model>();
-
-    llama_model_params params = llama_model_default_params();
-    params.use_extra_bufts    = options->repack != 0;
-
-    std::vector<ggml_backend_dev_t>  devices     = { static_cast<ggml_backend_dev_t>(options->device), nullptr };
-    llama_model_tensor_buft_override overrides[] = {
-        { options->experts_regex, static_cast<ggml_backend_buffer_type_t>(options->experts_type) },
-        { nullptr, nullptr },
-    };
-    if (options->device) {
-        params.n_gpu_layers = 9999;
-        params.split_mode   = LLAMA_SPLIT_MODE_NONE;
-        params.main_gpu     = 0;
-        params.devices      = devices.data();
-    } else if (ggml_backend_reg_by_name("expertier")) {
-        devices        = stock_devices();
-        params.devices = devices.data();
-    }
-
-    if (options->experts_type) {
-        params.tensor_buft_overrides = overrides;
-        params.load_mode             = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
-        for (int32_t i = 0; i < options->n_skip; i++) {
-            self->file.skip.emplace_back(options->skip[2 * i], options->skip[2 * i + 1]);
-        }
-        FILE * stream = open_skipping(self->file, options->path);
-        if (stream == nullptr) {
-            copy_text(std::string(options->path) + ": " + strerror(errno), error, error_size);
-            return nullptr;
-        }
-        self->model = llama_model_load_from_file_ptr(stream, params);
-        fclose(stream);
-    } else {
-        self->model = llama_model_load_from_file(options->path, params);
-    }
-    if (self->model == nullptr) {
-        copy_text(take_engine_log(GGML_LOG_LEVEL_WARN), error, error_size);
-        return nullptr;
-    }
-    return self.release();
+    return guarded<expertier_model *>(nullptr, [&] {
+        std::string reason = "out of memory";
+        auto        model  = open_model(*options, reason);
+        copy_text(reason, error, error_size);
+        return model.release();
+    });
 }
 
 EXPERTIER_EXPORT void expertier_model_close(expertier_model * self) {
@@ -108,9 +139,8 @@ EXPERTIER_EXPORT void expertier_model_close(expertier_model * self) {
 }
 
 EXPERTIER_EXPORT void expertier_model_load_counts(const expertier_model * self, expertier_load_counts * out) {
-    out->bytes_read    = self->file.bytes_read;
-    out->expert_bytes  = self->file.expert_bytes;
-    out->bytes_skipped = self->file.bytes_skipped;
+    out->bytes_read   = self->file.bytes_read;
+    out->expert_bytes = self->file.expert_bytes;
 }
 
 EXPERTIER_EXPORT int32_t expertier_model_n_vocab(const expertier_model * self) {
@@ -121,17 +151,27 @@ EXPERTIER_EXPORT int32_t expertier_model_n_ctx_train(const expertier_model * sel
     return llama_model_n_ctx_train(self->model);
 }
 
+constexpr int32_t text_error = INT32_MIN; // tokenize and piece: the engine threw, or there is no such token
+
 // Number of tokens, or minus the number needed when `max` is too small.
 EXPERTIER_EXPORT int32_t expertier_model_tokenize(const expertier_model * self, const char * text, int32_t length,
                                                   int32_t * tokens, int32_t max) {
-    return llama_tokenize(llama_model_get_vocab(self->model), text, length, tokens, max, true, true);
+    return guarded(text_error, [&] {
+        return llama_tokenize(llama_model_get_vocab(self->model), text, length, tokens, max, true, true);
+    });
 }
 
 // Number of bytes, or minus the number needed when `size` is too small.
 EXPERTIER_EXPORT int32_t expertier_model_piece(const expertier_model * self, int32_t token, char * out, int32_t size) {
-    return llama_token_to_piece(llama_model_get_vocab(self->model), token, out, size, 0, false);
+    if (token < 0 || token >= expertier_model_n_vocab(self)) {
+        return text_error;
+    }
+    return guarded(text_error, [&] {
+        return llama_token_to_piece(llama_model_get_vocab(self->model), token, out, size, 0, false);
+    });
 }
 
 EXPERTIER_EXPORT int32_t expertier_model_is_end(const expertier_model * self, int32_t token) {
-    return llama_vocab_is_eog(llama_model_get_vocab(self->model), token);
+    return token >= 0 && token < expertier_model_n_vocab(self) &&
+           llama_vocab_is_eog(llama_model_get_vocab(self->model), token);
 }

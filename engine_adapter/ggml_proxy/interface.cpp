@@ -72,9 +72,9 @@ EXPERTIER_EXPORT void expertier_tiers_end_load(void) { set_loading_tiers(nullptr
 EXPERTIER_EXPORT void * expertier_tiers_device(expertier_tiers * self) { return &self->device->compute; }
 EXPERTIER_EXPORT void * expertier_tiers_buffer_type(expertier_tiers * self) { return &self->device->experts; }
 
-// Copies and clears the last error; 0 when there was none.
-EXPERTIER_EXPORT int32_t expertier_tiers_take_error(expertier_tiers * self, char * error, size_t error_size) {
-    const std::string text = self->tiers->take_error();
+// Copies and clears the calling thread's last error; 0 when there was none.
+EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
+    const std::string text = Tiers::take_error();
     copy_text(text, error, error_size);
     return !text.empty();
 }

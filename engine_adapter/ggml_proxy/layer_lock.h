@@ -22,12 +22,9 @@ class LayerLock {
     LayerLock(const LayerLock &) = delete;
     LayerLock & operator=(const LayerLock &) = delete;
 
-    // Waits for a change of the layer's state; false after `seconds` without one.
-    bool wait(int seconds) {
-        timespec until;
-        clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += seconds;
-        return pthread_cond_timedwait(condition_, mutex_, &until) != ETIMEDOUT;
+    // Waits for a change of the layer's state; false once `deadline` (CLOCK_MONOTONIC) has passed.
+    bool wait_until(const timespec & deadline) {
+        return pthread_cond_clockwait(condition_, mutex_, CLOCK_MONOTONIC, &deadline) != ETIMEDOUT;
     }
     void notify_all() { pthread_cond_broadcast(condition_); }
 

@@ -9,7 +9,9 @@
 #include "ggml-alloc.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "snapshots.h"
 
+#include <algorithm>
 #include <cstring>
 #include <unordered_map>
 
@@ -23,58 +25,18 @@ struct Rows {
     std::vector<int64_t> places;  // token * n_used + k
 };
 
-// Frees a context with the scope.
-struct ScopedContext {
-    explicit ScopedContext(size_t n_tensors, size_t n_nodes = 0)
-        : context(ggml_init({ n_tensors * ggml_tensor_overhead() +
-                                  (n_nodes ? ggml_graph_overhead_custom(n_nodes, false) : 0),
-                              nullptr, true })) {}
-    ~ScopedContext() { ggml_free(context); }
-    ScopedContext(const ScopedContext &) = delete;
-    ScopedContext & operator=(const ScopedContext &) = delete;
-    ggml_context * context;
-};
-
-// The same memory as a plain table of rows, without a link to the graph that `tensor` is a node of.
+// `tensor` as a table of rows; where its rows do not lie at one distance, a copy of it.
 ggml_tensor * as_rows(ggml_context * context, const ggml_tensor * tensor) {
-    ggml_tensor * rows = ggml_new_tensor_2d(context, tensor->type, tensor->ne[0], tensor->ne[1] * tensor->ne[2]);
-    rows->nb[1]  = tensor->ne[1] == 1 ? tensor->nb[2] : tensor->nb[1];
-    rows->nb[2]  = rows->nb[3] = rows->nb[1] * rows->ne[1];
-    rows->data   = tensor->data;
-    rows->buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
-    return rows;
+    ggml_tensor * leaf = without_graph(context, tensor);
+    if (tensor->ne[1] > 1 && tensor->nb[2] != tensor->ne[1] * tensor->nb[1]) {
+        return ggml_reshape_2d(context, ggml_cont(context, leaf), tensor->ne[0], tensor->ne[1] * tensor->ne[2]);
+    }
+    leaf->nb[1] = tensor->ne[1] == 1 ? tensor->nb[2] : tensor->nb[1];
+    leaf->ne[1] *= leaf->ne[2];
+    leaf->ne[2] = 1;
+    leaf->nb[2] = leaf->nb[3] = leaf->nb[1] * leaf->ne[1];
+    return leaf;
 }
-
-// Copies of a chain's inputs: writing the output of one pass may overwrite them, because the engine's allocator
-// thinks that they are dead by then.
-class Snapshots {
-  public:
-    bool take(ggml_backend_t backend, const ExpertChain & chain) {
-        for (const ggml_tensor * input : chain.inputs) {
-            copies_[input] = ggml_new_tensor_3d(scope_.context, input->type, input->ne[0], input->ne[1], input->ne[2]);
-        }
-        buffer_ = ggml_backend_alloc_ctx_tensors(scope_.context, backend);
-        if (buffer_ == nullptr) {
-            return false;
-        }
-        ggml_backend_synchronize(backend);
-        for (const auto & [input, copy] : copies_) {
-            ggml_backend_tensor_copy(const_cast<ggml_tensor *>(input), copy);
-        }
-        return true;
-    }
-    ~Snapshots() { ggml_backend_buffer_free(buffer_); }
-
-    const ggml_tensor * of(const ggml_tensor * input) const {
-        const auto found = copies_.find(input);
-        return found == copies_.end() ? input : found->second;
-    }
-
-  private:
-    ScopedContext                                          scope_{ 8 };
-    ggml_backend_buffer_t                                  buffer_ = nullptr;
-    std::unordered_map<const ggml_tensor *, ggml_tensor *> copies_;
-};
 
 class PassRun {
   public:
@@ -84,16 +46,22 @@ class PassRun {
     ggml_status run() {
         tiers_.counters.pass_calls += 1;
         const ExpertChain chain = find_chain(graph_, call_);
-        if (!chain.nodes.empty() && chain.inputs.size() < 8) {
+        if (!chain.nodes.empty() && chain.inputs.size() <= Snapshots::max_inputs) {
             Snapshots snapshots;
             if (!snapshots.take(backend_.inner, chain)) {
-                tiers_.fail("no device memory for the rows of a pass");
+                Tiers::fail("no device memory for the rows of a pass");
                 return GGML_STATUS_ALLOC_FAILED;
             }
-            for (int other : chain.others) {
-                if (ggml_status status = run_nodes(other, other + 1)) {
+            for (size_t i = 0; i < chain.others.size();) { // neighbours together: the backend may fuse them
+                const int begin = chain.others[i];
+                int       end   = begin;
+                while (i < chain.others.size() && chain.others[i] == end) {
+                    end++, i++;
+                }
+                if (ggml_status status = run_nodes(begin, end)) {
                     return status;
                 }
+                snapshots.retake(graph_, begin, end);
             }
             return run_chain(chain, snapshots);
         }
@@ -135,14 +103,12 @@ class PassRun {
         for (size_t begin = 0; begin < order.size(); begin += n_slots) {
             std::vector<int32_t> group(order.begin() + begin,
                                        order.begin() + std::min(order.size(), begin + n_slots));
-            std::vector<int32_t> slots;
-            if (!tiers_.acquire(call_.layer, group, slots)) {
+            const PinnedSlots pinned = tiers_.acquire(call_.layer, group);
+            if (!pinned) {
                 return GGML_STATUS_FAILED;
             }
             tiers_.counters.passes += 1;
-            const ggml_status status = run_group(chain, snapshots, rows_of(group, slots));
-            tiers_.release(call_.layer, slots);
-            if (status != GGML_STATUS_SUCCESS) {
+            if (ggml_status status = run_group(chain, snapshots, rows_of(group, pinned.slots()))) {
                 return status;
             }
         }
@@ -168,7 +134,7 @@ class PassRun {
 
     ggml_status run_group(const ExpertChain & chain, const Snapshots & snapshots, const Rows & rows) {
         const int64_t  n       = (int64_t) rows.places.size();
-        const size_t   n_nodes = chain.nodes.size() + 4 * chain.inputs.size() + 8;
+        const size_t   n_nodes = chain.nodes.size() + 6 * chain.inputs.size() + 8;
         ScopedContext  scope(2 * n_nodes + 8, n_nodes);
         ggml_context * context = scope.context;
 
@@ -197,7 +163,7 @@ class PassRun {
             backend_.pass_allocator = ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.inner));
         }
         if (!ggml_gallocr_alloc_graph(backend_.pass_allocator, graph)) {
-            tiers_.fail("no device memory for the temporaries of a pass over " + std::to_string(n) + " rows");
+            Tiers::fail("no device memory for the temporaries of a pass over " + std::to_string(n) + " rows");
             return GGML_STATUS_ALLOC_FAILED;
         }
         set(slots, rows.slots);
@@ -217,6 +183,9 @@ class PassRun {
         ggml_tensor * again = nullptr;
         if (const ExpertTensor * expert = find_expert_operand(node)) {
             again = ggml_mul_mat_id(context, tiers_.slots(expert->ref), gathered[node->src[1]], slots);
+        } else if (node->op == GGML_OP_VIEW) { // some columns of a chain node's rows
+            ggml_tensor * rows = gathered[node->src[0]];
+            again = ggml_view_3d(context, rows, node->ne[0], 1, n, rows->nb[1], rows->nb[2], node->view_offs);
         } else {
             again     = ggml_new_tensor_3d(context, node->type, node->ne[0], 1, n);
             again->op = node->op;

@@ -1,5 +1,6 @@
 #include "tiers.h"
 
+#include "ggml-backend-impl.h"
 #include "layer_lock.h"
 
 #include <chrono>
@@ -9,12 +10,27 @@ namespace expertier {
 
 namespace {
 
-// A context waits this long for slots that others hold before it gives up with an error.
+// A call waits this long for slots that others hold before it gives up with an error.
 constexpr int wait_limit_s = 60;
+
+thread_local std::string last_error;
 
 int64_t now_ns() {
     return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
         .count();
+}
+
+// Throws when `inner` cannot multiply by the slots of a matrix: its type, or a stride that leaves gaps.
+void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
+    std::unique_ptr<ggml_context, decltype(&ggml_free)> scope(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true }),
+                                                              &ggml_free);
+    ggml_tensor * rows    = ggml_new_tensor_3d(scope.get(), GGML_TYPE_F32, slots->ne[0], 1, 1);
+    ggml_tensor * ids     = ggml_new_tensor_2d(scope.get(), GGML_TYPE_I32, 1, 1);
+    ggml_tensor * product = ggml_mul_mat_id(scope.get(), slots, rows, ids);
+    if (!ggml_backend_dev_supports_op(inner, product)) {
+        throw std::runtime_error(std::string("it cannot run MUL_MAT_ID on ") + slots->name + " of type " +
+                                 ggml_type_name(slots->type));
+    }
 }
 
 } // namespace
@@ -22,18 +38,21 @@ int64_t now_ns() {
 Tiers::Tiers(const expertier_binding & binding, ggml_backend_dev_t inner)
     : directory_(binding.directory), locks_(binding.locks), policy_(binding.policy), fill_(binding.fill),
       fill_context_(binding.fill_context) {
-    slab_ = ggml_backend_dev_buffer_from_host_ptr(inner, binding.slab_base, binding.slab_bytes, binding.slab_bytes);
-    if (slab_ == nullptr) {
-        throw std::runtime_error(std::string("device ") + ggml_backend_dev_name(inner) +
-                                 " cannot use the slab's memory: it takes no host pointers");
+    if (inner->iface.buffer_from_host_ptr == nullptr) {
+        throw std::runtime_error("it takes no host pointers, so it cannot use a slab in host memory");
     }
-    ggml_backend_buffer_set_usage(slab_, GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    slab_.reset(
+        ggml_backend_dev_buffer_from_host_ptr(inner, binding.slab_base, binding.slab_bytes, binding.slab_bytes));
+    if (!slab_) {
+        throw std::runtime_error("it refused the slab's memory");
+    }
+    ggml_backend_buffer_set_usage(slab_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
 
     size_t n_matrices = 0;
     for (int i = 0; i < binding.n_layers; i++) {
         n_matrices += binding.layers[i].n_matrices;
     }
-    context_ = ggml_init({ (n_matrices + 1) * ggml_tensor_overhead(), nullptr, true });
+    context_.reset(ggml_init({ (n_matrices + 1) * ggml_tensor_overhead(), nullptr, true }));
 
     layers_.resize(binding.n_layers);
     for (int i = 0; i < binding.n_layers; i++) {
@@ -44,22 +63,18 @@ Tiers::Tiers(const expertier_binding & binding, ggml_backend_dev_t inner)
         for (int j = 0; j < from.n_matrices; j++) {
             const expertier_matrix & matrix = from.matrices[j];
             ggml_tensor * tensor =
-                ggml_new_tensor_3d(context_, (ggml_type) matrix.type, matrix.ne0, matrix.ne1, from.n_slots);
+                ggml_new_tensor_3d(context_.get(), (ggml_type) matrix.type, matrix.ne0, matrix.ne1, from.n_slots);
             layer.names.emplace_back(matrix.name);
             layer.expert_bytes.push_back(tensor->nb[2]);
             tensor->nb[2]  = matrix.stride;
             tensor->nb[3]  = matrix.stride * from.n_slots;
             tensor->data   = static_cast<char *>(binding.slab_base) + matrix.offset;
-            tensor->buffer = slab_;
+            tensor->buffer = slab_.get();
             ggml_format_name(tensor, "%s.slots", matrix.name);
             layer.slots.push_back(tensor);
+            require_support(inner, tensor);
         }
     }
-}
-
-Tiers::~Tiers() {
-    ggml_backend_buffer_free(slab_);
-    ggml_free(context_);
 }
 
 bool Tiers::find(const ggml_tensor * tensor, MatrixRef & ref) {
@@ -83,65 +98,91 @@ bool Tiers::find(const ggml_tensor * tensor, MatrixRef & ref) {
     return false;
 }
 
-bool Tiers::acquire(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots) {
+PinnedSlots Tiers::acquire(int layer, const std::vector<int32_t> & experts) {
     const int32_t        n = (int32_t) experts.size();
-    std::vector<int32_t> miss_index(n);
-    slots.resize(n);
+    std::vector<int32_t> slots(n), miss_index(n), missing(n), targets(n); // nothing may fail after `begin`
 
-    int32_t n_misses = 0;
-    {
-        LayerLock lock(locks_, layer);
-        for (;;) {
-            const int64_t start = now_ns();
-            n_misses = policy_.begin(directory_, layer, experts.data(), n, slots.data(), miss_index.data());
-            counters.lookup_ns += now_ns() - start;
-            counters.lookups += 1;
-            if (n_misses != EXPERTIER_BUSY) {
-                break;
-            }
-            if (!lock.wait(wait_limit_s)) {
-                fail("layer " + std::to_string(layer) + ": its slots stayed pinned or filling for " +
-                     std::to_string(wait_limit_s) + " s; release leases before running the engine");
-                return false;
-            }
+    const int32_t n_misses = begin(layer, experts, slots, miss_index);
+    if (n_misses < 0) {
+        return {};
+    }
+    if (n_misses > 0) {
+        for (int32_t i = 0; i < n_misses; i++) {
+            missing[i] = experts[miss_index[i]];
+            targets[i] = slots[miss_index[i]];
+        }
+        const int64_t start = now_ns();
+        int32_t       done  = 0;
+        fill_(fill_context_, layer, n_misses, missing.data(), targets.data(), &done);
+        counters.fill_ns += now_ns() - start;
+        counters.fills += 1;
+
+        const bool filled = done == EXPERTIER_FILLED;
+        LayerLock  lock(locks_, layer);
+        const auto end = filled ? policy_.complete : policy_.abort;
+        if (end(directory_, layer, slots.data(), n) < 0) {
+            fail("layer " + std::to_string(layer) + ": the residency tables refused the end of a fill");
+        }
+        lock.notify_all();
+        if (!filled) {
+            fail("layer " + std::to_string(layer) + ": expert bytes could not be read");
+            return {};
         }
     }
-    if (n_misses < 0) {
-        fail("layer " + std::to_string(layer) + ": the router chose an expert outside 0.." +
-             std::to_string(layers_[layer].n_experts - 1) + " (policy status " + std::to_string(n_misses) + ")");
-        return false;
-    }
-    if (n_misses == 0) {
-        return true;
-    }
+    return PinnedSlots(*this, layer, std::move(slots));
+}
 
-    std::vector<int32_t> missing(n_misses), targets(n_misses);
-    for (int32_t i = 0; i < n_misses; i++) {
-        missing[i] = experts[miss_index[i]];
-        targets[i] = slots[miss_index[i]];
-    }
-    const int64_t start = now_ns();
-    const int32_t error = fill_(fill_context_, layer, n_misses, missing.data(), targets.data());
-    counters.fill_ns += now_ns() - start;
-    counters.fills += 1;
+int32_t Tiers::begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
+                     std::vector<int32_t> & miss_index) {
+    const std::string where = "layer " + std::to_string(layer);
+    timespec          deadline;
+    clock_gettime(CLOCK_MONOTONIC, &deadline);
+    deadline.tv_sec += wait_limit_s;
 
     LayerLock lock(locks_, layer);
-    if (error) {
-        policy_.abort(directory_, layer, slots.data(), n);
-    } else {
-        policy_.complete(directory_, layer, slots.data(), n);
+    for (;;) {
+        const int64_t start = now_ns();
+        const int32_t status =
+            policy_.begin(directory_, layer, experts.data(), (int32_t) experts.size(), slots.data(), miss_index.data());
+        counters.lookup_ns += now_ns() - start;
+        counters.lookups += 1;
+        switch (status) {
+            case EXPERTIER_BUSY:
+                if (lock.wait_until(deadline)) {
+                    continue;
+                }
+                fail(where + ": others held its slots for " + std::to_string(wait_limit_s) +
+                     " s; release leases before running the engine");
+                return status;
+            case EXPERTIER_TOO_MANY:
+                fail(where + ": " + std::to_string(experts.size()) + " experts at once, but it has " +
+                     std::to_string(layers_[layer].n_slots) + " slots");
+                return status;
+            case EXPERTIER_BAD_EXPERT:
+                fail(where + ": an expert outside 0.." + std::to_string(layers_[layer].n_experts - 1));
+                return status;
+            case EXPERTIER_BAD_CALL:
+                fail(where + ": the residency tables are of another version of expertier; restart the process");
+                return status;
+            default:
+                return status;
+        }
     }
-    lock.notify_all();
-    if (error) {
-        fail("layer " + std::to_string(layer) + ": expert bytes could not be read");
-    }
-    return !error;
 }
 
 void Tiers::release(int layer, const std::vector<int32_t> & slots) {
     LayerLock lock(locks_, layer);
-    policy_.release(directory_, layer, slots.data(), (int32_t) slots.size());
+    if (policy_.release(directory_, layer, slots.data(), (int32_t) slots.size()) < 0) {
+        fail("layer " + std::to_string(layer) + ": the residency tables refused the release of slots");
+    }
     lock.notify_all();
+}
+
+void PinnedSlots::release() {
+    if (tiers_) {
+        tiers_->release(layer_, slots_);
+        tiers_ = nullptr;
+    }
 }
 
 void Tiers::resident_first(int layer, std::vector<int32_t> & experts) {
@@ -149,15 +190,11 @@ void Tiers::resident_first(int layer, std::vector<int32_t> & experts) {
     policy_.resident_first(directory_, layer, experts.data(), (int32_t) experts.size());
 }
 
-void Tiers::fail(const std::string & message) {
-    std::lock_guard<std::mutex> guard(error_mutex_);
-    error_ = message;
-}
+void Tiers::fail(const std::string & message) { last_error = message; }
 
 std::string Tiers::take_error() {
-    std::lock_guard<std::mutex> guard(error_mutex_);
-    std::string                 error;
-    error.swap(error_);
+    std::string error;
+    error.swap(last_error);
     return error;
 }
 

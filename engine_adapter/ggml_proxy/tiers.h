@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -18,11 +17,40 @@ struct MatrixRef {
     int matrix = -1;
 };
 
+class Tiers;
+
+// Slots of one layer that are pinned while this lives.
+class PinnedSlots {
+  public:
+    PinnedSlots() = default;
+    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots)
+        : tiers_(&tiers), layer_(layer), slots_(std::move(slots)) {}
+    ~PinnedSlots() { release(); }
+    PinnedSlots(PinnedSlots && other) noexcept { *this = std::move(other); }
+    PinnedSlots & operator=(PinnedSlots && other) noexcept {
+        release();
+        tiers_       = other.tiers_;
+        layer_       = other.layer_;
+        slots_       = std::move(other.slots_);
+        other.tiers_ = nullptr;
+        return *this;
+    }
+
+    explicit operator bool() const { return tiers_ != nullptr; }
+    // In the order of the experts that were acquired.
+    const std::vector<int32_t> & slots() const { return slots_; }
+    void release();
+
+  private:
+    Tiers *              tiers_ = nullptr;
+    int                  layer_ = -1;
+    std::vector<int32_t> slots_;
+};
+
 class Tiers {
   public:
     // Copies the binding; throws std::runtime_error when it cannot be used on `inner`.
     Tiers(const expertier_binding & binding, ggml_backend_dev_t inner);
-    ~Tiers();
     Tiers(const Tiers &) = delete;
     Tiers & operator=(const Tiers &) = delete;
 
@@ -33,14 +61,15 @@ class Tiers {
     // Finds the matrix that the engine's tensor stands for, and checks type, shape and expert stride against it.
     bool find(const ggml_tensor * tensor, MatrixRef & ref);
 
-    // Makes `experts` (distinct, at most n_slots) resident and pins their slots; fills misses. False: see error().
-    bool acquire(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots);
-    void release(int layer, const std::vector<int32_t> & slots);
+    // Makes `experts` (distinct, at most n_slots) resident and pins their slots; fills misses. Empty after an error,
+    // which take_error() then tells.
+    PinnedSlots acquire(int layer, const std::vector<int32_t> & experts);
     // Reorders `experts` so that the resident ones come first: passes then evict as little as they can.
     void resident_first(int layer, std::vector<int32_t> & experts);
 
-    void fail(const std::string & message);
-    std::string take_error();
+    // Errors are kept for the calling thread: the engine computes a batch on the thread that asked for it.
+    static void        fail(const std::string & message);
+    static std::string take_error();
 
     struct Counters {
         std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
@@ -49,6 +78,11 @@ class Tiers {
     Counters counters;
 
   private:
+    friend class PinnedSlots;
+    int32_t begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
+                  std::vector<int32_t> & miss_index);
+    void    release(int layer, const std::vector<int32_t> & slots);
+
     struct Layer {
         int32_t                    n_experts = 0;
         int32_t                    n_slots   = 0;
@@ -63,10 +97,15 @@ class Tiers {
     expertier_fill        fill_;
     void *                fill_context_;
     std::vector<Layer>    layers_;
-    ggml_context *        context_ = nullptr;
-    ggml_backend_buffer_t slab_    = nullptr;
-    std::mutex            error_mutex_;
-    std::string           error_;
+
+    struct FreeContext {
+        void operator()(ggml_context * context) const { ggml_free(context); }
+    };
+    struct FreeBuffer {
+        void operator()(ggml_backend_buffer_t buffer) const { ggml_backend_buffer_free(buffer); }
+    };
+    std::unique_ptr<ggml_context, FreeContext>       context_;
+    std::unique_ptr<ggml_backend_buffer, FreeBuffer> slab_;
 };
 
 } // namespace expertier

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes as ct
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
+from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import DecodeError, EngineError
-
-if TYPE_CHECKING:
-    from expertier.engine_adapter.llama_cpp.model import LlamaModel
 
 _ERROR_BYTES = 1 << 14
 
@@ -26,26 +24,37 @@ _STATUS = {
     -1: "an invalid batch",
     -2: "out of memory",
     -3: "a failed computation",
+    -100: "the engine threw an exception, for want of memory most likely",
 }
 
 
 class LlamaContext:
     """One context. Not for several threads at once; several contexts of a model are."""
 
-    def __init__(self, engine: LoadedEngine, model: LlamaModel, options: abi.ContextOptions) -> None:
+    def __init__(
+        self,
+        engine: LoadedEngine,
+        model: int,
+        n_vocab: int,
+        binding: TierBinding | None,
+        options: abi.ContextOptions,
+        on_close: Callable[[], None],
+    ) -> None:
+        """Open a context of the model at address `model`; for `LlamaModel.context`."""
         self._engine = engine
-        self._model = model
-        self._options = options
+        self._n_vocab = n_vocab
+        self._binding = binding
+        self._on_close = on_close
         engine.take_log(0)
         error = ct.create_string_buffer(_ERROR_BYTES)
         self._handle: int | None = engine.host.expertier_context_open(
-            model._handle, ct.byref(options), error, len(error)
+            model, ct.byref(options), error, len(error)
         )
         if not self._handle:
             raise EngineError(
                 f"llama.cpp refused a context of {options.n_ctx} tokens:\n{error.value.decode(errors='replace')}"
             )
-        self._engine.host.expertier_context_set_sampler(self._handle, 0.0, 0)
+        self.set_sampler()
         log = engine.take_log(0)
         splits = re.findall(r"splits = (\d+)", log)
         self.n_graph_splits: int | None = int(splits[-1]) if splits else None
@@ -56,39 +65,45 @@ class LlamaContext:
     @property
     def n_ctx(self) -> int:
         """Tokens that fit in the key-value cache: what was asked for, rounded up by the engine."""
-        return int(self._engine.host.expertier_context_n_ctx(self._handle))
+        return int(self._engine.host.expertier_context_n_ctx(self._open_handle()))
 
     @property
     def n_batch(self) -> int:
-        """Most tokens of one `decode`."""
-        return int(self._options.n_batch)
+        """Most tokens of one `decode`: what was asked for, or the context's length if that is less."""
+        return int(self._engine.host.expertier_context_n_batch(self._open_handle()))
 
     def decode(
         self, tokens: Sequence[int], position: int, *, sequence: int = 0, all_logits: bool = False
     ) -> None:
         """Run `tokens` (1 to n_batch of them) of `sequence` from `position` on.
 
-        Logits are kept for the last token, or for all of them.
+        Logits are kept for the last token, or for all of them. A Ctrl-C ends the batch early and is raised after
+        it.
 
         Raises:
             DecodeError: the engine returned an error status. The cause is the error that made it fail, such as a
-                SourceError when expert bytes could not be read. The next decode works.
+                SourceError when expert bytes could not be read. The cache then holds nothing of the sequence from
+                `position` on, and the next decode works.
+            BusyError: this thread holds leases of the tiers that the engine would wait for.
         """
+        handle = self._open_handle()
         if not 1 <= len(tokens) <= self.n_batch:
             raise DecodeError(
                 f"a batch of {len(tokens)} tokens was asked for; this context takes 1 to {self.n_batch} at once"
             )
+        if self._binding is not None:
+            self._binding.manager.require_no_leases_here("run the engine")
+            self._binding.take_error()  # what is there is not about this batch
         array = (ct.c_int32 * len(tokens))(*tokens)
-        status = self._engine.host.expertier_context_decode(
-            self._handle, array, len(tokens), position, sequence, int(all_logits)
-        )
-        if status == 0:
+        with interrupts_deferred(lambda: self._engine.host.expertier_context_abort(handle)):
+            status = self._engine.host.expertier_context_decode(
+                handle, array, len(tokens), position, sequence, int(all_logits)
+            )
+        message, cause = self._binding.take_error() if self._binding is not None else ("", None)
+        if status == 0 and not message:
             return
-        message, cause = "", None
-        if self._model.binding is not None:
-            message, cause = self._model.binding.take_error()
-        if isinstance(cause, KeyboardInterrupt):
-            raise cause
+        if status == 0:  # the engine went on with bytes that are not there
+            self.forget(sequence, position)
         reason = message or self._engine.take_log().strip()
         raise DecodeError(
             f"llama.cpp returned status {status} ({_STATUS.get(status, 'unknown')}) for {len(tokens)} tokens at "
@@ -96,30 +111,50 @@ class LlamaContext:
         ) from cause
 
     def logits(self, index: int = -1) -> npt.NDArray[np.float32]:
-        """Return a copy of the logits of token `index` of the last batch, float32 of shape [n_vocab]."""
-        pointer = self._engine.host.expertier_context_logits(self._handle, index)
+        """Return a copy of the logits of token `index` of the last batch, float32 of shape [n_vocab].
+
+        Raises:
+            EngineError: none were kept for it, or the last batch failed.
+        """
+        pointer = self._engine.host.expertier_context_logits(self._open_handle(), index)
         if not pointer:
-            raise EngineError(f"no logits were kept for token {index} of the last batch")
-        return np.ctypeslib.as_array(pointer, (self._model.n_vocab,)).copy()
+            raise EngineError(
+                f"there are no logits of token {index}: the last batch kept none for it, or failed"
+            )
+        return np.ctypeslib.as_array(pointer, (self._n_vocab,)).copy()
 
     def set_sampler(self, temperature: float = 0.0, seed: int = 0) -> None:
         """Choose how `sample` picks: greedily at temperature 0, else at random from the likely tokens."""
-        self._engine.host.expertier_context_set_sampler(self._handle, temperature, seed)
+        self._engine.host.expertier_context_set_sampler(self._open_handle(), temperature, seed)
 
     def sample(self) -> int:
-        """Return the next token after the last batch."""
-        return int(self._engine.host.expertier_context_sample(self._handle))
+        """Return the next token after the last batch.
+
+        Raises:
+            EngineError: nothing was decoded yet, or the last batch failed.
+        """
+        token = int(self._engine.host.expertier_context_sample(self._open_handle()))
+        if token < 0:
+            raise EngineError(
+                "there is nothing to sample from: nothing was decoded yet, or the last batch failed"
+            )
+        return token
 
     def forget(self, sequence: int = 0, position: int = 0) -> None:
         """Drop what the cache holds of `sequence` from `position` on."""
-        self._engine.host.expertier_context_forget(self._handle, sequence, position)
+        self._engine.host.expertier_context_forget(self._open_handle(), sequence, position)
 
     def close(self) -> None:
         """Free the context; a second call does nothing."""
         if self._handle is not None:
             self._engine.host.expertier_context_close(self._handle)
             self._handle = None
-            self._model._context_closed()
+            self._on_close()
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise EngineError("the context was used after it was closed; open another")
+        return self._handle
 
     def __enter__(self) -> LlamaContext:
         return self

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes as ct
+import dataclasses
 import os
 import re
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,20 +17,20 @@ from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
-from expertier.errors import BusyError, EngineError
+from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
 
 _ERROR_BYTES = 1 << 14
+_FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 
 @dataclass(frozen=True)
 class LoadCounts:
-    """Bytes that loading read from the file, those of them that were experts, and expert bytes skipped."""
+    """Bytes that loading read from the file, and those of them that were experts."""
 
     bytes_read: int
     expert_bytes: int
-    bytes_skipped: int
 
 
 class LlamaModel:
@@ -39,6 +41,7 @@ class LlamaModel:
         self._handle: int | None = handle
         self._binding = binding
         self._open_contexts = 0
+        self._contexts_lock = threading.Lock()
 
     @classmethod
     def open(
@@ -58,29 +61,29 @@ class LlamaModel:
         Raises:
             EngineError: the engine refused the model; the message holds its own last lines.
         """
-        binding = TierBinding(engine, tiers, inner_device) if tiers is not None else None
         options = abi.ModelOptions(
             abi=abi.HOST_ABI,
             path=os.fsencode(path),
-            repack=int(repack if repack is not None else binding is None),
+            repack=int(repack if repack is not None else tiers is None),
         )
-        skip = None
-        if tiers is not None and binding is not None:
-            skip = np.ascontiguousarray(tiers.table.expert_ranges, np.int64)
-            options.device = binding.device
-            options.experts_type = binding.buffer_type
-            options.experts_regex = experts_regex(tiers.table).encode()
-            options.skip = skip.ctypes.data_as(ct.POINTER(ct.c_int64))
-            options.n_skip = len(skip)
-            options.repack = 0
         error = ct.create_string_buffer(_ERROR_BYTES)
+        binding = TierBinding(engine, tiers, inner_device) if tiers is not None else None
         try:
-            if binding is not None:
-                binding.begin_load()
-            try:
+            if tiers is None or binding is None:
                 handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))
-            finally:
-                if binding is not None:
+            else:
+                skip = np.ascontiguousarray(tiers.table.expert_ranges, np.int64)
+                options.identity = abi.FileIdentity(**dataclasses.asdict(tiers.table.identity))
+                options.device = binding.device
+                options.experts_type = binding.buffer_type
+                options.experts_regex = experts_regex(tiers.table).encode()
+                options.skip = skip.ctypes.data_as(ct.POINTER(ct.c_int64))
+                options.n_skip = len(skip)
+                options.repack = 0
+                binding.begin_load()
+                try:
+                    handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))
+                finally:
                     binding.end_load()
             if not handle:
                 ours = binding.take_error()[0] if binding is not None else ""
@@ -98,20 +101,27 @@ class LlamaModel:
         return self._binding
 
     @property
+    def handle(self) -> int:
+        """Address of the host library's model, for its contexts."""
+        if self._handle is None:
+            raise EngineError("the model was used after it was closed; open it again")
+        return self._handle
+
+    @property
     def n_vocab(self) -> int:
         """Tokens in the vocabulary: the length of a logits row."""
-        return int(self._engine.host.expertier_model_n_vocab(self._handle))
+        return int(self._engine.host.expertier_model_n_vocab(self.handle))
 
     @property
     def n_ctx_train(self) -> int:
         """The context length, in tokens, that the model was trained with."""
-        return int(self._engine.host.expertier_model_n_ctx_train(self._handle))
+        return int(self._engine.host.expertier_model_n_ctx_train(self.handle))
 
     def load_counts(self) -> LoadCounts:
         """Return what loading read; all zero for the stock engine, whose own loader we do not see into."""
         counts = abi.LoadCounts()
-        self._engine.host.expertier_model_load_counts(self._handle, ct.byref(counts))
-        return LoadCounts(counts.bytes_read, counts.expert_bytes, counts.bytes_skipped)
+        self._engine.host.expertier_model_load_counts(self.handle, ct.byref(counts))
+        return LoadCounts(counts.bytes_read, counts.expert_bytes)
 
     def context(
         self,
@@ -128,47 +138,64 @@ class LlamaModel:
         `flash_attention` is `auto`, `on` or `off`.
 
         Raises:
-            EngineError: the engine refused it, with its own words.
+            EngineError: the engine refused it, with its own words. ConfigError: no such `flash_attention`.
         """
-        context = LlamaContext(
-            self._engine,
-            self,
-            abi.ContextOptions(
-                abi=abi.HOST_ABI,
-                n_ctx=n_ctx,
-                n_batch=n_batch,
-                n_ubatch=min(n_ubatch, n_batch),
-                n_seq_max=n_seq_max,
-                n_threads=n_threads or len(os.sched_getaffinity(0)),
-                flash_attention={"auto": -1, "off": 0, "on": 1}[flash_attention],
-            ),
+        if flash_attention not in _FLASH_ATTENTION:
+            raise ConfigError(
+                f"flash_attention is {flash_attention!r}: give one of {', '.join(_FLASH_ATTENTION)}"
+            )
+        options = abi.ContextOptions(
+            abi=abi.HOST_ABI,
+            n_ctx=n_ctx,
+            n_batch=n_batch,
+            n_ubatch=min(n_ubatch, n_batch),
+            n_seq_max=n_seq_max,
+            n_threads=n_threads or len(os.sched_getaffinity(0)),
+            flash_attention=_FLASH_ATTENTION[flash_attention],
         )
-        self._open_contexts += 1
-        return context
+        with self._contexts_lock:
+            handle = self.handle
+            self._open_contexts += (
+                1  # counted before it exists, so that `close` cannot free the model meanwhile
+            )
+        try:
+            return LlamaContext(
+                self._engine, handle, self.n_vocab, self._binding, options, self._context_closed
+            )
+        except BaseException:
+            self._context_closed()
+            raise
 
     def tokenize(self, text: str) -> list[int]:
         """Return the tokens of `text`, special ones included."""
         data = text.encode()
         tokens = (ct.c_int32 * (len(data) + 16))()
-        n = self._engine.host.expertier_model_tokenize(self._handle, data, len(data), tokens, len(tokens))
+        n = self._engine.host.expertier_model_tokenize(self.handle, data, len(data), tokens, len(tokens))
         if n < 0:
             raise EngineError(
-                f"the engine could not tokenise a text of {len(data)} bytes: it asked for {-n} tokens"
+                f"the engine could not tokenise a text of {len(data)} bytes"
+                + (f": it asked for {-n} tokens" if n != abi.TEXT_ERROR else "")
             )
         return list(tokens[:n])
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes that `token` stands for; they may end inside a character."""
+        """Return the bytes that `token` stands for; they may end inside a character.
+
+        Raises:
+            EngineError: there is no such token.
+        """
         out = ct.create_string_buffer(256)
-        n = self._engine.host.expertier_model_piece(self._handle, token, out, len(out))
-        if n < 0:
+        n = self._engine.host.expertier_model_piece(self.handle, token, out, len(out))
+        if abi.TEXT_ERROR < n < 0:
             out = ct.create_string_buffer(-n)
-            n = self._engine.host.expertier_model_piece(self._handle, token, out, len(out))
-        return out.raw[: max(n, 0)]
+            n = self._engine.host.expertier_model_piece(self.handle, token, out, len(out))
+        if n < 0:
+            raise EngineError(f"there is no token {token}: the vocabulary has {self.n_vocab}")
+        return out.raw[:n]
 
     def is_end(self, token: int) -> bool:
         """Return whether `token` ends a generation."""
-        return bool(self._engine.host.expertier_model_is_end(self._handle, token))
+        return bool(self._engine.host.expertier_model_is_end(self.handle, token))
 
     def close(self) -> None:
         """Free the model; a second call does nothing.
@@ -176,17 +203,19 @@ class LlamaModel:
         Raises:
             BusyError: contexts of it are still open.
         """
-        if self._handle is None:
-            return
-        if self._open_contexts:
-            raise BusyError(f"the model has {self._open_contexts} open context(s); close them first")
-        self._engine.host.expertier_model_close(self._handle)
-        self._handle = None
+        with self._contexts_lock:
+            if self._handle is None:
+                return
+            if self._open_contexts:
+                raise BusyError(f"the model has {self._open_contexts} open context(s); close them first")
+            handle, self._handle = self._handle, None
+        self._engine.host.expertier_model_close(handle)
         if self._binding is not None:
             self._binding.close()
 
     def _context_closed(self) -> None:
-        self._open_contexts -= 1
+        with self._contexts_lock:
+            self._open_contexts -= 1
 
     def __enter__(self) -> LlamaModel:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+import threading
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -45,6 +46,7 @@ class TierBinding:
         self._engine = engine
         self._manager = manager
         self._handle: int | None = None
+        self._fill_errors = threading.local()  # a fill runs on the thread whose batch needs it
         described = manager.bind_engine()
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
@@ -65,12 +67,12 @@ class TierBinding:
     @property
     def device(self) -> int:
         """Address of the ggml device that the model's layers are placed on."""
-        return int(self._engine.proxy.expertier_tiers_device(self._handle))
+        return int(self._engine.proxy.expertier_tiers_device(self._open_handle()))
 
     @property
     def buffer_type(self) -> int:
         """Address of the ggml buffer type that the expert tensors are placed in."""
-        return int(self._engine.proxy.expertier_tiers_buffer_type(self._handle))
+        return int(self._engine.proxy.expertier_tiers_buffer_type(self._open_handle()))
 
     @property
     def manager(self) -> TierManager:
@@ -79,7 +81,7 @@ class TierBinding:
 
     def begin_load(self) -> None:
         """Have expert tensors that this thread's loads allocate belong to these tiers."""
-        self._engine.proxy.expertier_tiers_begin_load(self._handle)
+        self._engine.proxy.expertier_tiers_begin_load(self._open_handle())
 
     def end_load(self) -> None:
         """End what `begin_load` began."""
@@ -88,32 +90,43 @@ class TierBinding:
     def counters(self) -> ProxyCounters:
         """Return what the proxy has counted so far."""
         counters = abi.Counters()
-        self._engine.proxy.expertier_tiers_counters(self._handle, ct.byref(counters))
+        self._engine.proxy.expertier_tiers_counters(self._open_handle(), ct.byref(counters))
         return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
 
     def take_error(self) -> tuple[str, BaseException | None]:
-        """Return and clear the proxy's last message and the exception that a fill raised, if any."""
+        """Return and clear this thread's last message of the proxy, and the exception of its last failed fill."""
+        cause = getattr(self._fill_errors, "last", None)
+        self._fill_errors.last = None
         text = ct.create_string_buffer(_ERROR_BYTES)
-        self._engine.proxy.expertier_tiers_take_error(self._handle, text, len(text))
-        cause, self._manager.last_error = self._manager.last_error, None
+        if not self._engine.proxy.expertier_take_error(text, len(text)):
+            return "", cause
         return text.value.decode(errors="replace"), cause
 
     def close(self) -> None:
-        """Unbind, once the engine has freed the model; a second call does nothing."""
+        """Unbind, once the engine has freed the model; a second call does nothing.
+
+        Raises:
+            BusyError: the engine still holds slots; the binding stays, so that it can be closed again.
+        """
         if self._handle is not None:
+            self._manager.unbind_engine()
             self._engine.proxy.expertier_tiers_unbind(self._handle)
             self._handle = None
-            self._manager.unbind_engine()
 
-    def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any) -> int:
-        """Fill slots for the engine: 0, or 1 after an error, which `take_error` then tells."""
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise EngineError("the model's tiers were asked for after it was closed; open the model again")
+        return self._handle
+
+    def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any, done: Any) -> None:
+        """Fill slots for the engine; it believes in the bytes only where `done` says so."""
         try:
             self._manager.fill(
                 layer, np.ctypeslib.as_array(experts, (n,)).copy(), np.ctypeslib.as_array(slots, (n,)).copy()
             )
-        except BaseException:  # the manager keeps it; nothing may propagate into the engine's C++ frames
-            return 1
-        return 0
+            done[0] = abi.FILLED
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._fill_errors.last = error
 
 
 def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:

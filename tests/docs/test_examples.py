@@ -95,5 +95,7 @@ def test_examples_run(document: Path, folder: Path) -> None:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(document: Path) -> None:
     text = FENCE.sub("", document.read_text(encoding="utf-8"))
-    broken = [found["path"] for found in LINK.finditer(text) if not (document.parent / found["path"]).exists()]
+    broken = [
+        found["path"] for found in LINK.finditer(text) if not (document.parent / found["path"]).exists()
+    ]
     assert not broken

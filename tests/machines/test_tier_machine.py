@@ -7,6 +7,7 @@ L1 and L2 are compared with the file, pins with the leases, sizes with the budge
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from hypothesis import HealthCheck, note, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
+    MultipleResults,
     RuleBasedStateMachine,
     consumes,
     initialize,
     invariant,
+    multiple,
     precondition,
     rule,
 )
@@ -37,20 +40,26 @@ from expertier.planner import PolicyKind
 from expertier.planner.allocate import LayerPlan
 from expertier.tiers.faulty_source import FaultySource
 from expertier.tiers.lease import Lease, Part
+from expertier.tiers.slot_layout import GUARD_BYTES
 from gguf_files import Block, BytesSource, ModelFile, write_model
 
 I32 = npt.NDArray[np.int32]
 PAGE = 4096
+HANG_S = 120
 ERRORS: dict[str, type[Exception]] = {
     "read": SourceError,
     "copy_in": DeviceError,
     "alloc_pinned": DeviceError,
 }
 
+Fault = tuple[str, int, type[BaseException] | None]
+
 layers = st.integers(0, 1)
-experts = st.lists(st.integers(0, 7), max_size=8)
-faults = st.none() | st.tuples(
-    st.sampled_from(sorted(ERRORS)), st.integers(1, 7), st.sampled_from([None, KeyboardInterrupt])
+experts = st.lists(st.integers(0, 7), min_size=1, max_size=8)
+faults = st.tuples(
+    st.sampled_from(sorted(ERRORS)),
+    st.sampled_from([1, 1, 2, 3, 4, 5, 7]),
+    st.sampled_from([None, KeyboardInterrupt]),
 )
 
 
@@ -90,10 +99,11 @@ class TierMachine(RuleBasedStateMachine):
 
     @initialize(
         n_slots=st.integers(1, 5),
-        pool_pages=st.sampled_from([0, 1, 2, 3, 5, 30]),
+        pool_pages=st.sampled_from([30, 5, 3, 2, 1, 0]),
         policy=st.sampled_from(list(PolicyKind)),
     )
     def start(self, n_slots: int, pool_pages: int, policy: PolicyKind) -> None:
+        faulthandler.dump_traceback_later(HANG_S, exit=True)  # a lost slot or block shows as a wait for ever
         self.model = model_file()
         self.faults = FaultPlan()
         self.host = HostDevice()
@@ -149,9 +159,7 @@ class TierMachine(RuleBasedStateMachine):
         """Whether a refused call waits: nobody else will ever release anything here."""
         return not any(held.part for held in self.live if held is not without)
 
-    def attempt(
-        self, call: Callable[[], Part | None], fault: tuple[str, int, type[BaseException] | None] | None
-    ) -> Part | None:
+    def attempt(self, call: Callable[[], Part | None], fault: Fault | None) -> Part | None:
         """Run a call with a fault armed; None when it failed for that reason, with its fault seen to be the cause."""
         expected: type[BaseException] = KeyError
         if fault is not None:
@@ -178,22 +186,26 @@ class TierMachine(RuleBasedStateMachine):
 
     # ---- leases
 
+    @rule(target=leases, layer=layers, wanted=experts)
+    def acquire(self, layer: int, wanted: list[int]) -> Held | MultipleResults:
+        return self.try_to_acquire(layer, wanted, None)
+
     @rule(target=leases, layer=layers, wanted=experts, fault=faults)
-    def acquire(
-        self, layer: int, wanted: list[int], fault: tuple[str, int, type[BaseException] | None] | None
-    ) -> Held:
+    def acquire_with_a_fault(self, layer: int, wanted: list[int], fault: Fault) -> Held | MultipleResults:
+        return self.try_to_acquire(layer, wanted, fault)
+
+    def try_to_acquire(self, layer: int, wanted: list[int], fault: Fault | None) -> Held | MultipleResults:
         distinct = list(dict.fromkeys(wanted))
         n_slots = self.tiers.slots[layer]
         if len(distinct) > n_slots:
             residents = set(self.tiers._residency.residents(layer)) | self.filling(layer)
             distinct.sort(key=lambda expert: expert not in residents)
         first = set(distinct[:n_slots])
-        nothing = Held(None, set(), {})  # type: ignore[arg-type]
         if first & self.filling(layer):
-            return nothing
+            return multiple()
         fits = self.fits(layer, first)
         if not fits and self.would_wait():
-            return nothing
+            return multiple()
         before = self.tiers.stats()
         residents_before = self.tiers._residency.residents(layer)
         taken: list[Lease] = []
@@ -207,24 +219,22 @@ class TierMachine(RuleBasedStateMachine):
                 call()
             assert self.tiers.stats() == before, "a refusal changed something"
             assert self.tiers._residency.residents(layer) == residents_before
-            return nothing
+            return multiple()
         part = self.attempt(call, fault)
         self.count(layer, first, before, done=bool(taken))
         if not taken:
             assert not set(self.tiers._residency.residents(layer)) - set(residents_before), (
                 "a failed fill stayed"
             )
-            return nothing
+            return multiple()
         held = Held(taken[0], set(distinct), slots_of(part))
         assert set(held.part) == first
         assert self.tiers.stats().l1.hits - before.l1.hits == len(first & set(residents_before))
         self.live.append(held)
         return held
 
-    @rule(held=leases, number=st.integers(0, 7), fault=faults)
-    def take_a_part(
-        self, held: Held, number: int, fault: tuple[str, int, type[BaseException] | None] | None
-    ) -> None:
+    @rule(held=leases, number=st.integers(0, 7), fault=st.none() | faults)
+    def take_a_part(self, held: Held, number: int, fault: Fault | None) -> None:
         if held not in self.live or not held.lease.n_parts:
             return
         number %= held.lease.n_parts
@@ -256,10 +266,15 @@ class TierMachine(RuleBasedStateMachine):
             self.live.remove(held)
         return held
 
+    @precondition(lambda self: len(self.live) > 2)
+    @rule()
+    def release_all(self) -> None:
+        for held in list(self.live):
+            held.lease.release()
+        self.live.clear()
+
     @rule(held=dead)
     def use_a_dead_lease(self, held: Held) -> None:
-        if held.lease is None:
-            return
         for call in (
             held.lease.release,
             lambda: held.lease.view("up"),
@@ -288,7 +303,7 @@ class TierMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.bound)
     @rule(target=calls, layer=layers, wanted=st.sets(st.integers(0, 7), min_size=1, max_size=5))
-    def engine_begins(self, layer: int, wanted: set[int]) -> EngineCall | None:
+    def engine_begins(self, layer: int, wanted: set[int]) -> EngineCall | MultipleResults:
         chosen = np.array(sorted(wanted), np.int32)
         slots, miss_index = np.full(len(chosen), -1, np.int32), np.zeros(len(chosen), np.int32)
         fits = (
@@ -300,16 +315,14 @@ class TierMachine(RuleBasedStateMachine):
             misses = self.tiers._residency.begin(layer, chosen, slots, miss_index)
         assert (misses >= 0) == fits, "the policy and the model disagree on what fits"
         if misses < 0:
-            return None
+            return multiple()
         self.requests += len(chosen)
         call = EngineCall(layer, chosen, slots, miss_index[:misses].copy(), filled=misses == 0)
         self.engine_calls.append(call)
         return call
 
-    @rule(call=calls, fault=faults)
-    def engine_fills(
-        self, call: EngineCall | None, fault: tuple[str, int, type[BaseException] | None] | None
-    ) -> None:
+    @rule(call=calls, fault=st.none() | faults)
+    def engine_fills(self, call: EngineCall, fault: Fault | None) -> None:
         if call not in self.engine_calls or call.filled:
             return
         done: list[bool] = []
@@ -331,7 +344,7 @@ class TierMachine(RuleBasedStateMachine):
             self.tiers._locks.notify_all(call.layer)
 
     @rule(call=consumes(calls))
-    def engine_ends(self, call: EngineCall | None) -> None:
+    def engine_ends(self, call: EngineCall) -> None:
         if call not in self.engine_calls:
             return
         if not call.filled:
@@ -342,9 +355,10 @@ class TierMachine(RuleBasedStateMachine):
 
     # ---- the whole
 
-    @rule(slots=st.tuples(st.integers(1, 8), st.integers(1, 8)), fails=st.booleans())
-    def apply(self, slots: tuple[int, int], fails: bool) -> None:
+    @rule(wanted=st.none() | st.tuples(st.integers(1, 8), st.integers(1, 8)), fails=st.booleans())
+    def apply(self, wanted: tuple[int, int] | None, fails: bool) -> None:
         before, slots_before = self.tiers.stats(), self.tiers.slots
+        slots = wanted if wanted is not None else slots_before
         residents = sum(len(self.tiers._residency.residents(layer)) for layer in range(2))
         needed = sum(
             layout.range_bytes(n) for layout, n in zip(self.model.table.slot_layouts, slots, strict=True)
@@ -368,11 +382,11 @@ class TierMachine(RuleBasedStateMachine):
             assert self.tiers.slots == slots
             assert self.tiers.stats().l1.evictions == before.l1.evictions + residents
 
+    @precondition(lambda self: self.live or self.bound)
     @rule()
     def close_while_in_use(self) -> None:
-        if self.live or self.bound:
-            with pytest.raises(BusyError):
-                self.tiers.close()
+        with pytest.raises(BusyError):
+            self.tiers.close()
 
     # ---- after every step
 
@@ -411,14 +425,13 @@ class TierMachine(RuleBasedStateMachine):
                 assert ctypes.string_at(address + offset, len(expected)) == expected, "I1, I8: bytes in L2"
         for layer in range(2):
             layout, places = table.slot_layouts[layer], slab.places(layer)
-            end = (
-                places[-1].offset
-                + (self.tiers.slots[layer] - 1) * places[-1].stride
-                + layout.matrix_bytes[-1]
-            )
-            assert ctypes.string_at(slab.base + end, 512) == bytes(512), (
-                "the guard after the last slot is not zero"
-            )
+            ends = [
+                place.offset + (self.tiers.slots[layer] - 1) * place.stride + size
+                for place, size in zip(places, layout.matrix_bytes, strict=True)
+            ]
+            for end in ends[-1:] if layout.stride else ends:
+                guard = ctypes.string_at(slab.base + end, GUARD_BYTES)
+                assert guard == bytes(GUARD_BYTES), "the guard after the last slot is not zero"
 
     def check_sizes(self) -> None:
         stats = self.tiers.stats()
@@ -460,6 +473,7 @@ class TierMachine(RuleBasedStateMachine):
         self.live.clear()
         self.everything_holds()
         self.tiers.close()
+        faulthandler.cancel_dump_traceback_later()
         self.host.close()  # I15: complains about any byte that is left
 
 
@@ -472,5 +486,5 @@ def slots_of(part: Part | None) -> dict[int, int]:
 
 TestTierMachine = TierMachine.TestCase
 TestTierMachine.settings = settings(
-    stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+    stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine, ProxyCounters
+from expertier.engine_adapter.llama_cpp.model import LoadCounts
 from expertier.engine_adapter.synth import ModelShape, write_model
 from expertier.hip import open_device
 from expertier.tiers.config import TierConfig
@@ -72,6 +73,7 @@ class Run:
     flash_attention: bool
     counters: ProxyCounters | None
     stats: TierStats | None
+    load: LoadCounts
 
 
 def run_model(
@@ -97,4 +99,5 @@ def run_model(
             flash_attention=context.flash_attention_enabled,
             counters=model.binding.counters() if model.binding is not None else None,
             stats=tiers.stats() if tiers is not None else None,
+            load=model.load_counts(),
         )

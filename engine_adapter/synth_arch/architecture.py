@@ -1,0 +1,37 @@
+"""What the generator must know of an architecture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from gguf import GGUFWriter
+
+from expertier.engine_adapter.model_shape import ExpertLayout, ModelShape
+from expertier.engine_adapter.synth_arch.tensor import Tensor
+from expertier.errors import ConfigError
+
+Rule = Callable[[ModelShape], str | None]
+"""What is wrong with a shape for this architecture, or None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """One architecture: its `name` in a file, its tensors in the file's order, and the keys beside the common ones.
+
+    `layouts` are the expert layouts that the engine loads for it.
+    """
+
+    name: str
+    tensors: Callable[[ModelShape], Iterator[Tensor]]
+    add_keys: Callable[[GGUFWriter, ModelShape], None]
+    layouts: frozenset[ExpertLayout] = frozenset({"split"})
+    rule: Rule | None = None
+
+    def check(self, shape: ModelShape) -> None:
+        """Raise ConfigError for a shape that an engine could not run as this architecture."""
+        wrong = self.rule(shape) if self.rule is not None else None
+        if shape.expert_layout not in self.layouts:
+            wrong = f"expert_layout is {shape.expert_layout!r}; it must be one of {sorted(self.layouts)}"
+        if wrong is not None:
+            raise ConfigError(f"no engine can run this model shape as {self.name}: {wrong}")
