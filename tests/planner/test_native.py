@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -14,6 +15,8 @@ import pytest
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.native import entry_points
 from expertier.planner.residency import ARRAYS, Residency
+
+pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
 I32 = npt.NDArray[np.int32]
 POINTER = ctypes.POINTER(ctypes.c_int32)

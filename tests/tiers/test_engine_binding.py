@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Iterator
 
+import numba
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -18,6 +19,8 @@ from expertier.planner.native import entry_points
 from expertier.tiers.engine_binding import EngineBinding
 from expertier.tiers.faulty_source import FaultySource
 from gguf_files import Block, BytesSource, ModelFile, write_model
+
+pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
 I32 = npt.NDArray[np.int32]
 POINTER = ctypes.POINTER(ctypes.c_int32)

@@ -134,7 +134,7 @@ def test_truncated_anywhere(tmp_path: Path) -> None:
     for n_bytes in sorted(offset for offset in offsets if offset < last_end):
         path = tmp_path / "cut.gguf"
         path.write_bytes(whole.bytes[:n_bytes])
-        refused(path, TruncatedModelError, "ends within|cut short|bytes follow|less than a GGUF")
+        refused(path, TruncatedModelError, "is cut short|less than the 24")
 
 
 @pytest.mark.parametrize(("n_tensors", "n_values"), [(1 << 62, 0), (0, 1 << 62), (1 << 20, 1 << 20), (3, 0)])
@@ -159,11 +159,11 @@ def tensor(name: bytes, dims: list[int], kind: int = 0, offset: int = 0) -> byte
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header(text(b"\xff\xfe") + struct.pack("<I", 4) + bytes(4), 1), "not UTF-8"),
-        (header(text(b"key") + struct.pack("<I", 77), 1), "unknown type 77"),
-        (header(text(b"key") + struct.pack("<IIQ", 9, 9, 1), 1), "array of the unknown type 9"),
-        (header(text(b"general.alignment") + struct.pack("<II", 4, 24), 1), "alignment is 24"),
-        (header(text(b"general.alignment") + struct.pack("<I", 8) + text(b"32"), 1), "alignment is '32'"),
+        (header(text(b"\xff\xfe") + struct.pack("<I", 4) + bytes(4), 1), "utf-8"),
+        (header(text(b"key") + struct.pack("<I", 77), 1), "77 is not a valid GGUFValueType"),
+        (header(text(b"key") + struct.pack("<IIQ", 9, 9, 1), 1), "array of ARRAY"),
+        (header(text(b"general.alignment") + struct.pack("<II", 4, 24), 1), "Invalid alignment"),
+        (header(text(b"general.alignment") + struct.pack("<I", 8) + text(b"32"), 1), "general.alignment"),
         (header(tensors=tensor(b"t", []), n_tensors=1), "0 dimensions"),
         (header(tensors=tensor(b"t", [1] * 5), n_tensors=1), "5 dimensions"),
         (header(tensors=tensor(b"t", [4, 0]), n_tensors=1), "shape"),
@@ -182,13 +182,13 @@ def test_damaged_headers(tmp_path: Path, content: bytes, message: str) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (header(struct.pack("<Q", 1 << 60), 1), "a key"),
-        (header(text(b"key") + struct.pack("<IIQ", 9, 8, 1 << 60), 1), "items of key"),
+        (header(struct.pack("<Q", 1 << 60), 1), "needs the bytes 32 to"),
+        (header(text(b"key") + struct.pack("<IIQ", 9, 8, 1 << 60), 1), "needs the bytes 51 to"),
         (
             header(text(b"key") + struct.pack("<IIQ", 9, 8, 2) + text(b"a") + struct.pack("<Q", 1 << 40), 1),
-            "an item",
+            "needs the bytes 51 to",
         ),
-        (header(text(b"key") + struct.pack("<IIQ", 9, 12, 1 << 60), 1), "items of key"),
+        (header(text(b"key") + struct.pack("<IIQ", 9, 12, 1 << 60), 1), "needs the bytes 39 to"),
         (header(tensors=tensor(b"t", [1 << 40, 1 << 40]), n_tensors=1), "t needs the bytes"),
     ],
 )
