@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 
 PROXY_ABI = 2  # EXPERTIER_ABI in abi.h
-HOST_ABI = 2  # EXPERTIER_HOST_ABI in host_abi.h
+HOST_ABI = 3  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
@@ -89,14 +89,26 @@ class Counters(ct.Structure):
     )
 
 
-class FileIdentity(ct.Structure):
-    """expertier_file_identity: which file a path must still name."""
+class File(ct.Structure):
+    """expertier_file: a file of the model, and which file its path must still name."""
 
     _fields_ = (
+        ("path", ct.c_char_p),
         ("n_bytes", ct.c_int64),
         ("mtime_ns", ct.c_int64),
         ("inode", ct.c_int64),
         ("device", ct.c_int64),
+    )
+
+
+class Extent(ct.Structure):
+    """expertier_extent: bytes of what the loader sees, and where they come from."""
+
+    _fields_ = (
+        ("begin", ct.c_int64),
+        ("end", ct.c_int64),
+        ("file", ct.c_int32),
+        ("offset", ct.c_int64),
     )
 
 
@@ -106,12 +118,14 @@ class ModelOptions(ct.Structure):
     _fields_ = (
         ("abi", ct.c_int32),
         ("path", ct.c_char_p),
-        ("identity", FileIdentity),
         ("device", ct.c_void_p),
         ("experts_type", ct.c_void_p),
         ("experts_regex", ct.c_char_p),
-        ("skip", ct.POINTER(ct.c_int64)),
-        ("n_skip", ct.c_int32),
+        ("files", ct.POINTER(File)),
+        ("n_files", ct.c_int32),
+        ("extents", ct.POINTER(Extent)),
+        ("n_extents", ct.c_int32),
+        ("header", ct.c_char_p),
         ("repack", ct.c_int32),
     )
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from expertier.errors import (
@@ -15,6 +16,7 @@ from expertier.errors import (
 from expertier.tiers.gguf_header import GgufHeader, TensorInfo
 from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.matrix import ExpertMatrix, Role
+from expertier.tiers.shards import Shard
 
 _ROLE_SETS = (
     (Role.GATE, Role.UP, Role.DOWN),
@@ -24,26 +26,36 @@ _ROLE_SETS = (
 """The matrices that one expert may have, in the order in which a slot holds them."""
 
 
-def collect_layers(path: Path, header: GgufHeader) -> tuple[tuple[ExpertLayer, ...], int]:
+def collect_layers(shards: Sequence[Shard]) -> tuple[tuple[ExpertLayer, ...], int]:
     """Return the MoE layers of a model and how many experts a token uses.
 
     Raises as `ExpertTable.from_gguf` does.
     """
-    _refuse_shards(path, header)
-    _check_data(path, header)
+    path, header = shards[0].path, shards[0].header
     patterns = _patterns()
     blocks: dict[int, dict[Role, TensorInfo]] = {}
-    for tensor in header.tensors:
-        found = _match(patterns, tensor.name)
-        if found is not None:
-            block, role = found
-            blocks.setdefault(block, {})[role] = tensor
-        else:
-            _refuse_unknown_experts(path, tensor)
+    names: set[str] = set()
+    begin = 0
+    for shard in shards:
+        _check_data(shard.path, shard.header)
+        for tensor in shard.header.tensors:
+            if tensor.name in names:
+                raise UnsupportedLayoutError(
+                    f"{shard.path} holds {tensor.name} again, as another shard does: it is of another model; "
+                    "download it again"
+                )
+            names.add(tensor.name)
+            found = _match(patterns, tensor.name)
+            if found is not None:
+                block, role = found
+                blocks.setdefault(block, {})[role] = replace(tensor, offset=begin + tensor.offset)
+            else:
+                _refuse_unknown_experts(shard.path, tensor)
+        begin += shard.header.file_stat.st_size
     top_k = header.values.get(_key("EXPERT_USED_COUNT", header))
     if not blocks:
         raise NotMoeError(
-            f"{path} ({header.architecture}, {len(header.tensors)} tensors) has no expert tensors such as "
+            f"{path} ({header.architecture}, {len(names)} tensors) has no expert tensors such as "
             "blk.0.ffn_up_exps.weight: a dense model needs no expert tiers, run it as it is"
         )
     layers = tuple(_layer(path, block, blocks[block]) for block in sorted(blocks))
@@ -87,26 +99,15 @@ def _match(patterns: Mapping[Role, re.Pattern[str]], name: str) -> tuple[int, Ro
     return None
 
 
-def _refuse_shards(path: Path, header: GgufHeader) -> None:
-    import gguf
-
-    key = gguf.Keys.Split.LLM_KV_SPLIT_COUNT
-    count = header.values.get(key, 1)
-    if count not in (0, 1):
-        raise UnsupportedLayoutError(
-            f"{path} is one of {count} shards ({key}): shards are not followed yet; merge them first with "
-            "gguf-split --merge FIRST_SHARD OUTPUT"
-        )
-
-
 def _refuse_unknown_experts(path: Path, tensor: TensorInfo) -> None:
-    """Refuse experts under names or in shapes that no engine of today uses."""
+    """Refuse experts under names or in shapes that are not known here: the engine would load them whole."""
     one_tensor_an_expert = re.fullmatch(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight", tensor.name)
-    stacked = len(tensor.dims) == 3 and tensor.name.endswith("_exps.weight")
+    stacked = len(tensor.dims) >= 3 and tensor.name.endswith("exps.weight")
     if one_tensor_an_expert or stacked:
         raise UnsupportedLayoutError(
-            f"{path}: expert tensor {tensor.name} of shape {list(tensor.dims)} is in an unknown layout; "
-            "convert the model again with a current llama.cpp"
+            f"{path}: expert tensor {tensor.name} of shape {list(tensor.dims)} is in an unknown layout; known are "
+            "blk.N.ffn_gate_exps, ffn_up_exps, ffn_gate_up_exps and ffn_down_exps of three dimensions. Convert an "
+            "old model again with a current llama.cpp; run any other without the tiers"
         )
 
 
@@ -119,7 +120,7 @@ def _check_data(path: Path, header: GgufHeader) -> None:
             raise NotGgufError(
                 f"{path} is a damaged GGUF: {tensor.name} begins within {before}; download it again"
             )
-        n_bytes = _tensor_bytes(tensor)
+        n_bytes = tensor.n_bytes
         end = tensor.offset + (n_bytes or 0)
         if end > header.file_stat.st_size:
             raise TruncatedModelError(
@@ -127,22 +128,6 @@ def _check_data(path: Path, header: GgufHeader) -> None:
                 f"at {header.file_stat.st_size}; download it again"
             )
         before = tensor.name
-
-
-def _tensor_bytes(tensor: TensorInfo) -> int | None:
-    """Return the bytes of a tensor; None for a type or row length that the gguf package does not know."""
-    import gguf
-
-    sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
-    if tensor.ggml_type not in sizes:
-        return None
-    block_elements, block_bytes = sizes[tensor.ggml_type]
-    if tensor.dims[0] % block_elements:
-        return None
-    n_bytes = tensor.dims[0] // block_elements * block_bytes
-    for rows in tensor.dims[1:]:
-        n_bytes *= rows
-    return n_bytes
 
 
 def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo]) -> ExpertLayer:
@@ -165,7 +150,7 @@ def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo]) -> Expert
 def _matrix(path: Path, role: Role, tensor: TensorInfo) -> ExpertMatrix:
     import gguf
 
-    n_bytes = _tensor_bytes(tensor)
+    n_bytes = tensor.n_bytes
     if len(tensor.dims) != 3 or n_bytes is None:
         raise UnsupportedLayoutError(
             f"{path}: expert tensor {tensor.name} has the shape {list(tensor.dims)} and ggml type "

@@ -7,6 +7,7 @@ error; and arrays, such as a vocabulary, stay bytes instead of becoming an objec
 
 from __future__ import annotations
 
+import math
 import os
 import struct
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGUF_MAGIC, GGUF_VERSION, GGUFReader, GGUFValueType
+from gguf import GGML_QUANT_SIZES, GGUF_MAGIC, GGUF_VERSION, GGUFReader, GGUFValueType
 
 from expertier.errors import NotGgufError, TruncatedModelError
 
@@ -26,6 +27,7 @@ _MIN_VALUE_BYTES = 8 + 4 + 1  # an empty key, one byte
 _MAX_DIMS = 4
 _MIN_ITEM_BYTES = 8  # of an array of strings: each has a length
 _VERSIONS = (2, GGUF_VERSION)
+_BLOCK_SIZES = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,14 +39,28 @@ class TensorInfo:
     ggml_type: int
     offset: int
 
+    @property
+    def n_bytes(self) -> int | None:
+        """Bytes of the data; None for a type or row length that the gguf package does not know."""
+        block_elements, block_bytes = _BLOCK_SIZES.get(self.ggml_type, (0, 0))
+        if not block_elements or self.dims[0] % block_elements:
+            return None
+        return self.dims[0] // block_elements * block_bytes * math.prod(self.dims[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF says of itself; `values` holds its scalars and strings, arrays are left out."""
+    """What a GGUF says of itself.
+
+    `values` holds its scalars and strings, arrays are left out. `value_spans` says for every key, arrays too,
+    which bytes of the file hold key and value. Data of tensors begins at multiples of `alignment`.
+    """
 
     version: int
     values: dict[str, Scalar]
+    value_spans: dict[str, tuple[int, int]]
     tensors: tuple[TensorInfo, ...]
+    alignment: int
     file_stat: os.stat_result
 
     @property
@@ -77,7 +93,9 @@ def read_header(path: Path) -> GgufHeader:
         for name, field in reader.fields.items()
         if field.types and field.types[0] != GGUFValueType.ARRAY
     }
-    return GgufHeader(version, values, tuple(reader.entries), before)
+    return GgufHeader(
+        version, values, reader.value_spans, tuple(reader.entries), int(reader.alignment), before
+    )
 
 
 def _check_start(path: Path, size: int) -> int:
@@ -118,7 +136,16 @@ class _CheckedReader(GGUFReader):
     def __init__(self, path: Path) -> None:
         self._path = path
         self.entries: list[TensorInfo] = []
+        self.value_spans: dict[str, tuple[int, int]] = {}
         super().__init__(path)
+
+    def _build_fields(self, offs: int, count: int) -> int:
+        """Read all keys and values, and note where each one lies."""
+        end = int(super()._build_fields(offs, count))
+        begins = sorted((field.offset, name) for name, field in self.fields.items() if field.offset >= offs)
+        ends = [*(begin for begin, _ in begins), end][1:]
+        self.value_spans = {name: (begin, stop) for (begin, name), stop in zip(begins, ends, strict=True)}
+        return end
 
     def _build_tensors(self, start_offs: int, fields: Any) -> None:
         """Take over the tensors' entries; their data is not looked at, and their types may be unknown here."""

@@ -10,6 +10,7 @@ An engine's plugin takes admission's place: it makes the same policy calls under
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from expertier.hip.device import Device
 from expertier.planner.allocate import LayerPlan, plan_layers
 from expertier.planner.residency import Residency
 from expertier.tiers.admission import Admission
+from expertier.tiers.advice import advise
 from expertier.tiers.budget import resolve
 from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
@@ -44,6 +46,8 @@ from expertier.tiers.transfer import Transfer
 from expertier.tiers.usage import Usage
 
 I32 = npt.NDArray[np.int32]
+
+_log = logging.getLogger(__name__)
 
 
 class TierManager:
@@ -90,7 +94,7 @@ class TierManager:
             )
             undo.callback(self._pool.close)
             if source is None:
-                file = FileSource(table.path, table.identity)
+                file = FileSource(table.files)
                 undo.callback(file.close)
                 source = file
             self._stores = undo.pop_all()
@@ -98,6 +102,8 @@ class TierManager:
         transfer = Transfer(device, self._slab)
         self._filler = Filler(table.layers, layouts, self._pool, self._source, transfer)
         self._admission = Admission(self._residency, self._locks, self._serve)
+        for line in advise(table, plan.slots, budgets):
+            _log.warning("%s: %s", table.path.name, line)
         self.last_error: BaseException | None = None
         """What made the last engine fill fail; set by `fill`, cleared by whoever reports it."""
         self._usage = Usage()
@@ -186,16 +192,21 @@ class TierManager:
             ),
         )
 
-    def fill(self, layer: int, experts: Iterable[int], slots: Iterable[int]) -> None:
-        """Fill slots that an engine's `begin` call chose for missing experts; called with no layer's lock
-        held.
+    def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
+        """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.
 
-        May be called from several threads at once. Raises what a read or a copy raises, and keeps it in
-        `last_error`.
+        May be called from several threads at once. Raises what a read or a copy raises, and `ValueError` where
+        `slots[i]` was not chosen for `experts[i]`; keeps it in `last_error`.
         """
         try:
             with self._usage.engine_fill():
-                self._serve(layer, np.asarray(experts, np.int32), np.asarray(slots, np.int32))
+                wanted, chosen = np.asarray(experts, np.int32), np.asarray(slots, np.int32)
+                if not self._residency.is_chosen(layer, wanted, chosen):
+                    raise ValueError(
+                        f"asked to fill slots {chosen.tolist()} of layer {layer} with experts {wanted.tolist()}: "
+                        "`begin` did not choose them for these, or they are complete"
+                    )
+                self._serve(layer, wanted, chosen)
         except BaseException as error:
             self.last_error = error
             raise

@@ -1,4 +1,4 @@
-"""Which bytes of a GGUF belong to which expert."""
+"""Which bytes of a GGUF, or of its shards, belong to which expert."""
 
 from __future__ import annotations
 
@@ -12,36 +12,47 @@ from typing import Self
 from expertier.planner.demand import LayerDemand
 from expertier.tiers.expert_tensors import collect_layers
 from expertier.tiers.file_identity import FileIdentity
-from expertier.tiers.gguf_header import read_header
 from expertier.tiers.layer import ExpertLayer
+from expertier.tiers.model_file import ModelFile
+from expertier.tiers.shards import read_shards
 from expertier.tiers.slot_layout import SlotLayout
 
 
 @dataclass(frozen=True)
 class ExpertTable:
-    """The experts of one GGUF: which layers have them, and where in the file each one lies.
+    """The experts of one model: which layers have them, and where in its files each one lies.
 
-    `layer` counts MoE layers from 0 everywhere; `layers[layer].block` is the N of the file's `blk.N.`. Only
-    the file's header is read, never a weight.
+    `layer` counts MoE layers from 0 everywhere; `layers[layer].block` is the N of the file's `blk.N.`. Offsets
+    count through all `files`, as if the shards of a model lay one after another. Only headers are read, never a
+    weight.
     """
 
-    path: Path
+    files: tuple[ModelFile, ...]
     architecture: str
     top_k: int
     layers: tuple[ExpertLayer, ...]
-    identity: FileIdentity
 
     @classmethod
     def from_gguf(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the table of the model at `path`.
+        """Read the table of the model at `path`, which may be any of its shards.
 
-        Raises `NotGgufError`, `TruncatedModelError` (also where a tensor's data reaches past the end of the
-        file), `NotMoeError` or `UnsupportedLayoutError`, all of them `ModelError`s.
+        Raises `NotGgufError`, `TruncatedModelError` (also where a tensor's data reaches past the end of a
+        file), `NotMoeError` or `UnsupportedLayoutError` (also for a shard that is missing or of another
+        model), all of them `ModelError`s.
         """
-        absolute = Path(path).absolute()
-        header = read_header(absolute)
-        layers, top_k = collect_layers(absolute, header)
-        return cls(absolute, header.architecture, top_k, layers, FileIdentity.of(header.file_stat))
+        shards = read_shards(Path(path).absolute())
+        layers, top_k = collect_layers(shards)
+        files = []
+        begin = 0
+        for shard in shards:
+            files.append(ModelFile(shard.path, begin, FileIdentity.of(shard.header.file_stat)))
+            begin = files[-1].end
+        return cls(tuple(files), shards[0].header.architecture, top_k, layers)
+
+    @property
+    def path(self) -> Path:
+        """The model's file, or its first shard."""
+        return self.files[0].path
 
     @property
     def n_layers(self) -> int:
@@ -50,8 +61,8 @@ class ExpertTable:
 
     @property
     def file_bytes(self) -> int:
-        """The file's size."""
-        return self.identity.n_bytes
+        """The size of all files together."""
+        return self.files[-1].end
 
     @cached_property
     def expert_bytes_total(self) -> int:
@@ -60,7 +71,7 @@ class ExpertTable:
 
     @cached_property
     def expert_ranges(self) -> tuple[tuple[int, int], ...]:
-        """The expert tensors' [begin, end) in the file, in its order."""
+        """The expert tensors' [begin, end) in the files, in their order."""
         return tuple(
             sorted(
                 (matrix.file_offset, matrix.file_offset + layer.n_experts * matrix.expert_bytes)
@@ -75,7 +86,7 @@ class ExpertTable:
         return tuple(SlotLayout.of(layer.matrices) for layer in self.layers)
 
     def span(self, layer: int, expert: int) -> list[tuple[int, int]]:
-        """Return an expert's (offset, bytes) in the file, one a matrix; `IndexError` where there is none."""
+        """Return an expert's (offset, bytes) in the files, one a matrix; `IndexError` where there is none."""
         self.check_experts(layer, (expert,))
         return self.layers[layer].spans(expert)
 

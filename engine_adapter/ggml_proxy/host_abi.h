@@ -4,32 +4,43 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 2
+#define EXPERTIER_HOST_ABI 3
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
-// Which file a path must still name: as stat() returned it.
-struct expertier_file_identity {
-    int64_t n_bytes;
-    int64_t mtime_ns;
-    int64_t inode;
-    int64_t device;
+// A file of the model, and which file its path must still name: as stat() returned it.
+struct expertier_file {
+    const char * path;
+    int64_t      n_bytes;
+    int64_t      mtime_ns;
+    int64_t      inode;
+    int64_t      device;
+};
+
+// Bytes [begin, end) of the GGUF that the loader sees, and where they come from.
+struct expertier_extent {
+    int64_t begin;
+    int64_t end;
+    int32_t file;   // index of a file; -1: the merged header; -2: nothing is read, the buffer keeps what it holds
+    int64_t offset; // of `begin` in there
 };
 
 struct expertier_model_options {
     int32_t         abi; // EXPERTIER_HOST_ABI
-    const char *    path;
-    expertier_file_identity identity; // of the file that the tiers read; used with experts_type
-    void *          device;       // ggml device to place every layer on; null: the engine's own placement
-    void *          experts_type; // ggml buffer type for the expert tensors; null: the engine's own placement
-    const char *    experts_regex;
-    const int64_t * skip;         // pairs of file offsets [begin, end) that are never read, ascending
-    int32_t         n_skip;
-    int32_t         repack;       // 1: let the engine repack weights for its own kernels
+    const char *             path;
+    void *                   device;       // ggml device to place every layer on; null: the engine's own placement
+    void *                   experts_type; // ggml buffer type for the experts; null: the engine's own placement
+    const char *             experts_regex;
+    const expertier_file *   files;        // with experts_type: the files that the tiers read
+    int32_t                  n_files;
+    const expertier_extent * extents;      // ... and the GGUF that the loader gets to see: contiguous from 0
+    int32_t                  n_extents;
+    const void *             header;       // its header, where that is merged from several files; else null
+    int32_t                  repack;       // 1: let the engine repack weights for its own kernels
 };
 
 struct expertier_load_counts {
-    int64_t bytes_read;   // bytes read from the file while loading
-    int64_t expert_bytes; // those of them that lie in the skipped ranges
+    int64_t bytes_read;   // bytes read from the files while loading
+    int64_t expert_bytes; // those of them that lie in extents that are not to be read
 };
 
 struct expertier_context_options {

@@ -2,91 +2,103 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 namespace expertier {
 
 namespace {
 
-// The first skipped range that ends after `position`.
-auto range_after(const SkippingFile & file, int64_t position) {
-    return std::upper_bound(file.skip.begin(), file.skip.end(), position,
-                            [](int64_t at, const std::pair<int64_t, int64_t> & range) { return at < range.second; });
+bool is_the_same(const struct stat & found, const expertier_file & wanted) {
+    return found.st_size == wanted.n_bytes && (int64_t) found.st_ino == wanted.inode &&
+           (int64_t) found.st_dev == wanted.device &&
+           found.st_mtim.tv_sec * 1'000'000'000LL + found.st_mtim.tv_nsec == wanted.mtime_ns;
 }
 
-int64_t overlap_with_skip(const SkippingFile & file, int64_t begin, int64_t end) {
-    int64_t total = 0;
-    for (auto range = range_after(file, begin); range != file.skip.end() && range->first < end; ++range) {
-        total += std::min(end, range->second) - std::max(begin, range->first);
+} // namespace
+
+ModelFiles::~ModelFiles() {
+    for (int descriptor : descriptors_) {
+        close(descriptor);
     }
-    return total;
 }
 
-ssize_t read(void * cookie, char * out, size_t wanted) {
-    SkippingFile & file = *static_cast<SkippingFile *>(cookie);
-    const int64_t  end  = std::min(file.size, file.position + (int64_t) wanted);
-    ssize_t        done = 0;
-    while (file.position < end) {
-        const auto range = range_after(file, file.position);
-        int64_t    step  = end - file.position;
-        if (range != file.skip.end() && range->first <= file.position) {
-            step = std::min(step, range->second - file.position); // the buffer keeps what it holds
-        } else {
-            if (range != file.skip.end()) {
-                step = std::min(step, range->first - file.position);
-            }
-            const ssize_t got = pread(file.descriptor, out + done, step, file.position);
-            if (got <= 0) {
-                return done > 0 ? done : got;
-            }
-            step = got;
-            file.bytes_read += step;
-            file.expert_bytes += overlap_with_skip(file, file.position, file.position + step);
+bool ModelFiles::open(const expertier_model_options & options, std::string & error) {
+    extents_.assign(options.extents, options.extents + options.n_extents);
+    header_ = static_cast<const char *>(options.header);
+    for (int32_t i = 0; i < options.n_files; i++) {
+        const expertier_file & file       = options.files[i];
+        const int              descriptor = ::open(file.path, O_RDONLY | O_CLOEXEC);
+        if (descriptor < 0) {
+            error = std::string(file.path) + ": " + strerror(errno);
+            return false;
         }
-        file.position += step;
-        done += step;
+        descriptors_.push_back(descriptor);
+        struct stat found;
+        if (fstat(descriptor, &found) != 0 || !is_the_same(found, file)) {
+            error = std::string(file.path) + ": it is not the file that the tiers were made for, or it has changed";
+            return false;
+        }
+    }
+    return true;
+}
+
+FILE * ModelFiles::stream() { return fopencookie(this, "rb", { read, nullptr, seek, nullptr }); }
+
+ssize_t ModelFiles::read(void * cookie, char * out, size_t wanted) {
+    ModelFiles &  self = *static_cast<ModelFiles *>(cookie);
+    const int64_t end  = std::min(self.size(), self.position_ + (int64_t) wanted);
+    ssize_t       done = 0;
+    while (self.position_ < end) {
+        const auto extent = std::upper_bound(self.extents_.begin(), self.extents_.end(), self.position_,
+                                             [](int64_t at, const expertier_extent & one) { return at < one.end; });
+        const ssize_t got = self.read_extent(*extent, out + done, std::min(end, extent->end) - self.position_);
+        if (got <= 0) {
+            return done > 0 ? done : got;
+        }
+        self.position_ += got;
+        done += got;
     }
     return done;
 }
 
-int seek(void * cookie, off64_t * offset, int whence) {
-    SkippingFile & file = *static_cast<SkippingFile *>(cookie);
-    const int64_t  from = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? file.position : file.size;
-    if (from + *offset < 0) {
-        return -1;
+ssize_t ModelFiles::read_extent(const expertier_extent & extent, char * out, int64_t wanted) {
+    const int64_t offset = extent.offset + (position_ - extent.begin);
+    switch (extent.file) {
+        case extent_header:
+            memcpy(out, header_ + offset, wanted);
+            return wanted;
+        case extent_experts:
+            return wanted;
+        default: {
+            const ssize_t got = pread(descriptors_[extent.file], out, wanted, offset);
+            if (got > 0) {
+                bytes_read_ += got;
+                for (const expertier_extent & one : extents_) { // counted where the bytes came from, not as planned
+                    if (one.file == extent_experts) {
+                        expert_bytes_ +=
+                            std::max<int64_t>(0, std::min(one.end, position_ + got) - std::max(one.begin, position_));
+                    }
+                }
+            }
+            return got;
+        }
     }
-    file.position = from + *offset;
-    *offset       = file.position;
-    return 0;
 }
 
-int close(void * cookie) { return ::close(static_cast<SkippingFile *>(cookie)->descriptor); }
-
-} // namespace
-
-FILE * open_skipping(SkippingFile & file, const char * path, const expertier_file_identity & identity) {
-    file.descriptor = open(path, O_RDONLY | O_CLOEXEC);
-    if (file.descriptor < 0) {
-        return nullptr;
+int ModelFiles::seek(void * cookie, off64_t * offset, int whence) {
+    ModelFiles &  self = *static_cast<ModelFiles *>(cookie);
+    const int64_t from = whence == SEEK_SET ? 0 : whence == SEEK_CUR ? self.position_ : self.size();
+    if (from + *offset < 0) {
+        errno = EINVAL;
+        return -1;
     }
-    struct stat found;
-    if (fstat(file.descriptor, &found) != 0 || found.st_size != identity.n_bytes ||
-        (int64_t) found.st_ino != identity.inode || (int64_t) found.st_dev != identity.device ||
-        found.st_mtim.tv_sec * 1'000'000'000LL + found.st_mtim.tv_nsec != identity.mtime_ns) {
-        ::close(file.descriptor);
-        errno = ESTALE;
-        return nullptr;
-    }
-    file.size     = found.st_size;
-    file.position = 0;
-    FILE * stream = fopencookie(&file, "rb", { read, nullptr, seek, close });
-    if (stream == nullptr) {
-        ::close(file.descriptor);
-        return nullptr;
-    }
-    return stream;
+    self.position_ = from + *offset;
+    *offset        = self.position_;
+    return 0;
 }
 
 } // namespace expertier

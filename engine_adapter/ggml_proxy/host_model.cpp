@@ -81,14 +81,12 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         params.tensor_buft_overrides = overrides;
         params.load_mode             = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
         never_lazy(params, 0);
-        for (int32_t i = 0; i < options.n_skip; i++) {
-            self->file.skip.emplace_back(options.skip[2 * i], options.skip[2 * i + 1]);
+        if (!self->files.open(options, error)) {
+            return nullptr;
         }
-        FILE * stream = open_skipping(self->file, options.path, options.identity);
+        FILE * stream = self->files.stream();
         if (stream == nullptr) {
-            error = std::string(options.path) + ": " +
-                    (errno == ESTALE ? "it is not the file that the tiers were made for, or it has changed"
-                                     : strerror(errno));
+            error = std::string(options.path) + ": " + strerror(errno);
             return nullptr;
         }
         self->model = llama_model_load_from_file_ptr(stream, params);
@@ -139,8 +137,8 @@ EXPERTIER_EXPORT void expertier_model_close(expertier_model * self) {
 }
 
 EXPERTIER_EXPORT void expertier_model_load_counts(const expertier_model * self, expertier_load_counts * out) {
-    out->bytes_read   = self->file.bytes_read;
-    out->expert_bytes = self->file.expert_bytes;
+    out->bytes_read   = self->files.bytes_read();
+    out->expert_bytes = self->files.expert_bytes();
 }
 
 EXPERTIER_EXPORT int32_t expertier_model_n_vocab(const expertier_model * self) {

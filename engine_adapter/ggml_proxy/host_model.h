@@ -1,10 +1,10 @@
-// A model that the engine has loaded, with the file it was loaded from.
+// A model that the engine has loaded, with the files it was loaded from.
 #pragma once
 
 #include "host_file.h"
 #include "llama.h"
 
 struct expertier_model {
-    expertier::SkippingFile file;
-    llama_model *           model = nullptr;
+    expertier::ModelFiles files;
+    llama_model *         model = nullptr;
 };

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.loader_view import loader_view
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -72,13 +71,22 @@ class LlamaModel:
             if tiers is None or binding is None:
                 handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))
             else:
-                skip = np.ascontiguousarray(tiers.table.expert_ranges, np.int64)
-                options.identity = abi.FileIdentity(**dataclasses.asdict(tiers.table.identity))
+                view = loader_view(tiers.table)
+                files = (abi.File * len(tiers.table.files))(
+                    *(
+                        abi.File(os.fsencode(file.path), **dataclasses.asdict(file.identity))
+                        for file in tiers.table.files
+                    )
+                )
+                extents = (abi.Extent * len(view.extents))(
+                    *(abi.Extent(**dataclasses.asdict(extent)) for extent in view.extents)
+                )
                 options.device = binding.device
                 options.experts_type = binding.buffer_type
                 options.experts_regex = experts_regex(tiers.table).encode()
-                options.skip = skip.ctypes.data_as(ct.POINTER(ct.c_int64))
-                options.n_skip = len(skip)
+                options.files, options.n_files = files, len(files)
+                options.extents, options.n_extents = extents, len(extents)
+                options.header = view.header
                 options.repack = 0
                 binding.begin_load()
                 try:

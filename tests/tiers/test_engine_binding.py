@@ -198,6 +198,36 @@ def test_a_failed_fill_is_kept_and_the_next_call_works(
     tiers.unbind_engine()
 
 
+@pytest.mark.parametrize(
+    ("layer", "experts", "slots"),
+    [
+        (0, [5], [1]),
+        (0, [4], [0]),
+        (0, [3], [1]),
+        (0, [3], [4]),
+        (0, [3], [-1]),
+        (0, [3, 4], [0]),
+        (2, [3], [0]),
+        (1, [3], [0]),
+    ],
+)
+def test_a_fill_that_begin_did_not_ask_for_is_refused(
+    tiers: et.TierManager, layer: int, experts: list[int], slots: list[int]
+) -> None:
+    residency = tiers._residency
+    chosen = np.full(1, -1, np.int32)
+    assert residency.begin(0, np.array([3], np.int32), chosen, np.zeros(1, np.int32)) == 1
+    assert chosen.tolist() == [0]
+    with pytest.raises(ValueError, match="`begin` did not choose them for these"):
+        tiers.fill(layer, experts, slots)
+    tiers.fill(0, [3], [0])
+    residency.complete(0, chosen)
+    with pytest.raises(ValueError, match="or they are complete"):
+        tiers.fill(0, [3], [0])
+    residency.release(0, chosen)
+    tiers.check_valid()
+
+
 def test_engine_threads_and_python_leases_share_the_layers(model: ModelFile, tiers: et.TierManager) -> None:
     engine = Engine(tiers, tiers.bind_engine())
     errors: list[BaseException] = []

@@ -13,6 +13,7 @@ from expertier.tiers.counted_source import CountedSource
 from expertier.tiers.faulty_source import FaultySource
 from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.file_source import FileSource
+from expertier.tiers.model_file import ModelFile
 from gguf_files import BytesSource
 
 
@@ -24,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def opened(path: Path) -> FileSource:
-    return FileSource(path, FileIdentity.of(path.stat()))
+    return FileSource([ModelFile(path, 0, FileIdentity.of(path.stat()))])
 
 
 def read(source: FileSource, offset: int, n_bytes: int) -> bytes:
@@ -83,7 +84,7 @@ def test_a_missing_file(path: Path) -> None:
     identity = FileIdentity.of(path.stat())
     path.unlink()
     with pytest.raises(SourceError, match=r"cannot be opened: No such file or directory \(errno 2\)"):
-        FileSource(path, identity)
+        FileSource([ModelFile(path, 0, identity)])
 
 
 def test_a_file_that_changed_before_it_was_opened(path: Path) -> None:
@@ -92,7 +93,7 @@ def test_a_file_that_changed_before_it_was_opened(path: Path) -> None:
 
     def change(message: str) -> None:
         with pytest.raises(SourceError, match=f"changed after its header was read: {message}"):
-            FileSource(path, identity)
+            FileSource([ModelFile(path, 0, identity)])
 
     path.write_bytes(b"x")
     change("its size was 10240 bytes and is 1;")

@@ -65,6 +65,34 @@ def test_a_failed_fill_leaves_everything_as_it_was(
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
 
 
+@pytest.mark.parametrize("method", ["begin", "complete"])
+@pytest.mark.parametrize("experts", [[1, 5, 6], [0, 1]], ids=["misses", "hits"])
+def test_an_interrupt_right_after_a_policy_call_is_undone(
+    model: ModelFile, monkeypatch: pytest.MonkeyPatch, method: str, experts: list[int]
+) -> None:
+    tiers = make(model, FaultPlan(), 2)
+    tiers.acquire(0, [0, 1]).release()
+    call = getattr(tiers._residency, method)
+
+    def interrupted(*arguments: object) -> None:
+        call(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tiers._residency, method, interrupted)
+    if method == "complete" and experts == [0, 1]:
+        tiers.acquire(0, experts).release()  # hits complete nothing
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            tiers.acquire(0, experts)
+    monkeypatch.undo()
+    assert tiers._residency.pins_of(0) == [0] * 4
+    tiers.check_valid()
+    with tiers.acquire(0, [1, 5, 6, 7]) as lease:
+        assert lease.held is not None
+        assert model.wrong_bytes(lease, lease.held) == []
+    tiers.close()
+
+
 @pytest.mark.parametrize("operation", list(OPERATIONS))
 def test_a_failed_part_leaves_the_lease_empty_but_live(model: ModelFile, operation: str) -> None:
     faults = FaultPlan()

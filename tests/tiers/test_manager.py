@@ -88,15 +88,18 @@ def test_an_expert_evicted_from_l1_comes_back_from_l2(model: ModelFile, device: 
 
 
 def test_what_l1_evicts_becomes_young_in_l2(model: ModelFile, device: HostDevice) -> None:
+    def copies(tiers: et.TierManager) -> list[int]:
+        return [expert for (_, expert), _ in tiers._pool.copies()]
+
     with et.TierManager(model.table, device=device, config=config(model, 2)) as tiers:
         use(model, tiers, 0, [0])
         use(model, tiers, 0, [1])
-        use(model, tiers, 0, [0])  # L1 hit: L2's order is still 0, 1
-        use(model, tiers, 0, [2])  # L1 evicts 1, whose copy becomes young: 0, 1, 2
-        use(model, tiers, 0, [0, 3])  # L1 evicts 2; the pool is full and drops 0, the oldest
-        before = tiers.stats().l2
-        use(model, tiers, 0, [2])
-        assert tiers.stats().l2.hits == before.hits + 1
+        use(model, tiers, 0, [0, 1])
+        assert copies(tiers) == [0, 1], "an L1 hit is no use of the copy"
+        use(model, tiers, 0, [2])  # puts 0 out of L1
+        assert copies(tiers) == [1, 0, 2]
+        use(model, tiers, 0, [3])  # puts 2 out of L1, the coolest; the pool is full and drops 1
+        assert copies(tiers) == [0, 2, 3]
 
 
 def test_more_experts_than_slots_come_in_parts_resident_ones_first(
@@ -361,6 +364,20 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_allocated(
 ) -> None:
     with pytest.raises(BudgetError, match="MOE_EXPERT_CACHE_MIB to at least 1"):
         et.TierManager(model.table, device=device, config=et.TierConfig(expert_cache_bytes=1000))
+
+
+def test_budgets_that_work_badly_are_said_once(
+    model: ModelFile, device: HostDevice, caplog: pytest.LogCaptureFixture
+) -> None:
+    with et.TierManager(model.table, device=device, config=config(model, 1, 4096)) as tiers:
+        use(model, tiers, 0, range(8))
+    few, small = caplog.messages
+    assert "layer 0 has 1 expert slots and a token uses 2 experts" in few
+    assert "1 MiB of slots (MOE_EXPERT_CACHE_MIB) avoid that" in few
+    assert "the host pool of 0.004 MiB is smaller than the 0.0" in small
+    caplog.clear()
+    with et.TierManager(model.table, device=device, config=config(model, 2, 0)):
+        assert caplog.messages == []
 
 
 def test_statistics_add_up(model: ModelFile, tiers: et.TierManager) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import tracemalloc
 from pathlib import Path
@@ -234,9 +235,33 @@ def test_one_tensor_an_expert(writer: Writer) -> None:
     refused(writer.close(), UnsupportedLayoutError, r"blk\.0\.ffn_gate\.0\.weight of shape \[64, 32\]")
 
 
-def test_stacked_experts_under_another_name(writer: Writer) -> None:
-    writer.add("blk.0.ffn_sideways_exps.weight", (2, 32, 64))
-    refused(writer.close(), UnsupportedLayoutError, r"ffn_sideways_exps\.weight of shape \[64, 32, 2\]")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "blk.0.ffn_sideways_exps.weight",
+        "blk.0.ffn_gate_chexps.weight",  # grovemoe's second set
+        "blk.0.attn_v_exps.weight",  # k2-horizon's experts in attention
+        "enc.blk.0.ffn_up_exps.weight",
+    ],
+)
+def test_stacked_experts_under_another_name(writer: Writer, name: str) -> None:
+    add_experts(writer.writer, writer.rng, 0, Block())
+    writer.add(name, (2, 32, 64))
+    refused(writer.close(), UnsupportedLayoutError, rf"{re.escape(name)} of shape \[64, 32, 2\]")
+
+
+def test_what_stays_with_the_engine_is_no_expert_matrix(writer: Writer) -> None:
+    """Biases and factors of experts, shared experts and the router's own tensors: dense to the engine."""
+    add_experts(writer.writer, writer.rng, 0, Block())
+    writer.writer.add_expert_used_count(2)
+    for name in ("ffn_up_exps.bias", "ffn_down_exps.scale", "exp_probs_b.bias", "ffn_norm_exps.weight"):
+        writer.add(f"blk.0.{name}", (8, 32))
+    for name in ("ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp", "ffn_gate_inp_shexp", "ffn_gate_inp"):
+        writer.add(f"blk.0.{name}.weight", (32, 64))
+    table = ExpertTable.from_gguf(writer.close())
+    assert [matrix.name for layer in table.layers for matrix in layer.matrices] == [
+        f"blk.0.ffn_{role}_exps.weight" for role in ("gate", "up", "down")
+    ]
 
 
 def test_experts_with_two_dimensions(writer: Writer) -> None:
@@ -258,12 +283,6 @@ def test_matrices_of_different_numbers_of_experts(writer: Writer) -> None:
     for role, n in (("gate", 4), ("up", 4), ("down", 3)):
         writer.add(f"blk.0.ffn_{role}_exps.weight", (n, 32, 64))
     refused(writer.close(), UnsupportedLayoutError, r"block 0 have \[3, 4\] experts")
-
-
-def test_shards_say_how_to_merge_them(writer: Writer) -> None:
-    writer.writer.add_uint16(gguf.Keys.Split.LLM_KV_SPLIT_COUNT, 4)
-    add_experts(writer.writer, writer.rng, 0, Block())
-    refused(writer.close(), UnsupportedLayoutError, r"one of 4 shards \(split\.count\).*gguf-split --merge")
 
 
 @pytest.mark.parametrize("top_k", [None, 0, 9])
