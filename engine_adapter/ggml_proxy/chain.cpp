@@ -1,5 +1,6 @@
 #include "chain.h"
 
+#include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
@@ -56,6 +57,17 @@ void add_input(ExpertChain & chain, const ggml_tensor * rows) {
     }
 }
 
+// Memory that is nobody else's, however late it is read.
+bool is_weight(const ggml_tensor * tensor) {
+    return tensor->op == GGML_OP_NONE && tensor->buffer && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
+// Whether `node` changes the rows of `input` after they were made.
+bool changes(const ggml_tensor * node, const ggml_tensor * input) {
+    const ggml_tensor * memory = input->view_src ? input->view_src : input;
+    return node->view_src == memory && node != input && !is_view_op(node);
+}
+
 // Whether `node` computes each row from the same row of chain nodes, and perhaps of factors or terms from outside,
 // which become inputs of the chain.
 bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall & call) {
@@ -76,7 +88,7 @@ bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall
             takes_rows = true;
             break;
         case GGML_OP_ADD_ID: // rows, biases of all experts, expert ids
-            if (contains(chain.nodes, node->src[1]) || node->src[2] != call.ids) {
+            if (!is_weight(node->src[1]) || node->src[2] != call.ids) {
                 return false;
             }
             first_outside = 1;
@@ -128,6 +140,14 @@ ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
         indices.push_back(i);
     }
 
+    // The others run first, so an input must keep its rows from when it was made.
+    for (int i : chain.others) {
+        for (const ggml_tensor * input : chain.inputs) {
+            if (changes(graph->nodes[i], input)) {
+                return {};
+            }
+        }
+    }
     // Only the last node's rows are written: nobody else may look at the others'. The graph may be a part of a
     // larger one, whose readers only the use counts know.
     for (size_t i = 0; i + 1 < chain.nodes.size(); i++) {

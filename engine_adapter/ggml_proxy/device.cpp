@@ -49,18 +49,7 @@ ggml_backend_buffer_t buffer_from_host_ptr(ggml_backend_dev_t device, void * poi
 }
 
 bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
-    for (int i = 0; i < GGML_MAX_SRC; i++) {
-        const ggml_tensor * source = op->src[i];
-        if (source == nullptr) {
-            continue;
-        }
-        const ggml_tensor * whole = source->view_src ? source->view_src : source;
-        if (whole->buffer && is_expert_buffer_type(whole->buffer->buft) &&
-            (i != 0 || op->op != GGML_OP_MUL_MAT_ID || source != whole)) {
-            return false; // the bytes are in the slots: only MUL_MAT_ID on a whole tensor is redirected to them
-        }
-    }
-    return ggml_backend_dev_supports_op(self(device).inner, op);
+    return find_unserved_source(op) == nullptr && ggml_backend_dev_supports_op(self(device).inner, op);
 }
 
 bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {

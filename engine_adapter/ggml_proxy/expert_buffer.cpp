@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <mutex>
 #include <string>
 #include <sys/mman.h>
 #include <unordered_map>
@@ -20,6 +21,17 @@ struct ExpertBuffer {
 };
 
 thread_local std::shared_ptr<Tiers> loading_tiers;
+
+std::mutex             default_mutex;
+std::shared_ptr<Tiers> default_tiers;
+
+std::shared_ptr<Tiers> tiers_to_load() {
+    if (loading_tiers) {
+        return loading_tiers;
+    }
+    std::lock_guard<std::mutex> guard(default_mutex);
+    return default_tiers;
+}
 
 ExpertBuffer * context(ggml_backend_buffer_t buffer) { return static_cast<ExpertBuffer *>(buffer->context); }
 
@@ -59,7 +71,8 @@ void clear(ggml_backend_buffer_t, uint8_t) {}
 const char * get_name(ggml_backend_buffer_type_t type) { return static_cast<const char *>(type->context); }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    if (!loading_tiers) {
+    const std::shared_ptr<Tiers> tiers = tiers_to_load();
+    if (!tiers) {
         fprintf(stderr, "expertier: experts were placed in %s, but no tiers are bound to this load; "
                         "open the model through expertier\n", get_name(type));
         return nullptr;
@@ -70,7 +83,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
         Tiers::fail("no address space for " + std::to_string(size) + " bytes of expert tensors");
         return nullptr;
     }
-    auto * self = new ExpertBuffer{ loading_tiers, base, reserved, {} };
+    auto * self = new ExpertBuffer{ tiers, base, reserved, {} };
 
     ggml_backend_buffer_i iface = {};
     iface.free_buffer           = free_buffer;
@@ -105,6 +118,11 @@ bool is_expert_buffer_type(ggml_backend_buffer_type_t type) {
 
 void set_loading_tiers(std::shared_ptr<Tiers> tiers) { loading_tiers = std::move(tiers); }
 
+void set_default_tiers(std::shared_ptr<Tiers> tiers) {
+    std::lock_guard<std::mutex> guard(default_mutex);
+    default_tiers = std::move(tiers);
+}
+
 const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor) {
     if (tensor == nullptr || tensor->buffer == nullptr || !is_expert_buffer_type(tensor->buffer->buft)) {
         return nullptr;
@@ -115,6 +133,34 @@ const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor) {
     }
     const auto found = self->tensors.find(tensor);
     return found == self->tensors.end() ? nullptr : &found->second;
+}
+
+bool is_view_op(const ggml_tensor * op) {
+    switch (op->op) {
+        case GGML_OP_NONE:
+        case GGML_OP_VIEW:
+        case GGML_OP_RESHAPE:
+        case GGML_OP_PERMUTE:
+        case GGML_OP_TRANSPOSE:
+            return true;
+        default:
+            return false;
+    }
+}
+
+const ggml_tensor * find_unserved_source(const ggml_tensor * op) {
+    for (int i = 0; i < GGML_MAX_SRC && !is_view_op(op); i++) {
+        const ggml_tensor * source = op->src[i];
+        if (source == nullptr) {
+            continue;
+        }
+        const ggml_tensor * whole  = source->view_src ? source->view_src : source;
+        const bool          served = i == 0 && op->op == GGML_OP_MUL_MAT_ID && source == whole;
+        if (!served && whole->buffer && is_expert_buffer_type(whole->buffer->buft)) {
+            return source;
+        }
+    }
+    return nullptr;
 }
 
 } // namespace expertier

@@ -21,7 +21,17 @@ bool is_expert_buffer_type(ggml_backend_buffer_type_t type);
 // The tiers that buffers allocated by this thread belong to, while it loads a model.
 void set_loading_tiers(std::shared_ptr<Tiers> tiers);
 
+// The tiers of buffers that a thread of the engine's own allocates: for hosts that load their one model by themselves.
+void set_default_tiers(std::shared_ptr<Tiers> tiers);
+
 // What `tensor` stands for; null when it is not (a direct part of) an expert buffer.
 const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor);
+
+// Whether `op` only names memory: nothing is read or written.
+bool is_view_op(const ggml_tensor * op);
+
+// The source of `op` that is an expert tensor, or a part of one, whose bytes `op` cannot get: they are in the slots,
+// and only MUL_MAT_ID on a whole tensor is redirected to them. Null when there is none.
+const ggml_tensor * find_unserved_source(const ggml_tensor * op);
 
 } // namespace expertier

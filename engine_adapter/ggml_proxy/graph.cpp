@@ -12,6 +12,7 @@
 #include "passes.h"
 
 #include <new>
+#include <string>
 
 namespace expertier {
 
@@ -36,6 +37,9 @@ class GraphRun {
     }
 
     ggml_status run() {
+        if (!is_served()) {
+            return GGML_STATUS_FAILED;
+        }
         for (int i = 0; i < graph_->n_nodes; i++) {
             ggml_tensor *        node   = graph_->nodes[i];
             const ExpertTensor * expert = find_expert_operand(node);
@@ -66,6 +70,23 @@ class GraphRun {
         ggml_tensor * experts;
         ggml_tensor * ids;
     };
+
+    // The engine asks before it gives a node to a device, but a graph that it did not ask for would read where no
+    // bytes are, and end the process.
+    bool is_served() const {
+        for (int i = 0; i < graph_->n_nodes; i++) {
+            const ggml_tensor * node = graph_->nodes[i];
+            if (!(node->flags & GGML_TENSOR_FLAG_COMPUTE) || ggml_is_empty(node)) {
+                continue; // backends skip it
+            }
+            if (const ggml_tensor * source = find_unserved_source(node)) {
+                Tiers::fail(std::string("the engine runs ") + ggml_op_name(node->op) + " on " + source->name +
+                            ", but the tiers serve MUL_MAT_ID on whole expert tensors only");
+                return false;
+            }
+        }
+        return true;
+    }
 
     // Runs everything before node `first`, then makes the experts of the layer that starts there resident. Where
     // they are more than the layer's slots, the layer runs in passes instead and no call is left open.

@@ -68,6 +68,17 @@ EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) { delete se
 EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { set_loading_tiers(self->tiers); }
 EXPERTIER_EXPORT void expertier_tiers_end_load(void) { set_loading_tiers(nullptr); }
 
+// Expert tensors that any other thread's loads allocate belong to `self` from now on; null: to nobody.
+EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {
+    set_default_tiers(self ? self->tiers : nullptr);
+}
+
+// Names for the engine's own options: the device to place layers on and the buffer type to place experts in.
+EXPERTIER_EXPORT const char * expertier_tiers_device_name(expertier_tiers * self) { return self->device->name.c_str(); }
+EXPERTIER_EXPORT const char * expertier_tiers_buffer_name(expertier_tiers * self) {
+    return self->device->buffer_name.c_str();
+}
+
 // ggml objects for the host shim: the device to place layers on and the buffer type to place experts in.
 EXPERTIER_EXPORT void * expertier_tiers_device(expertier_tiers * self) { return &self->device->compute; }
 EXPERTIER_EXPORT void * expertier_tiers_buffer_type(expertier_tiers * self) { return &self->device->experts; }

@@ -46,6 +46,7 @@ class TierBinding:
         self._engine = engine
         self._manager = manager
         self._handle: int | None = None
+        self._serves_all_loads = False
         self._fill_errors = threading.local()  # a fill runs on the thread whose batch needs it
         described = manager.bind_engine()
         try:
@@ -87,6 +88,21 @@ class TierBinding:
         """End what `begin_load` began."""
         self._engine.proxy.expertier_tiers_end_load()
 
+    def serve_all_loads(self) -> None:
+        """Have expert tensors that the engine's own threads load belong to these tiers, until `close`."""
+        self._engine.proxy.expertier_tiers_set_default(self._open_handle())
+        self._serves_all_loads = True
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device that layers are placed on, for the engine's own options."""
+        return str(self._engine.proxy.expertier_tiers_device_name(self._open_handle()).decode())
+
+    @property
+    def buffer_type_name(self) -> str:
+        """Name of the buffer type that experts are placed in, for the engine's own options."""
+        return str(self._engine.proxy.expertier_tiers_buffer_name(self._open_handle()).decode())
+
     def counters(self) -> ProxyCounters:
         """Return what the proxy has counted so far."""
         counters = abi.Counters()
@@ -110,6 +126,8 @@ class TierBinding:
         """
         if self._handle is not None:
             self._manager.unbind_engine()
+            if self._serves_all_loads:
+                self._engine.proxy.expertier_tiers_set_default(None)
             self._engine.proxy.expertier_tiers_unbind(self._handle)
             self._handle = None
 
