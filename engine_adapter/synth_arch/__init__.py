@@ -14,6 +14,7 @@ from expertier.engine_adapter.synth_arch.glm4moe import GLM4MOE
 from expertier.engine_adapter.synth_arch.gpt_oss import GPT_OSS
 from expertier.engine_adapter.synth_arch.llama import LLAMA
 from expertier.engine_adapter.synth_arch.llama4 import LLAMA4
+from expertier.engine_adapter.synth_arch.nemotron_h_moe import NEMOTRON_H_MOE
 from expertier.engine_adapter.synth_arch.olmoe import OLMOE
 from expertier.engine_adapter.synth_arch.qwen3moe import QWEN3MOE
 from expertier.engine_adapter.synth_arch.qwen4exp import QWEN4EXP
@@ -32,6 +33,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         GLM4MOE,
         GEMMA4,
         LLAMA4,
+        NEMOTRON_H_MOE,
         QWEN4EXP,
     )
 }

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shard_files import split_model
 
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.synth import write_model
@@ -18,6 +17,7 @@ from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
 from expertier.units import KIB
+from shard_files import split_model
 from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 
 

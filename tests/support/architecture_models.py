@@ -24,6 +24,7 @@ MODELS: dict[str, ModelShape] = {
     "gemma4": replace(_BASE, architecture="gemma4", expert_layout="fused"),
     "gemma4, split": replace(_BASE, architecture="gemma4"),
     "llama4": replace(_BASE, architecture="llama4"),
+    "nemotron_h_moe": replace(_BASE, architecture="nemotron_h_moe", expert_layout="no gate"),
     "qwen4exp": replace(_BASE, architecture="qwen4exp"),
     "qwen4exp, fused": replace(_BASE, architecture="qwen4exp", expert_layout="fused"),
     "qwen3moe, mixed": replace(_BASE, layers=4, layer_types=_MIXED),
