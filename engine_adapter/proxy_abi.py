@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 2  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 3  # EXPERTIER_ABI in abi.h
 HOST_ABI = 3  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -16,6 +16,7 @@ FillCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER, _INT32_POINTER
 )
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
+FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
 
@@ -160,6 +161,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_tiers_begin_load": (None, (ct.c_void_p,)),
     "expertier_tiers_end_load": (None, ()),
     "expertier_tiers_set_default": (None, (ct.c_void_p,)),
+    "expertier_tiers_set_fills": (None, (ct.c_void_p, ct.c_int32)),
     "expertier_tiers_device_name": (ct.c_char_p, (ct.c_void_p,)),
     "expertier_tiers_buffer_name": (ct.c_char_p, (ct.c_void_p,)),
     "expertier_tiers_device": (ct.c_void_p, (ct.c_void_p,)),

@@ -149,6 +149,15 @@ class Residency:
         slots = self.slot_of[layer, experts]
         return bool((self.ready[self.first[layer] + slots[slots >= 0]] == 0).any())
 
+    def is_chosen(self, layer: int, experts: I32, slots: I32) -> bool:
+        """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for one's own."""
+        if not 0 <= layer < len(self.n_slots) or experts.shape != slots.shape or experts.ndim != 1:
+            return False
+        if not ((slots >= 0) & (slots < self.n_slots[layer])).all():
+            return False
+        taken = self.first[layer] + slots
+        return bool(((self.owner[taken] == experts) & (self.ready[taken] == 0)).all())
+
     def evicted_from(self, layer: int, slots: I32) -> list[int]:
         """Return the experts that the last `begin` put out of `slots`, which the caller holds pinned."""
         return [expert for expert in self.evicted[self.first[layer] + slots].tolist() if expert >= 0]

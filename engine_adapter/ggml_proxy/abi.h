@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 2
+#define EXPERTIER_ABI 3
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -32,6 +32,14 @@ struct expertier_policy {
 #define EXPERTIER_FILLED 0x46494c4c
 typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts,
                                const int32_t * slots, int32_t * done);
+
+// How misses are served. While Python cannot answer, because a thread sits in the engine with the interpreter's lock,
+// a call of `fill` would never return.
+enum expertier_fills : int32_t {
+    EXPERTIER_FILLS_SERVED  = 0, // by `fill`
+    EXPERTIER_FILLS_BLANK   = 1, // the next graph gets zeros, whose slots are FREE afterwards; later graphs wait
+    EXPERTIER_FILLS_REFUSED = 2, // not at all: the batch fails
+};
 
 struct expertier_matrix {
     const char * name;   // the tensor's name in the GGUF

@@ -73,6 +73,12 @@ EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {
     set_default_tiers(self ? self->tiers : nullptr);
 }
 
+// How misses are served from now on (expertier_fills); returns once no fill runs that began before. To be called
+// without the interpreter's lock, which such a fill may wait for.
+EXPERTIER_EXPORT void expertier_tiers_set_fills(expertier_tiers * self, int32_t fills) {
+    self->tiers->set_fills((expertier_fills) fills);
+}
+
 // Names for the engine's own options: the device to place layers on and the buffer type to place experts in.
 EXPERTIER_EXPORT const char * expertier_tiers_device_name(expertier_tiers * self) { return self->device->name.c_str(); }
 EXPERTIER_EXPORT const char * expertier_tiers_buffer_name(expertier_tiers * self) {

@@ -3,6 +3,7 @@
 #include "abi.h"
 #include "backend.h"
 #include "device.h"
+#include "embedded.h"
 
 #include <cstring>
 
@@ -40,5 +41,5 @@ EXPERTIER_EXPORT ggml_backend_reg_t ggml_backend_init(void) {
     if (proxies().empty()) {
         make_proxies(&registry);
     }
-    return &registry;
+    return start_embedded_tiers() ? &registry : nullptr;
 }

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <stdexcept>
+#include <thread>
 
 namespace expertier {
 
@@ -12,6 +13,10 @@ namespace {
 
 // A call waits this long for slots that others hold before it gives up with an error.
 constexpr int wait_limit_s = 60;
+
+// A graph that comes too early, while a load is still to end, waits this long.
+constexpr auto early_limit = std::chrono::seconds(5);
+constexpr auto poll_time   = std::chrono::milliseconds(1);
 
 thread_local std::string last_error;
 
@@ -106,30 +111,72 @@ PinnedSlots Tiers::acquire(int layer, const std::vector<int32_t> & experts) {
     if (n_misses < 0) {
         return {};
     }
+    bool blank = false;
     if (n_misses > 0) {
         for (int32_t i = 0; i < n_misses; i++) {
             missing[i] = experts[miss_index[i]];
             targets[i] = slots[miss_index[i]];
         }
-        const int64_t start = now_ns();
-        int32_t       done  = 0;
-        fill_(fill_context_, layer, n_misses, missing.data(), targets.data(), &done);
-        counters.fill_ns += now_ns() - start;
-        counters.fills += 1;
-
-        const bool filled = done == EXPERTIER_FILLED;
+        missing.resize(n_misses);
+        const Filled filled = fill(layer, missing, targets);
+        if (filled == Filled::blank) {
+            return PinnedSlots(*this, layer, std::move(slots), true);
+        }
         LayerLock  lock(locks_, layer);
-        const auto end = filled ? policy_.complete : policy_.abort;
+        const auto end = filled == Filled::yes ? policy_.complete : policy_.abort;
         if (end(directory_, layer, slots.data(), n) < 0) {
             fail("layer " + std::to_string(layer) + ": the residency tables refused the end of a fill");
         }
         lock.notify_all();
-        if (!filled) {
+        if (filled == Filled::no) {
             fail("layer " + std::to_string(layer) + ": expert bytes could not be read");
             return {};
         }
     }
-    return PinnedSlots(*this, layer, std::move(slots));
+    return PinnedSlots(*this, layer, std::move(slots), false);
+}
+
+Tiers::Filled Tiers::fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots) {
+    struct Running {
+        std::atomic<int32_t> & count;
+        explicit Running(std::atomic<int32_t> & n) : count(n) { count += 1; }
+        ~Running() { count -= 1; }
+    } running(fills_running_); // before the mode is looked at: set_fills() sets it first, then waits for this
+
+    if (fills_ == EXPERTIER_FILLS_BLANK && counters.graphs == blank_graph_) {
+        for (size_t i = 0; i < experts.size(); i++) {
+            for (size_t j = 0; j < layers_[layer].slots.size(); j++) {
+                ggml_tensor * matrix = layers_[layer].slots[j];
+                ggml_backend_tensor_memset(matrix, 0, slots[i] * matrix->nb[2], layers_[layer].expert_bytes[j]);
+            }
+        }
+        return Filled::blank;
+    }
+    if (wait_while_blank() != EXPERTIER_FILLS_SERVED) {
+        return Filled::no;
+    }
+    const int64_t start = now_ns();
+    int32_t       done  = 0;
+    fill_(fill_context_, layer, (int32_t) experts.size(), experts.data(), slots.data(), &done);
+    counters.fill_ns += now_ns() - start;
+    counters.fills += 1;
+    return done == EXPERTIER_FILLED ? Filled::yes : Filled::no;
+}
+
+expertier_fills Tiers::wait_while_blank() const {
+    const auto deadline = std::chrono::steady_clock::now() + early_limit;
+    while (fills_ == EXPERTIER_FILLS_BLANK && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(poll_time);
+    }
+    return fills_;
+}
+
+void Tiers::set_fills(expertier_fills fills) {
+    blank_graph_ = counters.graphs + 1;
+    fills_       = fills;
+    while (fills_running_ > 0) {
+        std::this_thread::sleep_for(poll_time);
+    }
 }
 
 int32_t Tiers::begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
@@ -170,9 +217,10 @@ int32_t Tiers::begin(int layer, const std::vector<int32_t> & experts, std::vecto
     }
 }
 
-void Tiers::release(int layer, const std::vector<int32_t> & slots) {
-    LayerLock lock(locks_, layer);
-    if (policy_.release(directory_, layer, slots.data(), (int32_t) slots.size()) < 0) {
+void Tiers::release(int layer, const std::vector<int32_t> & slots, bool blank) {
+    LayerLock  lock(locks_, layer);
+    const auto end = blank ? policy_.abort : policy_.release;
+    if (end(directory_, layer, slots.data(), (int32_t) slots.size()) < 0) {
         fail("layer " + std::to_string(layer) + ": the residency tables refused the release of slots");
     }
     lock.notify_all();
@@ -180,7 +228,7 @@ void Tiers::release(int layer, const std::vector<int32_t> & slots) {
 
 void PinnedSlots::release() {
     if (tiers_) {
-        tiers_->release(layer_, slots_);
+        tiers_->release(layer_, slots_, blank_);
         tiers_ = nullptr;
     }
 }

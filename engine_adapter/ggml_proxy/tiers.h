@@ -23,14 +23,15 @@ class Tiers;
 class PinnedSlots {
   public:
     PinnedSlots() = default;
-    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots)
-        : tiers_(&tiers), layer_(layer), slots_(std::move(slots)) {}
+    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots, bool blank)
+        : tiers_(&tiers), layer_(layer), blank_(blank), slots_(std::move(slots)) {}
     ~PinnedSlots() { release(); }
     PinnedSlots(PinnedSlots && other) noexcept { *this = std::move(other); }
     PinnedSlots & operator=(PinnedSlots && other) noexcept {
         release();
         tiers_       = other.tiers_;
         layer_       = other.layer_;
+        blank_       = other.blank_;
         slots_       = std::move(other.slots_);
         other.tiers_ = nullptr;
         return *this;
@@ -44,6 +45,7 @@ class PinnedSlots {
   private:
     Tiers *              tiers_ = nullptr;
     int                  layer_ = -1;
+    bool                 blank_ = false; // some hold zeros: they are not to be found by anyone else
     std::vector<int32_t> slots_;
 };
 
@@ -67,6 +69,9 @@ class Tiers {
     // Reorders `experts` so that the resident ones come first: passes then evict as little as they can.
     void resident_first(int layer, std::vector<int32_t> & experts);
 
+    // Returns once no fill runs that began before.
+    void set_fills(expertier_fills fills);
+
     // Errors are kept for the calling thread: the engine computes a batch on the thread that asked for it.
     static void        fail(const std::string & message);
     static std::string take_error();
@@ -81,7 +86,11 @@ class Tiers {
     friend class PinnedSlots;
     int32_t begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
                   std::vector<int32_t> & miss_index);
-    void    release(int layer, const std::vector<int32_t> & slots);
+    void    release(int layer, const std::vector<int32_t> & slots, bool blank);
+
+    enum class Filled { no, yes, blank };
+    Filled          fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
+    expertier_fills wait_while_blank() const;
 
     struct Layer {
         int32_t                    n_experts = 0;
@@ -96,6 +105,11 @@ class Tiers {
     expertier_policy      policy_;
     expertier_fill        fill_;
     void *                fill_context_;
+
+    std::atomic<expertier_fills> fills_{ EXPERTIER_FILLS_SERVED };
+    std::atomic<int64_t>         blank_graph_{ -1 };
+    std::atomic<int32_t>         fills_running_{ 0 };
+
     std::vector<Layer>    layers_;
 
     struct FreeContext {

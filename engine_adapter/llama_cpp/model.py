@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes as ct
 import dataclasses
 import os
-import re
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,9 +15,9 @@ from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.loader_view import loader_view
+from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.tiers.manager import TierManager
-from expertier.tiers.table import ExpertTable
 
 _ERROR_BYTES = 1 << 14
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -232,15 +231,3 @@ class LlamaModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def experts_regex(table: ExpertTable) -> str:
-    """Return the override pattern that matches exactly the table's expert tensors, by their names' forms."""
-    forms = sorted(
-        {
-            re.sub(r"^blk\\\.\d+\\\.", r"blk\\.[0-9]+\\.", re.escape(matrix.name))
-            for layer in table.layers
-            for matrix in layer.matrices
-        }
-    )
-    return "^(" + "|".join(forms) + ")$"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import ctypes as ct
 import threading
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
-from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.errors import EngineError
 from expertier.planner.native import entry_points
 from expertier.tiers.engine_binding import EngineBinding
@@ -39,10 +38,18 @@ class ProxyCounters:
         return asdict(self)
 
 
+class ProxyHolder(Protocol):
+    """Anything that has our proxy library: an engine of this process, or a tool that we run in."""
+
+    @property
+    def proxy(self) -> ct.CDLL:
+        """The library, with its functions declared."""
+
+
 class TierBinding:
     """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
 
-    def __init__(self, engine: LoadedEngine, manager: TierManager, inner_device: str = "CPU") -> None:
+    def __init__(self, engine: ProxyHolder, manager: TierManager, inner_device: str = "CPU") -> None:
         self._engine = engine
         self._manager = manager
         self._handle: int | None = None
@@ -92,6 +99,21 @@ class TierBinding:
         """Have expert tensors that the engine's own threads load belong to these tiers, until `close`."""
         self._engine.proxy.expertier_tiers_set_default(self._open_handle())
         self._serves_all_loads = True
+
+    def serve_misses(self) -> None:
+        """Have misses filled again, after one of the two below."""
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_SERVED)
+
+    def blank_next_graph(self) -> None:
+        """Have the misses of the next graph, whose output nobody reads, be zeros; graphs after it wait.
+
+        For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
+        """
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_BLANK)
+
+    def refuse_misses(self) -> None:
+        """Have batches that miss fail instead of asking Python; returns once no fill is running."""
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_REFUSED)
 
     @property
     def device_name(self) -> str:

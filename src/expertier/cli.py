@@ -1,4 +1,4 @@
-"""The command line: inspect, run, demo, engine build, engine info.
+"""The command line: inspect, run, demo, exec, engine build, engine info.
 
 Text and tables go to the terminal, `--json` prints one JSON object on one line, last, on standard output. Errors
 of ours end with exit code 2 and a message that says what to do; `demo` ends with 1 when a check failed.
@@ -23,6 +23,7 @@ from expertier.engine_adapter.measured_run import rss_peak_bytes
 from expertier.engine_adapter.open_engine import open_engine, prepare_engine
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
+from expertier.exec_command import exec_tool
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
@@ -36,6 +37,7 @@ app = typer.Typer(
 )
 engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
+app.command("exec")(exec_tool)
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

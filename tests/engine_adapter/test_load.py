@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.model import experts_regex
+from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.tiers.table import ExpertTable
 from expertier.units import KIB
 from tiered_runs import make_tiers, write_small_model

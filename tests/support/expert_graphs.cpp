@@ -6,6 +6,7 @@
 #include "ggml-impl.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <string>
 #include <utility>
@@ -282,9 +283,8 @@ void no_gate(Case & c) {
 }
 
 void view_of_experts(Case & c) {
-    const ggml_tensor * gate = c.layers[0].gate;
-    ggml_tensor *       view = ggml_view_3d(c.context, c.layers[0].gate, gate->ne[0], gate->ne[1], gate->ne[2] / 2,
-                                            gate->nb[1], gate->nb[2], gate->ne[2] / 2 * gate->nb[2]);
+    ggml_tensor * gate = c.layers[0].gate;
+    ggml_tensor * view = ggml_view_3d(c.context, gate, gate->ne[0], gate->ne[1], gate->ne[2], gate->nb[1], gate->nb[2], 0);
     c.output(c.mul(view, c.rows(), c.ids()));
 }
 
@@ -393,6 +393,11 @@ struct graph_request {
     const int32_t *      choice;       // [n_tokens][n_experts]
     const float *        bias;         // [n_experts][n], for `bias` and `given`
 };
+
+// The name of the graph with this number; null behind the last.
+extern "C" __attribute__((visibility("default"))) const char * expert_graph_name(int32_t number) {
+    return number < (int32_t) graphs.size() ? std::next(graphs.begin(), number)->first.c_str() : nullptr;
+}
 
 // Writes the outputs one after another to `out`, which has room for `max` values. 0, a ggml status or an `error`.
 extern "C" __attribute__((visibility("default"))) int32_t run_expert_graph(const graph_request * request, float * out,

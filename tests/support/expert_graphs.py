@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as ct
 from dataclasses import dataclass
 from functools import cache
+from itertools import count, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,7 @@ class ExpertGraphs:
     def __init__(self, model: Path, folder: Path) -> None:
         """Compile the library into `folder` and read the experts."""
         self._library = ct.CDLL(str(build_library([SOURCE], folder / "libexpert_graphs.so")))
+        self._library.expert_graph_name.restype = ct.c_char_p
         table = ExpertTable.from_gguf(model)
         layer, whole = table.layers[0], model.read_bytes()
         matrices = [matrix for layer in table.layers[:_N_LAYERS] for matrix in layer.matrices]
@@ -66,6 +68,12 @@ class ExpertGraphs:
         self._types = (ct.c_int32 * len(layer.matrices))(*[matrix.ggml_type for matrix in layer.matrices])
         self._n, self._n_experts, self._n_used = layer.matrices[0].ne0, layer.n_experts, table.top_k
         self.on_cpu = cache(self._on_cpu)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all graphs."""
+        names = map(self._library.expert_graph_name, count())
+        return [name.decode() for name in takewhile(lambda name: name is not None, names)]
 
     def on_proxy(
         self, binding: TierBinding, graph: str, n_tokens: int, *, scheduled: bool = False

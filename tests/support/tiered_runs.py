@@ -58,6 +58,15 @@ def make_tiers(path: Path, n_slots: int, *, host_pool_bytes: int = 0) -> TierMan
     return manager
 
 
+def assert_nothing_held(tiers: TierManager) -> None:
+    """Assert that no slot is pinned or filling, though an engine is bound still, and that all is valid."""
+    residency = tiers._residency
+    assert not residency.pins.any(), f"pinned slots: {np.flatnonzero(residency.pins)}"
+    filling = (residency.owner >= 0) & (residency.ready == 0)
+    assert not filling.any(), f"slots that stayed FILLING: {np.flatnonzero(filling)}"
+    tiers.check_valid()
+
+
 def prompt_tokens(n: int = PREFILL_TOKENS) -> list[int]:
     """A prompt of `n` tokens, always the same."""
     return [1, *np.random.default_rng(3).integers(259, SMALL.vocab, n - 1).tolist()]

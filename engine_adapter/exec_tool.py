@@ -1,0 +1,150 @@
+"""Runs a tool of the user's own llama.cpp (llama-server, llama-cli, llama-bench) with the tiers in its process.
+
+The tool is started in place of this process, with our proxy as ggml's out-of-tree backend, the model's skeleton in
+place of the model, and the variables that place layers and experts. The proxy then starts a Python interpreter in the
+tool, which makes the tiers (embedded.py).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertier.engine_adapter.build.progress import Progress, silent
+from expertier.engine_adapter.open_engine import prepare_engine
+from expertier.engine_adapter.override_pattern import experts_regex
+from expertier.engine_adapter.skeleton import ensure_skeleton
+from expertier.errors import ConfigError, EngineMissingError
+from expertier.planner.allocate import plan_layers
+from expertier.tiers.budget import resolve
+from expertier.tiers.config import TierConfig
+from expertier.tiers.host_memory import available_bytes
+from expertier.tiers.table import ExpertTable
+
+MODEL_VARIABLE = "EXPERTIER_EMBED_MODEL"
+_DEVICE, _BUFFER_TYPE = "TIER_CPU", "EXPERTS_CPU"  # device.cpp names them after the inner device
+_MODEL_OPTIONS = ("-m", "--model")
+
+
+@dataclass(frozen=True)
+class ToolCommand:
+    """What is executed: the program, its arguments (its own name first) and its environment."""
+
+    program: Path
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def execute(self) -> None:
+        """Become the tool; this does not return."""
+        os.execve(self.program, self.arguments, dict(self.environment))
+
+
+def prepare_tool(
+    command: Sequence[str],
+    *,
+    llama_cpp: str | os.PathLike[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    progress: Progress = silent,
+) -> ToolCommand:
+    """Build what the tool needs and return how to run it; everything that can fail early fails here.
+
+    `llama_cpp` is the folder of the llama.cpp that the tool belongs to; without it, the folder whose `build/bin`
+    (or `bin`) the tool lies in.
+
+    Raises:
+        ConfigError: no tool or no model is named, or a variable is bad. EngineError: the tool's llama.cpp or this
+            Python cannot be used. ModelError, BudgetError: the model or a budget cannot.
+    """
+    if not command:
+        raise ConfigError(
+            "there is no tool to run; for instance: expertier exec -- llama-server -m MODEL.gguf"
+        )
+    program = _find_program(command[0])
+    arguments, model = _take_model(list(command[1:]), environ)
+    table = ExpertTable.from_gguf(model)
+    config = TierConfig.from_env(environ=environ)
+    budgets = resolve(config, table, available_bytes())
+    plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
+    library = _shared_python()
+    _, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
+    progress("making the model's skeleton")
+    skeleton = ensure_skeleton(table)
+    override = f"{experts_regex(table)}={_BUFFER_TYPE}"
+    added: dict[str, str] = {}
+    if program.name == "llama-bench":  # reads no variables
+        arguments += ["-dev", _DEVICE, "-ngl", "999", "-ot", override, "-lm", "none"]
+    else:
+        added = {
+            "LLAMA_ARG_DEVICE": _DEVICE,
+            "LLAMA_ARG_N_GPU_LAYERS": "999",
+            "LLAMA_ARG_OVERRIDE_TENSOR": override,
+            "LLAMA_ARG_LOAD_MODE": "none",
+            "LLAMA_ARG_FIT": "off",
+        }
+    return ToolCommand(
+        program,
+        (command[0], "-m", str(skeleton), *arguments),
+        {
+            **environ,
+            **added,
+            "GGML_BACKEND_PATH": str(plugin.proxy_path),
+            MODEL_VARIABLE: str(table.path),
+            "EXPERTIER_EMBED_LIBPYTHON": str(library),
+            "EXPERTIER_EMBED_HOME": f"{sys.base_prefix}:{sys.base_exec_prefix}",
+            "EXPERTIER_EMBED_SITE": ":".join(site.getsitepackages()),
+        },
+    )
+
+
+def _find_program(name: str) -> Path:
+    found = shutil.which(name)
+    if found is None:
+        raise EngineMissingError(
+            f"there is no program {name}: build it in your llama.cpp (cmake --build build --target {Path(name).name}) "
+            "and give its path, or put it on the PATH"
+        )
+    return Path(found).resolve()
+
+
+def _folder_of(program: Path) -> Path:
+    folder = program.parent
+    if folder.name == "bin":
+        folder = folder.parent
+    return folder.parent if folder.name.startswith("build") else folder
+
+
+def _take_model(arguments: list[str], environ: Mapping[str, str]) -> tuple[list[str], Path]:
+    """Return the arguments without the model's, and the model."""
+    for i, argument in enumerate(arguments):
+        if argument in _MODEL_OPTIONS and i + 1 < len(arguments):
+            return arguments[:i] + arguments[i + 2 :], Path(arguments[i + 1])
+    if model := environ.get("LLAMA_ARG_MODEL"):
+        return arguments, Path(model)
+    raise ConfigError(
+        "the tool's command names no model: give it one with -m MODEL.gguf, as a file on this machine"
+    )
+
+
+def _shared_python() -> Path:
+    """Return this Python's shared library."""
+    names = (sysconfig.get_config_var("INSTSONAME"), sysconfig.get_config_var("LDLIBRARY"))
+    folders = (
+        sysconfig.get_config_var("LIBDIR"),
+        sysconfig.get_config_var("LIBPL"),
+        f"{sys.base_prefix}/lib",
+    )
+    for folder in folders:
+        for name in names:
+            if folder and name and ".so" in str(name) and (path := Path(str(folder), str(name))).exists():
+                return path
+    raise EngineMissingError(
+        f"{sys.executable} has no shared library, which tiers inside a tool need: use a Python that has one, such as "
+        f"Debian's and Ubuntu's own (apt install libpython3.{sys.version_info.minor}), or one built with "
+        "--enable-shared"
+    )

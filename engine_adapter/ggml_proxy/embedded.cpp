@@ -1,0 +1,93 @@
+// The interpreter is loaded at run time, so that the proxy itself needs no Python. Of its C interface only functions
+// are used that every version has had.
+//
+//     expertier exec ─► execve(llama-server) ─► ggml loads this library ─► libpython ─► engine_adapter/embedded.py
+
+#include "embedded.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <dlfcn.h>
+#include <string>
+
+namespace expertier {
+
+namespace {
+
+constexpr const char * library_variable = "EXPERTIER_EMBED_LIBPYTHON"; // see engine_adapter/exec_tool.py
+constexpr const char * home_variable    = "EXPERTIER_EMBED_HOME";
+constexpr const char * site_variable    = "EXPERTIER_EMBED_SITE";
+
+struct Python {
+    void (*initialize)(int);
+    int (*is_initialized)();
+    int (*run)(const char *);
+    void * (*save_thread)();
+    int (*ensure)();
+    void (*release)(int);
+};
+
+Python python;
+
+template <typename F> bool find(void * library, const char * name, F & function) {
+    function = reinterpret_cast<F>(dlsym(library, name));
+    return function != nullptr;
+}
+
+bool load(const char * path) {
+    void * library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); // extension modules look its symbols up
+    if (library == nullptr) {
+        fprintf(stderr, "expertier: %s\n", dlerror());
+        return false;
+    }
+    return find(library, "Py_InitializeEx", python.initialize) &&
+           find(library, "Py_IsInitialized", python.is_initialized) &&
+           find(library, "PyRun_SimpleString", python.run) && // PyRun_SimpleStringFlags is what it calls
+           find(library, "PyEval_SaveThread", python.save_thread) &&
+           find(library, "PyGILState_Ensure", python.ensure) && find(library, "PyGILState_Release", python.release);
+}
+
+void stop() {
+    const int state = python.ensure();
+    python.run("expertier_embedded.stop()");
+    python.release(state);
+}
+
+} // namespace
+
+bool start_embedded_tiers() {
+    static bool  started = false;
+    const char * library = getenv(library_variable);
+    if (library == nullptr || started) {
+        return true;
+    }
+    if (!load(library)) {
+        fprintf(stderr, "expertier: %s is no Python that tiers can run in; start the tool with `expertier exec`\n",
+                library);
+        return false;
+    }
+    if (python.is_initialized()) {
+        return true; // a Python program has loaded this library, and starts tiers itself
+    }
+    if (const char * home = getenv(home_variable)) {
+        setenv("PYTHONHOME", home, 1);
+    }
+    python.initialize(0); // without Python's signal handlers: signals are the tool's
+    unsetenv("PYTHONHOME");
+    const char *      site = getenv(site_variable);
+    const std::string code = std::string("import site\n"
+                                         "for folder in '''") + (site ? site : "") +
+                             "'''.split(':'):\n"
+                             "    site.addsitedir(folder)\n"
+                             "import expertier.engine_adapter.embedded as expertier_embedded\n"
+                             "expertier_embedded.start()\n";
+    if (python.run(code.c_str()) != 0) {
+        return false; // Python has printed why
+    }
+    python.save_thread(); // from here on engine threads take the interpreter's lock when they need it
+    atexit(stop);
+    started = true;
+    return true;
+}
+
+} // namespace expertier
