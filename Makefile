@@ -1,6 +1,7 @@
 # make demo        the main job on a fresh machine: engine, plugin, random model, stock against tiers
 # make test        everything that needs no GPU: lint, types, layers, tests; under 10 minutes on 2 cores
 # make test-deep   what takes longer: a llama.cpp built from source, more property-test examples
+# make fuzz        fuzzes the reading of models for SECONDS=60, guided by coverage; finds go to build/fuzz-finds
 # Each makes its own environment in .venv first; needs Python 3.11 or newer, a C++17 compiler and the network once.
 
 PYTHON ?= python3
@@ -10,7 +11,9 @@ BIN    := $(VENV)/bin
 # Strict editable installs link single files: a new or removed one needs the install again.
 SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed)
 
-.PHONY: demo test test-deep lint clean
+SECONDS ?= 60
+
+.PHONY: demo test test-deep fuzz lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-llama
@@ -21,6 +24,9 @@ test: lint
 
 test-deep: lint
 	$(BIN)/pytest -q --hypothesis-profile=deep
+
+fuzz: $(VENV)/.installed-fuzz
+	$(BIN)/python tests/fuzz/run_atheris.py --seconds $(SECONDS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -34,6 +40,10 @@ $(VENV)/.installed-llama: pyproject.toml $(VENV)/.files
 
 $(VENV)/.installed-dev: pyproject.toml $(VENV)/.files
 	$(BIN)/pip install -q -e '.[llama,dev]'
+	touch $@
+
+$(VENV)/.installed-fuzz: pyproject.toml $(VENV)/.files
+	$(BIN)/pip install -q -e '.[fuzz]'
 	touch $@
 
 # Rewritten only when the list of source files changes.

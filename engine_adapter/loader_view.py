@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 from gguf import Keys
 
+from expertier.errors import ModelError, UnsupportedLayoutError
+from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.gguf_header import TensorInfo
 from expertier.tiers.shards import Shard, read_shards
 from expertier.tiers.table import ExpertTable
@@ -47,11 +49,16 @@ def loader_view(table: ExpertTable) -> LoaderView:
     """Return the view of a model's files.
 
     Raises:
-        ModelError: a file changed since the table was made, so that it cannot be read any more.
+        ModelError: a file changed since the table was made, or a shard has a tensor whose size is not known.
     """
     if len(table.files) == 1:
         return LoaderView(_view_of_one(table), None)
-    return _view_of_shards(table, read_shards(table.path))
+    shards = read_shards(table.path)
+    if [file.identity for file in table.files] != [FileIdentity.of(one.header.file_stat) for one in shards]:
+        raise ModelError(
+            f"{table.path} or another of its shards changed after the table was read; open it again"
+        )
+    return _view_of_shards(table, shards)
 
 
 def _view_of_one(table: ExpertTable) -> tuple[Extent, ...]:
@@ -76,7 +83,11 @@ def _view_of_shards(table: ExpertTable, shards: tuple[Shard, ...]) -> LoaderView
     for number, shard in enumerate(shards):
         for tensor in shard.header.tensors:
             n_bytes = tensor.n_bytes
-            assert n_bytes is not None, "a table is only made of tensors whose size is known"
+            if n_bytes is None:  # where the next tensor begins in the merged data depends on it
+                raise UnsupportedLayoutError(
+                    f"{shard.path}: {tensor.name} of shape {list(tensor.dims)} has the ggml type {tensor.ggml_type} "
+                    "whose size is not known; join the shards into one file with llama-gguf-split --merge"
+                )
             entries.append(_entry(tensor, data_bytes))
             file = EXPERTS if tensor.name in experts else number
             extents.append(Extent(data_bytes, data_bytes + n_bytes, file, 0 if file < 0 else tensor.offset))

@@ -16,9 +16,15 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from expertier.engine_adapter.build.cache import locked, make_subfolder, move_into_place, staging
+from expertier.engine_adapter.build.cache import (
+    CACHE_VARIABLE,
+    locked,
+    make_subfolder,
+    move_into_place,
+    staging,
+)
 from expertier.engine_adapter.build.hashing import hash_text
-from expertier.errors import SourceError
+from expertier.errors import BuildError, SourceError
 from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.model_file import ModelFile
 from expertier.tiers.table import ExpertTable
@@ -56,7 +62,7 @@ def ensure_skeleton(table: ExpertTable) -> Path:
                             folder,
                         )
                         return table.path
-                    (fresh / _ORIGIN).write_text(str(table.path))
+                    (fresh / _ORIGIN).write_bytes(os.fsencode(table.path))
                     move_into_place(fresh, target)
     return target / table.path.name
 
@@ -69,13 +75,19 @@ def _name(table: ExpertTable) -> str:
 def _remove_stale(folder: Path, table: ExpertTable) -> None:
     """Remove skeletons of what this model was before, and of models that are gone."""
     for origin in folder.glob(f"*/{_ORIGIN}"):
-        made_from = Path(origin.read_text())
+        try:
+            made_from = Path(os.fsdecode(origin.read_bytes()))
+        except OSError:  # another process removes it, too
+            continue
         if made_from == table.path or not made_from.exists():
             shutil.rmtree(origin.parent, ignore_errors=True)
 
 
 def _copy_without_experts(table: ExpertTable, file: ModelFile, target: Path) -> None:
-    source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SourceError(f"{file.path} cannot be opened: {error.strerror}; restore the file") from error
     try:
         change = file.identity.difference(FileIdentity.of(os.fstat(source)))
         if change is not None:
@@ -83,15 +95,29 @@ def _copy_without_experts(table: ExpertTable, file: ModelFile, target: Path) -> 
         with open(target, "wb") as out:
             for begin, end in _ranges_to_copy(table, file):
                 while begin < end:
-                    data = os.pread(source, min(_CHUNK_BYTES, end - begin), begin)
+                    data = _read(source, file, begin, min(_CHUNK_BYTES, end - begin))
                     if not data:
                         raise SourceError(f"{file.path} ends at {begin}, {end} is needed; restore the file")
                     out.seek(begin)
                     out.write(data)
                     begin += len(data)
             out.truncate(file.identity.n_bytes)
+    except OSError as error:
+        raise BuildError(
+            f"the skeleton of {file.path} cannot be written to {target.parent}: {error.strerror}; make room, or set "
+            f"{CACHE_VARIABLE} to another folder"
+        ) from error
     finally:
         os.close(source)
+
+
+def _read(source: int, file: ModelFile, begin: int, n_bytes: int) -> bytes:
+    try:
+        return os.pread(source, n_bytes, begin)
+    except OSError as error:
+        raise SourceError(
+            f"{file.path}: asked for {n_bytes} bytes at {begin}: {error.strerror}; check the disk, then try again"
+        ) from error
 
 
 def _ranges_to_copy(table: ExpertTable, file: ModelFile) -> Iterator[tuple[int, int]]:

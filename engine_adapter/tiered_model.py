@@ -8,6 +8,7 @@ from typing import Any
 
 from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.hip import open_device
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
@@ -20,6 +21,12 @@ class TieredModel:
     def __init__(self, model: LlamaModel, tiers: TierManager) -> None:
         self.model = model
         self.tiers = tiers
+
+    @property
+    def binding(self) -> TierBinding:
+        """The tiers' binding to the proxy."""
+        assert self.model.binding is not None, "a tiered model is bound"
+        return self.model.binding
 
     @classmethod
     def open(cls, engine: LoadedEngine, table: ExpertTable, config: TierConfig) -> TieredModel:
@@ -54,16 +61,16 @@ class TieredModel:
 
     def describe(self) -> dict[str, Any]:
         """Return the tiers' statistics, what loading read, and what the proxy counted, for a report."""
-        counters = self.model.binding.counters() if self.model.binding is not None else None
+        counters = self.binding.counters()
         load = self.model.load_counts()
         return {
             **self.tiers.stats().as_dict(),
             "load": {
                 "expert_bytes_read": load.expert_bytes,
                 "bytes_read": load.bytes_read,
-                "expert_bytes_skipped": counters.dropped_writes if counters is not None else 0,
+                "expert_bytes_skipped": counters.dropped_writes,
             },
-            "proxy": counters.as_dict() if counters is not None else {},
+            "proxy": counters.as_dict(),
         }
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ NOT_YET = (
 """Variables whose machinery does not exist yet; setting one is refused, so that nobody believes it acts."""
 
 _PREFIX = "MOE_"
+_SHOWN_CHARS = 100  # of a text, in a message
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,18 +93,26 @@ class TierConfig:
         values: dict[str, Any] = {}
         for name, (text, said_as) in given.items():
             if name in NOT_YET:
-                raise ConfigError(f"{said_as}={text!r} is not available yet: leave it out")
+                raise ConfigError(f"{said_as}={_shown(text)} is not available yet: leave it out")
             if name not in known:
                 raise _unknown(name, said_as)
             variable = known[name]
             try:
                 values[variable.field] = variable.parse(text.strip())
             except ValueError as error:
-                raise ConfigError(f"{said_as}={text!r} cannot be read: give {variable.accepts}") from error
+                raise ConfigError(
+                    f"{said_as}={_shown(text)} cannot be read: give {variable.accepts}"
+                ) from error
         return cls(**values)
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}..."
 
 
 def _unknown(name: str, said_as: str) -> ConfigError:
     names = [variable.name for variable in VARIABLES] + list(NOT_YET)
-    nearest = difflib.get_close_matches(name, names, n=1, cutoff=0.0)
+    nearest = difflib.get_close_matches(name[:_SHOWN_CHARS], names, n=1, cutoff=0.0)
+    if len(said_as) > _SHOWN_CHARS:
+        said_as = f"{said_as[:_SHOWN_CHARS]}..."
     return ConfigError(f"{said_as} is not a variable of expertier: did you mean {nearest[0]}?")

@@ -87,7 +87,7 @@ def _patterns() -> Mapping[Role, re.Pattern[str]]:
     patterns = {}
     for role, name in names.items():
         head, tail = gguf.TENSOR_NAMES[name].split("{bid}")
-        patterns[role] = re.compile(rf"{re.escape(head)}(\d+){re.escape(tail)}\.weight")
+        patterns[role] = re.compile(rf"{re.escape(head)}(0|[1-9][0-9]{{0,5}}){re.escape(tail)}\.weight")
     return patterns
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -25,7 +26,7 @@ def hash_text(*parts: str) -> str:
     """Return one SHA-256 over several texts; where one ends and the next begins counts."""
     total = hashlib.sha256()
     for part in parts:
-        data = part.encode()
+        data = os.fsencode(part)  # a path may hold bytes that are no UTF-8
         total.update(f"{len(data)}\0".encode())
         total.update(data)
     return total.hexdigest()

@@ -87,6 +87,12 @@ EXPERTIER_EXPORT void expertier_context_forget(expertier_context * self, int32_t
     guarded(false, [&] { return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1); });
 }
 
+// Drops the last batch's results, and what the cache holds of `sequence` from `position` on.
+EXPERTIER_EXPORT void expertier_context_discard(expertier_context * self, int32_t sequence, int32_t position) {
+    self->has_rows = false;
+    expertier_context_forget(self, sequence, position);
+}
+
 // Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; the engine's own status. Logits are kept
 // for all of them, or for the last one only. After an error the cache holds nothing of the sequence from there on.
 EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
@@ -110,7 +116,7 @@ EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, cons
     if (status == 0) {
         self->has_rows = true;
     } else {
-        expertier_context_forget(self, sequence, position);
+        expertier_context_discard(self, sequence, position);
     }
     return status;
 }

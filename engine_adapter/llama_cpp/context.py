@@ -99,11 +99,11 @@ class LlamaContext:
             status = self._engine.host.expertier_context_decode(
                 handle, array, len(tokens), position, sequence, int(all_logits)
             )
-        message, cause = self._binding.take_error() if self._binding is not None else ("", None)
+            message, cause = self._binding.take_error() if self._binding is not None else ("", None)
+            if status == 0 and message:  # the engine went on with bytes that are not there
+                self._engine.host.expertier_context_discard(handle, sequence, position)
         if status == 0 and not message:
             return
-        if status == 0:  # the engine went on with bytes that are not there
-            self.forget(sequence, position)
         reason = message or self._engine.take_log().strip()
         raise DecodeError(
             f"llama.cpp returned status {status} ({_STATUS.get(status, 'unknown')}) for {len(tokens)} tokens at "
@@ -146,10 +146,11 @@ class LlamaContext:
 
     def close(self) -> None:
         """Free the context; a second call does nothing."""
-        if self._handle is not None:
-            self._engine.host.expertier_context_close(self._handle)
-            self._handle = None
-            self._on_close()
+        with interrupts_deferred():
+            handle, self._handle = self._handle, None
+            if handle is not None:
+                self._engine.host.expertier_context_close(handle)
+                self._on_close()
 
     def _open_handle(self) -> int:
         if self._handle is None:

@@ -74,7 +74,7 @@ class LoadedEngine:
             raise _does_not_load(self.library_paths[-1], self._proxy_path, error) from error
         if proxy.expertier_proxy_abi() != PROXY_ABI:
             raise _other_interface(self._proxy_path, proxy.expertier_proxy_abi(), PROXY_ABI)
-        register = self._function("ggml_backend_load", ct.c_void_p, ct.c_char_p)
+        register = self.symbol("ggml_backend_load", ct.c_void_p, ct.c_char_p)
         if not register(str(self._proxy_path).encode()):
             raise EngineMismatchError(
                 f"ggml {self.ggml_version} refused the plugin {self._proxy_path}, which was built for its backend "
@@ -90,7 +90,7 @@ class LoadedEngine:
     @property
     def ggml_version(self) -> str:
         """The ggml version that the loaded library reports."""
-        return str(self._function("ggml_version", ct.c_char_p)().decode())
+        return str(self.symbol("ggml_version", ct.c_char_p)().decode())
 
     def defaults(self) -> dict[str, dict[str, Any]]:
         """Every field of the engine's default parameters, as our host library's headers lay them out."""
@@ -108,7 +108,12 @@ class LoadedEngine:
         self.host.expertier_host_take_log(level, text, len(text))
         return text.value.decode(errors="replace")
 
-    def _function(self, name: str, result: Any, *arguments: Any) -> Any:
+    def keep_log(self) -> None:
+        """Keep what the engine logs for `take_log`, again after something of the engine's own has taken it over."""
+        self.host.expertier_host_start()
+
+    def symbol(self, name: str, result: Any, *arguments: Any) -> Any:
+        """Return the engine's exported function `name` with this signature."""
         for library in self._libraries:
             try:
                 function = getattr(library, name)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def interrupts_deferred(on_interrupt: Callable[[], None]) -> Iterator[None]:
+def interrupts_deferred(on_interrupt: Callable[[], None] = lambda: None) -> Iterator[None]:
     """Note a Ctrl-C instead of raising it inside; call `on_interrupt` at once, raise KeyboardInterrupt at the end.
 
     Python delivers a signal at the main thread's next bytecode, which during an engine call is one of our

@@ -13,11 +13,14 @@ from types import TracebackType
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.errors import BusyError, ConfigError, EngineError
+from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.manager import TierManager
+from expertier.tiers.table import ExpertTable
 
 _ERROR_BYTES = 1 << 14
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -57,8 +60,11 @@ class LlamaModel:
         tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10).
 
         Raises:
-            EngineError: the engine refused the model; the message holds its own last lines.
+            EngineError: the engine refused the model; the message holds its own last lines. Or `path` is not the
+                tiers' own file.
         """
+        if tiers is not None:
+            _require_file_of(tiers.table, Path(os.fspath(path)))
         options = abi.ModelOptions(
             abi=abi.HOST_ABI,
             path=os.fsencode(path),
@@ -208,17 +214,16 @@ class LlamaModel:
         """Free the model; a second call does nothing.
 
         Raises:
-            BusyError: contexts of it are still open.
+            BusyError: contexts of it are still open, or the tiers are still busy; to be closed again later.
         """
-        with self._contexts_lock:
-            if self._handle is None:
-                return
+        with interrupts_deferred(), self._contexts_lock:
             if self._open_contexts:
                 raise BusyError(f"the model has {self._open_contexts} open context(s); close them first")
             handle, self._handle = self._handle, None
-        self._engine.host.expertier_model_close(handle)
-        if self._binding is not None:
-            self._binding.close()
+            if handle is not None:
+                self._engine.host.expertier_model_close(handle)
+            if self._binding is not None:
+                self._binding.close()
 
     def _context_closed(self) -> None:
         with self._contexts_lock:
@@ -231,3 +236,15 @@ class LlamaModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _require_file_of(table: ExpertTable, path: Path) -> None:
+    """Refuse a path that does not name one of the table's files: its model would run with another's experts."""
+    try:
+        found = FileIdentity.of(path.stat())
+    except OSError as error:
+        raise EngineError(f"llama.cpp could not load {path}: {error.strerror}") from error
+    if found not in [file.identity for file in table.files]:
+        raise EngineError(
+            f"{path}: it is not the file that the tiers were made for, or it has changed; they serve {table.path}"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import threading
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
@@ -54,6 +55,8 @@ class TierBinding:
         self._manager = manager
         self._handle: int | None = None
         self._serves_all_loads = False
+        self.on_fill: Callable[[BaseException | None], None] | None = None
+        """Called after each fill, with what made it fail; on the engine's thread, so it must be quick."""
         self._fill_errors = threading.local()  # a fill runs on the thread whose batch needs it
         described = manager.bind_engine()
         try:
@@ -148,10 +151,10 @@ class TierBinding:
         """
         if self._handle is not None:
             self._manager.unbind_engine()
+            handle, self._handle = self._handle, None
             if self._serves_all_loads:
                 self._engine.proxy.expertier_tiers_set_default(None)
-            self._engine.proxy.expertier_tiers_unbind(self._handle)
-            self._handle = None
+            self._engine.proxy.expertier_tiers_unbind(handle)
 
     def _open_handle(self) -> int:
         if self._handle is None:
@@ -165,8 +168,12 @@ class TierBinding:
                 layer, np.ctypeslib.as_array(experts, (n,)).copy(), np.ctypeslib.as_array(slots, (n,)).copy()
             )
             done[0] = abi.FILLED
+            if self.on_fill is not None:
+                self.on_fill(None)
         except BaseException as error:  # nothing may propagate into the engine's C++ frames
             self._fill_errors.last = error
+            if self.on_fill is not None:
+                self.on_fill(error)
 
 
 def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:

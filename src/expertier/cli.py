@@ -1,4 +1,4 @@
-"""The command line: inspect, run, demo, exec, engine build, engine info.
+"""The command line: inspect, run, serve, demo, exec, engine build, engine info.
 
 Text and tables go to the terminal, `--json` prints one JSON object on one line, last, on standard output. Errors
 of ours end with exit code 2 and a message that says what to do; `demo` ends with 1 when a check failed.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -17,14 +18,16 @@ from rich.console import Console
 
 import expertier
 from expertier import report
+from expertier.budget_options import ExpertCacheMib, HostPoolFrac, HostPoolMib, Policy, tier_config
 from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.demo import run_demo
 from expertier.engine_adapter.measured_run import rss_peak_bytes
 from expertier.engine_adapter.open_engine import open_engine, prepare_engine
+from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
-from expertier.tiers.config import TierConfig
+from expertier.serve_command import serve
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
 
@@ -38,6 +41,7 @@ app = typer.Typer(
 engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
 app.command("exec")(exec_tool)
+app.command()(serve)
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
@@ -92,17 +96,10 @@ def run(
     model: Model,
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue.")],
     n_tokens: Annotated[int, typer.Option("--n-tokens", "-n", min=1, help="Most tokens to generate.")] = 128,
-    expert_cache_mib: Annotated[
-        str | None, typer.Option(metavar="MIB|auto", help="L1 arena (MOE_EXPERT_CACHE_MIB).")
-    ] = None,
-    host_pool_mib: Annotated[
-        str | None, typer.Option(metavar="MIB|auto", help="L2 pool (MOE_HOST_POOL_MIB).")
-    ] = None,
-    host_pool_frac: Annotated[
-        str | None,
-        typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
-    ] = None,
-    policy: Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")] = None,
+    expert_cache_mib: ExpertCacheMib = None,
+    host_pool_mib: HostPoolMib = None,
+    host_pool_frac: HostPoolFrac = None,
+    policy: Policy = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -112,21 +109,20 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
-    config = TierConfig.from_env(
-        overrides={
-            "MOE_EXPERT_CACHE_MIB": expert_cache_mib,
-            "MOE_HOST_POOL_MIB": host_pool_mib,
-            "MOE_HOST_POOL_FRAC": host_pool_frac,
-            "MOE_POLICY": policy,
-        }
-    )
+    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy)
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
-    with report.progress(console) as say:
-        engine = open_engine(llama_cpp, say)
-        say(f"loading {model.name}")
-        opened = TieredModel.open(engine, table, config)
-    with opened as tiered:
+    with ExitStack() as stack:
+        stack.enter_context(show_events())
+        with report.progress(console) as say:
+            engine = open_engine(llama_cpp, say)
+            say(f"loading {model.name}")
+            try:
+                tiered = stack.enter_context(TieredModel.open(engine, table, config))
+            except ExpertierError as error:
+                say_disabled(model.name, str(error))
+                raise
+        stack.enter_context(watched(tiered.binding, config))
         tokens = tiered.model.tokenize(prompt)
         if not tokens:
             raise ConfigError("the prompt is empty: --prompt gave no tokens to continue; give it some text")
@@ -159,6 +155,8 @@ def run(
             seed=seed,
             on_token=show,
         )
+        if not as_json:
+            print(flush=True)
         document: dict[str, Any] = {
             "prompt_tokens": generation.prompt_tokens,
             "generated_tokens": len(generation.tokens),
@@ -170,7 +168,6 @@ def run(
     if as_json:
         print(json.dumps({"text": "".join(pieces), **document}))
     else:
-        sys.stdout.write("\n")
         report.print_run(document, console)
 
 

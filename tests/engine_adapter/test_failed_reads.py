@@ -12,30 +12,8 @@ from expertier.engine_adapter import selftest
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import DecodeError, EngineMismatchError, SourceError
+from failing_reads import FailingReads
 from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
-
-
-class FailingReads:
-    """Stands in for os.preadv and fails its N-th call from now on, once."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.calls_left: int | None = None
-        self.failed = 0
-        real = os.preadv
-
-        def preadv(descriptor, buffers, offset):
-            if self.calls_left is not None:
-                self.calls_left -= 1
-                if self.calls_left == 0:
-                    self.calls_left = None
-                    self.failed += 1
-                    raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return real(descriptor, buffers, offset)
-
-        monkeypatch.setattr(os, "preadv", preadv)
-
-    def fail_call(self, n: int) -> None:
-        self.calls_left = n
 
 
 @pytest.fixture(scope="module")
@@ -90,25 +68,6 @@ def test_the_graph_is_restored_after_a_failed_read(loaded_engine, tmp_path, monk
         with pytest.raises(EngineMismatchError, match="status -1 "):
             selftest.check_product(loaded_engine, tiers, rows)
         selftest.check_product(loaded_engine, tiers, rows)
-        tiers.check_valid()
-
-
-def test_a_fill_that_is_interrupted_interrupts_the_decode(loaded_engine, path, monkeypatch):
-    with (
-        make_tiers(path, 4) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
-        model.context(n_ctx=128, n_threads=1) as context,
-    ):
-
-        def interrupted(*_):
-            raise KeyboardInterrupt
-
-        with monkeypatch.context() as patch:
-            patch.setattr(tiers, "_serve", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                context.decode([1, 2, 3], 0)
-        context.forget()
-        context.decode([1, 2, 3], 0)
         tiers.check_valid()
 
 

@@ -8,7 +8,7 @@ from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.synth_blocks import WEIGHT_TYPES
 from tiered_runs import SMALL
 
-_BASE = replace(SMALL, layers=2)
+_BASE = replace(SMALL, layers=2, seed=14)
 
 _MIXED = (("Q4_K", "Q6_K"), ("IQ3_XXS", "IQ4_NL"), ("Q8_0", "Q4_0"), ("MXFP4", "F16"))
 

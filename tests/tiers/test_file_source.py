@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -105,6 +106,75 @@ def test_a_file_that_changed_before_it_was_opened(path: Path) -> None:
     other.replace(path)
     change("another file took its place")
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+
+
+@pytest.mark.parametrize("change", ["replaced", "gone", "grown", "locked"])
+def test_what_happens_to_the_name_of_an_open_file_does_not_matter(path: Path, change: str) -> None:
+    """The source holds the file, not its name: a download that replaces it by renaming leaves the old one to us."""
+    source = opened(path)
+    before = read(source, 0, 10_240)
+    if change == "replaced":
+        other = path.with_name("other")
+        other.write_bytes(bytes(10_240))
+        other.replace(path)
+    elif change == "gone":
+        path.unlink()
+    elif change == "grown":
+        with open(path, "ab") as file:
+            file.write(b"more")
+    else:
+        path.chmod(0)
+    assert read(source, 0, 10_240) == before
+    source.close()
+
+
+@pytest.mark.parametrize("change", ["replaced", "grown"])
+def test_what_a_failed_read_says_of_a_changed_file(
+    path: Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    source = opened(path)
+
+    def fail(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    if change == "grown":
+        with open(path, "ab") as file:
+            file.write(b"more")
+    else:
+        path.unlink()
+    monkeypatch.setattr(os, "preadv", fail)
+    expected = "its size was 10240 bytes and is 10244" if change == "grown" else "check the disk"
+    with pytest.raises(SourceError, match=rf"failed after 0: Input/output error \(errno 5\); {expected}"):
+        read(source, 0, 1)
+
+
+def test_permission_lost_before_it_is_opened_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Opening fails as it does for a user who is not root; the files opened before it are closed again."""
+    second = path.with_name("second")
+    second.write_bytes(bytes(10))
+    files = [
+        ModelFile(path, 0, FileIdentity.of(path.stat())),
+        ModelFile(second, 10_240, FileIdentity.of(second.stat())),
+    ]
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    second.chmod(0)
+    real = os.open
+
+    def as_a_user(name: Path, flags: int) -> int:
+        if not name.stat().st_mode & 0o444:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(name))
+        return real(name, flags)
+
+    monkeypatch.setattr(os, "open", as_a_user)
+    with pytest.raises(
+        SourceError, match=r"second cannot be opened: Permission denied \(errno 13\); restore the file"
+    ):
+        FileSource(files)
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    second.chmod(0o600)
+    source = FileSource(files)
+    assert read(source, 10_240, 10) == bytes(10)
+    source.close()
 
 
 def test_counting_and_injected_faults() -> None:

@@ -1,0 +1,226 @@
+"""The wheel's own llama-server in this process, with the experts in our tiers.
+
+    engine ── TierManager ── TierBinding ── xllamacpp.Server
+                                             loads the skeleton, computes on our device, misses come to the binding
+
+The wheel's Server holds the interpreter's lock while it is made and while it is freed. In the former the engine runs a
+graph (a trial of two tokens, whose output it does not read), in the latter it may run one, and a miss would wait for
+that lock forever: so the trial gets zeros for experts, and before the end misses are refused. A request that is under
+way when the server is freed would never end either: so all connections are closed first.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+import importlib
+import ipaddress
+import os
+import socket
+import threading
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.override_pattern import experts_regex
+from expertier.engine_adapter.server_sockets import shut_sockets
+from expertier.engine_adapter.skeleton import ensure_skeleton
+from expertier.errors import BusyError, ConfigError, EngineError
+from expertier.hip import open_device
+from expertier.tiers.config import TierConfig
+from expertier.tiers.manager import TierManager
+from expertier.tiers.table import ExpertTable
+
+WITHOUT_MEMORY = frozenset({"nomic-bert-moe", "llada-moe", "rnd1"})
+"""Architectures without a key-value cache, on which the engine makes no trial: their first graph is a request's."""
+
+_ALL_LAYERS = 999
+_SHUT_TIMEOUT_S = 10  # for requests to notice that their clients are gone; they look once a second
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How the server runs. `n_ctx` is in tokens for each of `n_parallel` requests; port 0 takes a free one."""
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    n_parallel: int = 1
+    n_ctx: int = 4096
+    n_ubatch: int = 512
+    n_threads: int = 0
+    api_key: str | None = None
+    verbosity: int = 2
+    """Of the engine's own log on standard error: 1 errors, 2 warnings, 3 each request, 5 all."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the host."""
+        try:
+            return self.host == "localhost" or ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+
+class TieredServer:
+    """A running server and the tiers that serve its experts. One a process."""
+
+    _one: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, engine: LoadedEngine, server: Any, binding: TierBinding, closing: ExitStack) -> None:
+        self._engine = engine
+        self._server = server
+        self._closing = closing
+        self.url = str(server.listening_address)
+        self.binding = binding
+
+    @classmethod
+    def start(
+        cls, engine: LoadedEngine, table: ExpertTable, config: TierConfig, options: ServerOptions
+    ) -> TieredServer:
+        """Make the tiers, load the model through them and listen. The interpreter stands still meanwhile.
+
+        Raises:
+            BusyError: this process serves already. ConfigError: the address cannot be had. BudgetError: a budget
+                is below what the model needs. EngineError: the engine refused; it has said why on standard error.
+        """
+        with ExitStack() as closing:
+            if not cls._one.acquire(blocking=False):
+                raise BusyError(
+                    "this process already serves a model: stop that server first, or use another process"
+                )
+            closing.callback(cls._one.release)
+            closing.callback(engine.keep_log)
+            _check_address(options)
+            skeleton = ensure_skeleton(table)
+            manager = TierManager(table, device=open_device("auto"), config=config)
+            closing.callback(manager.close)
+            binding = TierBinding(engine, manager)
+            closing.callback(binding.close)
+            binding.serve_all_loads()
+            params = stock_params(str(skeleton), options)
+            _place_in_tiers(params, engine, table, binding)
+            server = _load(params, table, binding)
+            try:
+                if table.architecture not in WITHOUT_MEMORY and binding.counters().graphs == 0:
+                    raise EngineError(f"the engine did not place the layers on {binding.device_name}")
+                return cls(engine, server, binding, closing.pop_all())
+            except BaseException:
+                binding.refuse_misses()
+                del server  # freed before the tiers
+                raise
+
+    @property
+    def tiers(self) -> TierManager:
+        """The tiers."""
+        return self.binding.manager
+
+    def stop(self) -> None:
+        """End all requests, free the server, its model and the tiers; a second call does nothing."""
+        if self._server is not None:
+            self.binding.refuse_misses()
+            _silence(self._engine)  # it would call what follows unexpected
+            shut_sockets(self.url, _SHUT_TIMEOUT_S)
+            self._server = None
+            self._closing.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+
+def _load(params: Any, table: ExpertTable, binding: TierBinding) -> Any:
+    wheel = _wheel()
+    if table.architecture in WITHOUT_MEMORY:
+        binding.refuse_misses()
+    else:
+        binding.blank_next_graph()
+    try:
+        server = wheel.Server(params)
+        server.handle_metrics()  # answered by the server's loop: an end before that has begun would be lost
+        return server
+    except (RuntimeError, ValueError) as error:
+        ours = binding.take_error()[0]
+        raise EngineError(
+            f"llama-server could not start with {table.path}: {ours or error}; its own lines above say more"
+        ) from error
+    finally:
+        binding.serve_misses()
+
+
+def stock_params(model: str, options: ServerOptions) -> Any:
+    """Return llama-server's parameters for these options, without the tiers and without weight repacking."""
+    wheel = _wheel()
+    params = wheel.CommonParams()
+    params.model.path = model
+    params.model_alias = [Path(model).name]
+    params.hostnames = [options.host]
+    params.port = options.port
+    params.n_parallel = options.n_parallel
+    params.n_ctx = options.n_ctx * options.n_parallel
+    params.n_ubatch = options.n_ubatch
+    threads = options.n_threads or len(os.sched_getaffinity(0))
+    params.cpuparams.n_threads = threads
+    params.cpuparams_batch.n_threads = threads
+    params.api_keys = [options.api_key] if options.api_key else []
+    params.cors_origins = "localhost"  # any web page could ask a server without a key otherwise
+    params.cors_credentials = False
+    params.verbosity = options.verbosity
+    params.endpoint_metrics = True
+    params.warmup = False
+    params.fit_params = False
+    params.no_extra_bufts = True
+    params.cache_ram_mib = 0  # a cache of prompts in RAM would be outside of our budgets
+    params.load_mode = wheel.llama_load_mode.LLAMA_LOAD_MODE_NONE
+    return params
+
+
+def _place_in_tiers(params: Any, engine: LoadedEngine, table: ExpertTable, binding: TierBinding) -> None:
+    wheel = _wheel()
+    params.model_alias = [table.path.name]
+    params.n_gpu_layers = _ALL_LAYERS
+    params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_NONE
+    params.main_gpu = _gpu_index(engine, binding.device_name)
+    params.tensor_buft_overrides = f"{experts_regex(table)}={binding.buffer_type_name}"
+
+
+def _wheel() -> Any:
+    """Return the wheel's Python module; not before the engine is loaded, whose library it is."""
+    return importlib.import_module("xllamacpp")
+
+
+def _silence(engine: LoadedEngine) -> None:
+    """Have the server log nothing from now on; the next one that is made sets its own verbosity."""
+    engine.symbol("_Z30common_log_set_verbosity_tholdi", None, ct.c_int)(-1)
+
+
+def _gpu_index(engine: LoadedEngine, device_name: str) -> int:
+    """Return which of the engine's GPU devices, in its order, our device is: the CPU's own come in no list."""
+    names = [
+        device["name"]
+        for device in engine.devices()
+        if not device["name"].startswith(("CPU", "EXPERTS_", "BLAS"))
+    ]
+    return names.index(device_name)
+
+
+def _check_address(options: ServerOptions) -> None:
+    """Raise ConfigError where the address cannot be listened on: the engine would only say that it failed."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"cannot listen on {options.host} port {options.port}: {getattr(error, 'strerror', None) or error}; "
+            "give another --host or --port (0: a free one)"
+        ) from error

@@ -1,0 +1,64 @@
+"""Closes the sockets of a server of this process that has no call for it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_POLL_S = 0.01
+
+
+def shut_sockets(url: str, timeout_s: float) -> bool:
+    """Shut the listening socket of `url` and all connections to it; return whether all are gone in time.
+
+    Their owner closes them when it is done with what it did for them: as if all clients had left.
+    """
+    address = urlsplit(url)
+    addresses = {
+        ipaddress.ip_address(info[4][0]) for info in socket.getaddrinfo(address.hostname, address.port)
+    }
+    deadline = time.monotonic() + timeout_s
+    while True:
+        n_open = 0
+        for connection in _sockets():
+            with connection:
+                if _is_of(connection, address.port, addresses):
+                    n_open += 1
+                    with suppress(OSError):  # it is shut already
+                        connection.shutdown(socket.SHUT_RDWR)
+        if n_open == 0 or time.monotonic() > deadline:
+            return n_open == 0
+        time.sleep(_POLL_S)
+
+
+def _is_of(
+    connection: socket.socket,
+    port: int | None,
+    addresses: set[ipaddress.IPv4Address | ipaddress.IPv6Address],
+) -> bool:
+    """Whether this end of the connection is at one of the addresses; an unspecified one stands for all."""
+    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
+        return False
+    host, own_port = connection.getsockname()[:2]
+    if own_port != port:
+        return False
+    return ipaddress.ip_address(host) in addresses or any(one.is_unspecified for one in addresses)
+
+
+def _sockets() -> Iterator[socket.socket]:
+    """Yield a duplicate of each socket of this process."""
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed since it was listed, or no socket
+            duplicate = os.dup(int(link.name))
+            try:
+                connection = socket.socket(fileno=duplicate)
+            except OSError:
+                os.close(duplicate)
+                raise
+            yield connection

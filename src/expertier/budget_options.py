@@ -1,0 +1,33 @@
+"""The options that size the tiers, as `run` and `serve` take them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from expertier.tiers.config import TierConfig
+
+ExpertCacheMib = Annotated[
+    str | None, typer.Option(metavar="MIB|auto", help="L1 arena (MOE_EXPERT_CACHE_MIB).")
+]
+HostPoolMib = Annotated[str | None, typer.Option(metavar="MIB|auto", help="L2 pool (MOE_HOST_POOL_MIB).")]
+HostPoolFrac = Annotated[
+    str | None,
+    typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
+]
+Policy = Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")]
+
+
+def tier_config(
+    expert_cache_mib: str | None, host_pool_mib: str | None, host_pool_frac: str | None, policy: str | None
+) -> TierConfig:
+    """Return the variables with the options over them."""
+    return TierConfig.from_env(
+        overrides={
+            "MOE_EXPERT_CACHE_MIB": expert_cache_mib,
+            "MOE_HOST_POOL_MIB": host_pool_mib,
+            "MOE_HOST_POOL_FRAC": host_pool_frac,
+            "MOE_POLICY": policy,
+        }
+    )

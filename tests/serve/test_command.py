@@ -1,0 +1,116 @@
+"""`expertier serve` as a user runs it: in a process of its own, ended by a signal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from served import complete
+
+
+class Serving:
+    """A running command and the lines that it has written to standard error."""
+
+    def __init__(self, child: subprocess.Popen[str]) -> None:
+        self.child = child
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        for line in self.child.stderr:
+            with self._news:
+                self.lines.append(line.rstrip("\n"))
+                self._news.notify_all()
+
+    def line(self, pattern: str, nth: int = 1) -> re.Match[str]:
+        """Wait for the n-th line that matches."""
+
+        def found() -> list[re.Match[str]]:
+            return [match for line in self.lines if (match := re.search(pattern, line))]
+
+        with self._news:
+            assert self._news.wait_for(lambda: len(found()) >= nth, 30), self.lines
+            return found()[nth - 1]
+
+    def end(self, number: signal.Signals) -> float:
+        """Send a signal, wait for the end with exit code 0, and return the seconds that it took."""
+        begin = time.monotonic()
+        self.child.send_signal(number)
+        assert self.child.wait(20) == 0, self.lines
+        seconds = time.monotonic() - begin
+        self._reader.join()
+        return seconds
+
+
+@contextmanager
+def serving(model, *options: str) -> Iterator[Serving]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MOE_")}
+    command = [sys.executable, "-m", "expertier", "serve", str(model), "--port", "0", "-t", "1", "-c", "512"]
+    with subprocess.Popen(
+        [*command, "--expert-cache-mib", "4", *options],
+        env=environment | {"NO_COLOR": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            yield Serving(child)
+        finally:
+            child.kill()
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_session(model, connect):
+    with serving(model, "--metrics-port", "0", "--parallel", "2") as command:
+        url = command.line(r"serving tiny.gguf on (http://127\.0\.0\.1:\d+)")[1]
+        enabled = command.line("^event=enabled .*")[0]
+        assert "model=tiny.gguf" in enabled
+        assert "limited_by=budget" in enabled
+        client = connect(url)
+        complete(client)
+        complete(client)
+        command.child.send_signal(signal.SIGUSR1)
+        summary = command.line("^event=summary .*")[0]
+        assert int(re.search(r" misses=(\d+)", summary)[1]) > 0
+        metrics = command.line(r"metrics on (http://127\.0\.0\.1:\d+/metrics)")[1]
+        with urllib.request.urlopen(metrics, timeout=5) as answer:
+            assert b"expertier_l1_hits_total" in answer.read()
+        client.close()
+        assert command.end(signal.SIGTERM) < 5
+    events = [
+        line.split()[0] for line in command.lines if line.startswith("event=") and "source=" not in line
+    ]
+    assert events == ["event=enabled", "event=first_use", "event=summary", "event=summary"]
+    assert "turn_hits=0 turn_misses=0" in command.lines[-1]
+    assert not any("Traceback" in line for line in command.lines)
+
+
+@pytest.mark.usefixtures("engine")
+def test_interrupted_in_the_middle_of_a_stream(model, connect):
+    with serving(model) as command:
+        client = connect(command.line("on (http.*)")[1])
+        stream = client.completions.create(model="any", prompt="on", max_tokens=480, stream=True)
+        next(stream)
+        assert command.end(signal.SIGINT) < 5
+        assert command.lines[-1].startswith("event=summary")
+
+
+@pytest.mark.usefixtures("engine")
+def test_what_cannot_run_says_why(model):
+    with serving(model, "--expert-cache-mib", "0.001") as command:
+        assert command.child.wait(30) == 2
+        command.line(
+            "^event=disabled model=tiny.gguf reason=.*smallest|^event=disabled model=tiny.gguf reason="
+        )
+        command.line("^error: ")

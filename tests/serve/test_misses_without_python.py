@@ -1,0 +1,104 @@
+"""While Python cannot answer: one graph gets zeros that nobody else ever sees, later ones wait, or all are refused."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from expertier.engine_adapter.llama_cpp import LlamaModel
+from expertier.engine_adapter.synth import TINY_SHAPE
+from expertier.errors import DecodeError
+from tiered_runs import make_tiers
+
+TOKENS = [5, 300]
+
+
+@pytest.fixture
+def expected(engine, model):
+    with (
+        LlamaModel.open(engine, model, repack=False) as stock,
+        stock.context(n_ctx=64, n_threads=1) as context,
+    ):
+        context.decode(TOKENS, 0)
+        return context.logits()
+
+
+@pytest.mark.parametrize("n_slots", [1, TINY_SHAPE.top_k, TINY_SHAPE.experts])
+def test_one_blank_graph_and_the_next_waits(engine, model, expected, n_slots):
+    with (
+        make_tiers(model, n_slots) as tiers,
+        LlamaModel.open(engine, model, tiers=tiers) as loaded,
+        loaded.context(n_ctx=64, n_threads=1) as context,
+    ):
+        loaded.binding.blank_next_graph()
+        context.decode([0, 0], 0)
+        assert np.isfinite(context.logits()).all()
+        assert tiers.stats().file.reads == 0
+        assert not any(tiers._residency.residents(layer) for layer in range(tiers.table.n_layers))
+        context.forget()
+
+        waiting = threading.Thread(target=context.decode, args=(TOKENS, 0))
+        waiting.start()
+        waiting.join(0.3)
+        assert waiting.is_alive()
+        assert tiers.stats().file.reads == 0
+        loaded.binding.serve_misses()
+        waiting.join(20)
+        assert not waiting.is_alive()
+        assert context.logits().tobytes() == expected.tobytes()
+        tiers.check_valid()
+
+
+def test_refused_until_served_again(engine, model, expected):
+    with (
+        make_tiers(model, TINY_SHAPE.top_k) as tiers,
+        LlamaModel.open(engine, model, tiers=tiers) as loaded,
+        loaded.context(n_ctx=64, n_threads=1) as context,
+    ):
+        loaded.binding.refuse_misses()
+        with pytest.raises(DecodeError, match="could not be read"):
+            context.decode(TOKENS, 0)
+        assert tiers.stats().file.reads == 0
+        loaded.binding.serve_misses()
+        context.forget()
+        context.decode(TOKENS, 0)
+        assert context.logits().tobytes() == expected.tobytes()
+        tiers.check_valid()
+
+
+def test_refusing_waits_for_the_fill_that_runs(engine, model):
+    entered, may_go = threading.Event(), threading.Event()
+    with (
+        make_tiers(model, TINY_SHAPE.top_k) as tiers,
+        LlamaModel.open(engine, model, tiers=tiers) as loaded,
+        loaded.context(n_ctx=64, n_threads=1) as context,
+    ):
+
+        def hold(_error):
+            entered.set()
+            assert may_go.wait(20)
+
+        loaded.binding.on_fill = hold
+        outcome = []
+
+        def decode():
+            try:
+                context.decode(TOKENS, 0)
+            except DecodeError as error:
+                outcome.append(error)
+
+        decoding = threading.Thread(target=decode)
+        decoding.start()
+        assert entered.wait(20)
+        refusing = threading.Thread(target=loaded.binding.refuse_misses)
+        refusing.start()
+        refusing.join(0.2)
+        assert refusing.is_alive()
+        may_go.set()
+        refusing.join(20)
+        decoding.join(20)
+        assert not refusing.is_alive()
+        assert len(outcome) == 1
+        tiers.check_valid()
