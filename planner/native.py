@@ -2,11 +2,12 @@
 
 Every function takes a directory (`Residency.directory_address`) first; the caller holds the layer's lock.
 
-    int32 begin(const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots, int32
-    *miss_index) int32 complete(const int64 *directory, int32 layer, const int32 *slots, int32 n) int32
-    abort(const int64 *directory, int32 layer, const int32 *slots, int32 n) int32 release(const int64
-    *directory, int32 layer, const int32 *slots, int32 n) int32 resident_first(const int64 *directory, int32
-    layer, int32 *experts, int32 n)
+    int32 begin         (const int64 *directory, int32 layer, const int32 *experts, int32 n,
+                         int32 *slots, int32 *miss_index)
+    int32 complete      (const int64 *directory, int32 layer, const int32 *slots, int32 n)
+    int32 abort         (const int64 *directory, int32 layer, const int32 *slots, int32 n)
+    int32 release       (const int64 *directory, int32 layer, const int32 *slots, int32 n)
+    int32 resident_first(const int64 *directory, int32 layer, int32 *experts, int32 n)
 
 They return what the functions of `policy.py` return, and BAD_CALL for a directory that another version of the
 policy made.

@@ -1,8 +1,7 @@
 """The tiers of one model on one device.
 
-    acquire ──► admission (policy, layer locks) ──► filler ──► host pool ─┬─ hit ──────────► slot
-                                                                          └─ miss ──► source ──► block ──►
-                                                                          slot
+    acquire ──► admission (policy, layer locks) ──► filler ──► host pool ─┬─ hit ───────────────────► slot
+                                                                          └─ miss ► source ► block ─► slot
 
 An engine's plugin takes admission's place: it makes the same policy calls under the same locks, and calls
 `fill`.

@@ -84,6 +84,8 @@ def inspect(
 ) -> None:
     """Show a model's experts: layers, bytes, quant types, and what an arena would hold."""
     table = ExpertTable.from_gguf(model)
+    if arena_mib is not None and not 0 <= arena_mib < 1 << 40:
+        raise ConfigError(f"--arena-mib is {arena_mib}: give a number of MiB, such as 4096")
     document = report.describe_table(table, None if arena_mib is None else int(arena_mib * MIB))
     if as_json:
         print(json.dumps(document))
@@ -104,7 +106,9 @@ def run(
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, help="0: the likeliest token each time.")] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling at a temperature above 0.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling at a temperature above 0.")
+    ] = 0,
     llama_cpp: LlamaCpp = None,
     as_json: Json = False,
 ) -> None:

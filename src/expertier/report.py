@@ -85,7 +85,9 @@ def print_table(document: dict[str, Any], console: Console) -> None:
         slots = Counter(arena["slots"])
         fields["arena"] = (
             f"{mib(arena['budget_bytes'])} holds {100 * arena['share_of_experts']:.1f} % of the experts: "
-            + ", ".join(f"{n} slots in {layers} layers" for n, layers in sorted(slots.items()))
+            + ", ".join(
+                f"{n} slots in {layers} layer{'s'[: layers > 1]}" for n, layers in sorted(slots.items())
+            )
         )
     print_fields(document["path"], fields, console)
     grid = Table(box=None, header_style="bold")
@@ -172,8 +174,8 @@ def _print_tiers(document: dict[str, Any], console: Console) -> None:
             str(tier["evictions"]),
             mib(tier["bytes_in"]),
         )
-    grid.add_row("file", "-", "-", "-", str(file["reads"]), "-", "-", mib(file["bytes_read"]))
     console.print(grid)
+    console.print(f"from the file: {mib(file['bytes_read'])} in {file['reads']} reads", highlight=False)
     load = document["load"]
     console.print(
         f"loading read {mib(load['bytes_read'])}, {mib(load['expert_bytes_read'])} of it experts; "

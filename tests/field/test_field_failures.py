@@ -251,15 +251,16 @@ def test_row_02_no_table_is_left_to_the_scheduler(engine, path, graphs):
     without = run_model(engine, path, None, prompt=PROMPT, n_tokens=2)
     assert run.n_graph_splits == without.n_graph_splits
 
-    with make_tiers(path, 2) as tiers:
-        binding = TierBinding(engine, tiers)
-        try:
-            for n_tokens in (3, 1, 7, 3):  # beside a second device, each time with other ids
-                result = graphs.on_proxy(binding, "two layers", n_tokens, scheduled=True)
-                assert (result.status, result.message) == (0, "")
-                assert result.outputs == graphs.on_cpu("two layers", n_tokens)
-        finally:
-            binding.close()
+    for n_slots in (2, FEW_SLOTS, SMALL.experts):  # in passes, and with nodes that are pointed at slots
+        with make_tiers(path, n_slots) as tiers:
+            binding = TierBinding(engine, tiers)
+            try:
+                for n_tokens in (3, 1, 7, 3):  # beside a second device, each time with other ids
+                    result = graphs.on_proxy(binding, "two layers", n_tokens, scheduled=True)
+                    assert (result.status, result.message) == (0, "")
+                    assert result.outputs == graphs.on_cpu("two layers", n_tokens)
+            finally:
+                binding.close()
 
 
 def test_row_03_admitted_or_an_error_with_numbers(engine, path):
@@ -678,9 +679,10 @@ def test_row_24_nobody_sees_memory_that_is_gone(blocks):
 
 
 def test_row_25_later_prefills_copy_no_more_than_the_first(engine, path):
+    """They copy less, and all of them the same; what the pool holds by then is not read again."""
     prompt = prompt_tokens(120)
     with (
-        make_tiers(path, 8, host_pool_bytes=2 << 20) as tiers,
+        make_tiers(path, SMALL.experts // 2, host_pool_bytes=4 << 20) as tiers,
         LlamaModel.open(engine, path, tiers=tiers) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
@@ -693,10 +695,9 @@ def test_row_25_later_prefills_copy_no_more_than_the_first(engine, path):
             read.append(stats.file.bytes_read)
             pinned.append(tiers._device.pinned_bytes)
     first, *later = np.diff(copied).tolist()
-    assert max(later) <= first
-    first, *later = np.diff(read).tolist()
-    assert max(later) <= first
-    assert len(set(pinned)) == 1, "no memory is taken after the first prefill"
+    assert max(later) == min(later) < first
+    assert np.diff(read).tolist()[2:] == [0, 0, 0]
+    assert len(set(pinned)) == 1, "memory was taken after the first prefill"
 
 
 def test_row_26_the_engine_does_not_fit_what_we_have_placed(path, monkeypatch):
