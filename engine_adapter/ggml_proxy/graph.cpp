@@ -11,6 +11,7 @@
 #include "ggml-impl.h"
 #include "passes.h"
 
+#include <cxxabi.h>
 #include <new>
 #include <string>
 
@@ -170,6 +171,8 @@ ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
         return GraphRun(backend, graph).run();
     } catch (const std::bad_alloc &) { // ggml's C frames cannot be unwound
         return GGML_STATUS_ALLOC_FAILED;
+    } catch (abi::__forced_unwind &) {
+        throw; // Python ends a thread that asks for its lock while the process ends: only let it go
     } catch (...) {
         return GGML_STATUS_FAILED;
     }

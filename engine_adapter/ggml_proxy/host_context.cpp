@@ -7,7 +7,9 @@
 
 #include <atomic>
 #include <cstdio>
+#include <memory>
 #include <string>
+#include <vector>
 
 using namespace expertier;
 
@@ -17,6 +19,7 @@ struct expertier_context {
     llama_batch       batch    = {};
     int32_t           n_batch  = 0;
     bool              has_rows = false; // the last batch ended well, so there are logits
+    std::vector<char> is_lost; // a sequence: what the cache held of it went with a batch that failed
     std::atomic<bool> aborted{ false };
 };
 
@@ -24,7 +27,28 @@ namespace {
 
 bool is_aborted(void * self) { return static_cast<expertier_context *>(self)->aborted; }
 
-constexpr int32_t threw = -100; // decode: the engine threw, for want of memory most likely
+constexpr int32_t no_room = 1, invalid_batch = -1; // the engine's statuses of a batch that it did not begin
+constexpr int32_t threw = -100;                    // decode: the engine threw, for want of memory most likely
+constexpr int32_t lost  = -101;                    // decode: the sequence must start anew, at position 0
+
+// Greedy at temperature 0, else from top-k 40, top-p 0.95, min-p 0.05.
+llama_sampler * new_sampler(float temperature, uint32_t seed) {
+    llama_sampler * sampler = llama_sampler_chain_init(llama_sampler_chain_default_params());
+    if (temperature <= 0) {
+        llama_sampler_chain_add(sampler, llama_sampler_init_greedy());
+        return sampler;
+    }
+    llama_sampler_chain_add(sampler, llama_sampler_init_top_k(40));
+    llama_sampler_chain_add(sampler, llama_sampler_init_top_p(0.95f, 1));
+    llama_sampler_chain_add(sampler, llama_sampler_init_min_p(0.05f, 1));
+    llama_sampler_chain_add(sampler, llama_sampler_init_temp(temperature));
+    llama_sampler_chain_add(sampler, llama_sampler_init_dist(seed));
+    return sampler;
+}
+
+bool is_sequence(const expertier_context * self, int32_t sequence) {
+    return sequence >= 0 && sequence < (int32_t) self->is_lost.size(); // of another, the engine ends the process
+}
 
 } // namespace
 
@@ -60,18 +84,20 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
 
     return guarded<expertier_context *>(nullptr, [&]() -> expertier_context * {
         snprintf(error, error_size, "out of memory");
-        auto * self                = new expertier_context;
+        std::unique_ptr<expertier_context, decltype(&expertier_context_close)> self(new expertier_context,
+                                                                                    expertier_context_close);
         params.abort_callback      = is_aborted;
-        params.abort_callback_data = self;
+        params.abort_callback_data = self.get();
         self->context              = llama_init_from_model(model->model, params);
         if (self->context == nullptr) {
             snprintf(error, error_size, "%s", take_engine_log(GGML_LOG_LEVEL_WARN).c_str());
-            expertier_context_close(self);
             return nullptr;
         }
+        self->is_lost.resize(llama_n_seq_max(self->context));
         self->n_batch = (int32_t) llama_n_batch(self->context); // what the engine made of what was asked for
         self->batch   = llama_batch_init(self->n_batch, 0, 1);
-        return self;
+        self->sampler = new_sampler(0, 0);
+        return self.release();
     });
 }
 
@@ -82,19 +108,34 @@ EXPERTIER_EXPORT int32_t expertier_context_n_ctx(const expertier_context * self)
     return (int32_t) llama_n_ctx(self->context);
 }
 
-// Removes what the cache holds of `sequence` from `position` on.
-EXPERTIER_EXPORT void expertier_context_forget(expertier_context * self, int32_t sequence, int32_t position) {
-    guarded(false, [&] { return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1); });
+// Removes what the cache holds of `sequence` from `position` on. 0 when there is no such sequence, or when the model
+// has recurrent layers: these keep one state, of which no part can be removed.
+EXPERTIER_EXPORT int32_t expertier_context_forget(expertier_context * self, int32_t sequence, int32_t position) {
+    if (!is_sequence(self, sequence)) {
+        return 0;
+    }
+    const bool done = guarded(false, [&] {
+        return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1);
+    });
+    if (done && position <= 0) {
+        self->is_lost[sequence] = false;
+    }
+    return done;
 }
 
-// Drops the last batch's results, and what the cache holds of `sequence` from `position` on.
+// Undoes the last batch: its results are gone, and what the cache holds of `sequence` from `position` on, or all of
+// it where no part can be removed.
 EXPERTIER_EXPORT void expertier_context_discard(expertier_context * self, int32_t sequence, int32_t position) {
     self->has_rows = false;
-    expertier_context_forget(self, sequence, position);
+    if (!expertier_context_forget(self, sequence, position) && is_sequence(self, sequence)) {
+        expertier_context_forget(self, sequence, 0);
+        self->is_lost[sequence] = position > 0; // the engine would go on from there without what came before
+    }
 }
 
 // Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; the engine's own status. Logits are kept
-// for all of them, or for the last one only. After an error the cache holds nothing of the sequence from there on.
+// for all of them, or for the last one only. A batch that was not begun leaves the cache as it was; one that failed is
+// discarded.
 EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
                                                   int32_t position, int32_t sequence, int32_t all_logits) {
     self->has_rows       = false;
@@ -109,13 +150,19 @@ EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, cons
     }
     const int32_t status = guarded(threw, [&] {
         take_engine_log(GGML_LOG_LEVEL_NONE); // what is there is not about this batch
+        if (position > 0 && is_sequence(self, sequence) && self->is_lost[sequence]) {
+            return lost;
+        }
         const int32_t result = llama_decode(self->context, self->batch);
         llama_synchronize(self->context);
         return result;
     });
     if (status == 0) {
         self->has_rows = true;
-    } else {
+        if (is_sequence(self, sequence)) {
+            self->is_lost[sequence] = false;
+        }
+    } else if (status != invalid_batch && status != no_room && status != lost) {
         expertier_context_discard(self, sequence, position);
     }
     return status;
@@ -130,22 +177,14 @@ EXPERTIER_EXPORT const float * expertier_context_logits(expertier_context * self
                           : nullptr;
 }
 
-
-// Sets how expertier_context_sample picks: greedily at temperature 0, else from top-k 40, top-p 0.95, min-p 0.05.
-EXPERTIER_EXPORT void expertier_context_set_sampler(expertier_context * self, float temperature, uint32_t seed) {
-    if (self->sampler) {
+// Sets how expertier_context_sample picks; 0 when memory ran out, and nothing has changed.
+EXPERTIER_EXPORT int32_t expertier_context_set_sampler(expertier_context * self, float temperature, uint32_t seed) {
+    return guarded(0, [&] {
+        llama_sampler * sampler = new_sampler(temperature, seed);
         llama_sampler_free(self->sampler);
-    }
-    self->sampler = llama_sampler_chain_init(llama_sampler_chain_default_params());
-    if (temperature <= 0) {
-        llama_sampler_chain_add(self->sampler, llama_sampler_init_greedy());
-        return;
-    }
-    llama_sampler_chain_add(self->sampler, llama_sampler_init_top_k(40));
-    llama_sampler_chain_add(self->sampler, llama_sampler_init_top_p(0.95f, 1));
-    llama_sampler_chain_add(self->sampler, llama_sampler_init_min_p(0.05f, 1));
-    llama_sampler_chain_add(self->sampler, llama_sampler_init_temp(temperature));
-    llama_sampler_chain_add(self->sampler, llama_sampler_init_dist(seed));
+        self->sampler = sampler;
+        return 1;
+    });
 }
 
 // The next token after the last batch; -1 when it kept no logits.

@@ -1,13 +1,15 @@
 // Nothing may be thrown into Python's C frames: an exception becomes an error value.
 #pragma once
 
-#include <exception>
+#include <cxxabi.h>
 
 namespace expertier {
 
-template <typename Result, typename Function> Result guarded(Result on_error, Function function) noexcept {
+template <typename Result, typename Function> Result guarded(Result on_error, Function function) {
     try {
         return function();
+    } catch (abi::__forced_unwind &) {
+        throw; // Python ends a thread that asks for its lock while the process ends: only let it go
     } catch (...) {
         return on_error;
     }

@@ -25,6 +25,7 @@ _STATUS = {
     -2: "out of memory",
     -3: "a failed computation",
     -100: "the engine threw an exception, for want of memory most likely",
+    -101: "the cache lost this sequence with a batch that failed: start it anew, at position 0",
 }
 
 
@@ -54,7 +55,6 @@ class LlamaContext:
             raise EngineError(
                 f"llama.cpp refused a context of {options.n_ctx} tokens:\n{error.value.decode(errors='replace')}"
             )
-        self.set_sampler()
         log = engine.take_log(0)
         splits = re.findall(r"splits = (\d+)", log)
         self.n_graph_splits: int | None = int(splits[-1]) if splits else None
@@ -82,8 +82,10 @@ class LlamaContext:
 
         Raises:
             DecodeError: the engine returned an error status. The cause is the error that made it fail, such as a
-                SourceError when expert bytes could not be read. The cache then holds nothing of the sequence from
-                `position` on, and the next decode works.
+                SourceError when expert bytes could not be read. The next decode works: a batch that was refused
+                leaves the cache as it was, and of one that failed the cache holds nothing from `position` on. Of a
+                model with recurrent layers it holds nothing of the sequence at all then, and decoding it from
+                another position than 0 is refused.
             BusyError: this thread holds leases of the tiers that the engine would wait for.
         """
         handle = self._open_handle()
@@ -125,7 +127,8 @@ class LlamaContext:
 
     def set_sampler(self, temperature: float = 0.0, seed: int = 0) -> None:
         """Choose how `sample` picks: greedily at temperature 0, else at random from the likely tokens."""
-        self._engine.host.expertier_context_set_sampler(self._open_handle(), temperature, seed)
+        if not self._engine.host.expertier_context_set_sampler(self._open_handle(), temperature, seed):
+            raise EngineError("no memory for a sampler")
 
     def sample(self) -> int:
         """Return the next token after the last batch.
@@ -141,8 +144,17 @@ class LlamaContext:
         return token
 
     def forget(self, sequence: int = 0, position: int = 0) -> None:
-        """Drop what the cache holds of `sequence` from `position` on."""
-        self._engine.host.expertier_context_forget(self._open_handle(), sequence, position)
+        """Drop what the cache holds of `sequence` from `position` on.
+
+        Raises:
+            EngineError: there is no such sequence; or the model has recurrent layers, which forget a sequence as a
+                whole or not at all.
+        """
+        if not self._engine.host.expertier_context_forget(self._open_handle(), sequence, position):
+            raise EngineError(
+                f"the cache cannot forget sequence {sequence} from position {position} on: there is no such "
+                "sequence, or the model has recurrent layers, which forget all of one or nothing"
+            )
 
     def close(self) -> None:
         """Free the context; a second call does nothing."""

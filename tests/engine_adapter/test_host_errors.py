@@ -11,7 +11,9 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel
+from expertier.engine_adapter.synth import write_model
 from expertier.errors import BusyError, ConfigError, DecodeError, EngineError, SourceError
 from failing_reads import FailingReads
 from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
@@ -102,6 +104,41 @@ def test_a_failed_batch_of_several_ubatches_can_be_repeated(open_tiered, reads, 
         assert all_logits(context, [300], len(PROMPT)).tobytes() == stock[2].tobytes()
 
 
+@pytest.mark.parametrize("architecture", ["qwen4exp", "nemotron_h_moe"])
+def test_a_failed_batch_of_a_model_with_recurrent_layers(loaded_engine, reads, tmp_path, architecture):
+    """Its cache cannot go back: the sequence starts anew, and is never continued without what came before."""
+    path = write_model(tmp_path / "model.gguf", MODELS[architecture])
+    options = {"n_ctx": 128, "n_ubatch": N_UBATCH, "n_threads": 1}
+    with (
+        LlamaModel.open(loaded_engine, path, repack=False) as model,
+        model.context(**options) as context,
+    ):
+        expected = all_logits(context, PROMPT, 0)
+    with (
+        make_tiers(path, MODELS[architecture].top_k) as tiers,
+        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        model.context(**options) as context,
+    ):
+        for start_anew in (context.forget, lambda: None):
+            context.decode(PROMPT[:N_BEFORE], 0)
+            with pytest.raises(EngineError, match="recurrent layers"):
+                context.forget(0, N_BEFORE // 2)
+            with pytest.raises(DecodeError, match="invalid batch"):
+                context.decode([SMALL.vocab], N_BEFORE)  # refused at once: the sequence is not lost
+            context.decode(PROMPT[N_BEFORE:30], N_BEFORE)
+            reads.fail_call(1)
+            with pytest.raises(DecodeError, match="could not be read"):
+                context.decode(PROMPT[30:], 30)
+            for position in (30, 30 + N_UBATCH, len(PROMPT)):
+                with pytest.raises(DecodeError, match="start it anew, at position 0"):
+                    context.decode(PROMPT[30:], position)
+                assert_no_result(context)
+            start_anew()
+            assert all_logits(context, PROMPT, 0).tobytes() == expected.tobytes()
+            context.forget()
+            assert_nothing_held(tiers)
+
+
 def assert_no_result(context):
     for ask in (context.sample, context.logits, lambda: context.logits(0)):
         with pytest.raises(EngineError):
@@ -127,6 +164,9 @@ def test_a_batch_that_the_engine_refuses_leaves_no_result(open_tiered, stock):
             ([-1], N_BEFORE, 0),
             ([300], N_BEFORE, 5),
             ([300], N_BEFORE, -1),
+            ([300], N_BEFORE, -7),
+            ([300], N_BEFORE, 300),
+            ([300], 0, 0),
             ([300], N_BEFORE + 7, 0),
         ):
             with pytest.raises(DecodeError, match=r"status -1 .*invalid batch"):
@@ -144,6 +184,17 @@ def test_an_error_of_a_batch_that_ended_well_for_the_engine(open_tiered, stock, 
             with pytest.raises(DecodeError, match="read a tensor back"):
                 context.decode(PROMPT[N_BEFORE:], N_BEFORE)
         assert_no_result(context)
+        assert all_logits(context, PROMPT[N_BEFORE:], N_BEFORE).tobytes() == stock[1].tobytes()
+
+
+def test_only_sequences_that_there_are_can_be_forgotten(open_tiered, stock):
+    with open_tiered() as (_, _, context):
+        context.decode(PROMPT[:N_BEFORE], 0)
+        for sequence in (1, 300, -1, -7, 2**31 - 1):
+            with pytest.raises(EngineError, match=f"cannot forget sequence {sequence} "):
+                context.forget(sequence)
+        context.decode([300] * 7, N_BEFORE)
+        context.forget(0, N_BEFORE)
         assert all_logits(context, PROMPT[N_BEFORE:], N_BEFORE).tobytes() == stock[1].tobytes()
 
 

@@ -543,20 +543,7 @@ def test_row_19_experts_belong_to_a_model_a_layer_and_a_number(engine, path, oth
             assert generated(second_context, PROMPT, 8) == expected[other]
 
 
-@pytest.mark.parametrize(
-    "end",
-    [
-        "closed",
-        "left open",
-        pytest.param(
-            "still running",
-            marks=pytest.mark.xfail(
-                reason="a daemon thread that fills while Python ends is unwound through the proxy's catch (...) and "
-                "aborts the process, most times: docs/field-failures.md, row 20"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("end", ["closed", "left open", "still running"])
 def test_row_20_the_process_ends(engine, path, end):
     """Whether or not anything was closed, and it should even while a daemon thread generates."""
     script = f"""
