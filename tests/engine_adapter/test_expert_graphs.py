@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import product
 
 import pytest
 
@@ -23,6 +24,7 @@ SERVED = (
     "strided ids",
     "two layers",
     "no tokens left",
+    "cut everywhere",
     "cut after gate",
     "cut after up",
     "cut after GLU",
@@ -78,20 +80,31 @@ def bind(loaded_engine, path):
 
 
 def test_all_graphs_are_tried(graphs: ExpertGraphs):
-    assert sorted(SERVED + REFUSED) == sorted(graphs.names)
+    assert sorted((*SERVED, *REFUSED, "random")) == sorted(graphs.names)
 
 
 @pytest.mark.parametrize("n_slots", SLOTS)
 @pytest.mark.parametrize("graph", SERVED)
 def test_served_graphs_are_bit_identical(graphs: ExpertGraphs, bind, graph, n_slots):
     with bind(n_slots) as (tiers, binding):
-        for n_tokens in TOKENS:
-            for scheduled in (False, True):
-                result = graphs.on_proxy(binding, graph, n_tokens, scheduled=scheduled)
-                case = f"{n_tokens} tokens, scheduled: {scheduled}"
-                assert (result.status, result.message, result.cause) == (0, "", None), case
-                assert result.outputs == graphs.on_cpu(graph, n_tokens), case
-                assert_nothing_held(tiers)
+        for n_tokens, scheduled in product(TOKENS, (False, True)):
+            result = graphs.on_proxy(binding, graph, n_tokens, scheduled=scheduled)
+            case = f"{n_tokens} tokens, scheduled: {scheduled}"
+            assert (result.status, result.message, result.cause) == (0, "", None), case
+            assert result.outputs == graphs.on_cpu(graph, n_tokens), case
+            assert_nothing_held(tiers)
+
+
+@pytest.mark.parametrize("n_slots", SLOTS)
+@pytest.mark.parametrize("seeds", [range(8), range(8, 16)], ids=str)
+def test_random_graphs_are_bit_identical(graphs: ExpertGraphs, bind, seeds, n_slots):
+    with bind(n_slots) as (tiers, binding):
+        for seed, n_tokens, scheduled in product(seeds, TOKENS, (False, True)):
+            result = graphs.on_proxy(binding, "random", n_tokens, scheduled=scheduled, seed=seed)
+            case = f"seed {seed}, {n_tokens} tokens, scheduled: {scheduled}"
+            assert (result.status, result.message, result.cause) == (0, "", None), case
+            assert result.outputs == graphs.on_cpu("random", n_tokens, seed=seed), case
+            assert_nothing_held(tiers)
 
 
 @pytest.mark.parametrize("n_slots", [1, SMALL.experts // 2, SMALL.experts])

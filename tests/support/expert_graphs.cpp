@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <iterator>
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,6 +37,7 @@ struct Case {
     ggml_tensor *              given;  // [n, n_experts], an input of the graph
     int64_t                    n_used;
     int64_t                    n_tokens;
+    uint32_t                   seed;
     std::vector<ggml_tensor *> outputs;
     std::vector<int>           cuts; // nodes before each of these run as a graph of their own
 
@@ -85,6 +87,14 @@ void no_tokens_left(Case & c) {
     ggml_tensor * none  = ggml_get_rows(c.context, table, ggml_view_1d(c.context, c.choice, 0, 0));
     ggml_tensor * ids   = ggml_view_2d(c.context, c.choice, c.n_used, 0, c.choice->nb[1], 0);
     c.output(c.experts(c.layers[1], ggml_reshape_3d(c.context, none, c.x->ne[0], 1, 0), ids));
+}
+
+void cut_everywhere(Case & c) {
+    c.experts(c.layers[0], c.rows(), c.ids());
+    c.output(c.experts(c.layers[1], c.rows(), c.ids()));
+    for (int i = 1; i < ggml_graph_n_nodes(c.graph); i++) {
+        c.cuts.push_back(i);
+    }
 }
 
 void cut_after_gate(Case & c) {
@@ -282,9 +292,99 @@ void no_gate(Case & c) {
     c.output(c.mul(c.layers[0].down, up, ids));
 }
 
+// Layers of the usual form with whatever else comes to mind in between, drawn from a seed.
+class RandomGraph {
+  public:
+    explicit RandomGraph(Case & c) : c_(c), random_(c.seed) {}
+
+    void build() {
+        given_ = { c_.place(c_.rows()), c_.place(c_.rows(2.0f)) };
+        ggml_tensor * sum = nullptr;
+        for (int i = 0; i < 3; i++) {
+            ggml_tensor * out = layer(c_.layers[below(n_layers)], below(4) ? c_.ids() : c_.ids_from(3, c_.n_used));
+            sum               = sum ? c_.place(ggml_add(c_.context, sum, out)) : out;
+        }
+        c_.output(sum);
+    }
+
+  private:
+    size_t        below(size_t n) { return random_() % n; }
+    bool          one_in(size_t n) { return below(n) == 0; }
+    ggml_tensor * any_given() { return given_[below(given_.size())]; }
+
+    ggml_tensor * layer(const Layer & layer, ggml_tensor * ids) {
+        ggml_tensor * rows = any_given();
+        ggml_tensor * gate = dressed(c_.place(c_.mul(layer.gate, rows, ids)), ids);
+        interlude();
+        ggml_tensor * up = dressed(c_.place(c_.mul(layer.up, one_in(4) ? any_given() : rows, ids)), ids);
+        interlude();
+        ggml_tensor * hidden = c_.place(one_in(4) ? ggml_mul(c_.context, gate, up) : c_.glu(gate, up));
+        hidden               = dressed(hidden, ids);
+        interlude();
+        ggml_tensor * out = c_.place(c_.mul(layer.down, hidden, ids));
+        return one_in(8) ? c_.place(ggml_add(c_.context, out, one_in(2) ? gate : hidden)) : out;
+    }
+
+    // Rows of experts after what a layer may do to them.
+    ggml_tensor * dressed(ggml_tensor * rows, ggml_tensor * ids) {
+        if (one_in(20)) {
+            c_.output(rows);
+        }
+        switch (below(20)) {
+            case 0:
+                return c_.place(ggml_silu(c_.context, rows));
+            case 1:
+                return c_.place(ggml_add_id(c_.context, rows, c_.bias, ids));
+            case 2:
+                return c_.place(ggml_add_id(c_.context, rows, c_.given, ids));
+            case 3:
+                return c_.place(ggml_mul(c_.context, rows, each_expert(any_given())));
+            case 4:
+                return c_.place(ggml_add(c_.context, each_expert(any_given()), rows));
+            case 5:
+                return ggml_reshape_3d(c_.context, rows, rows->ne[0], rows->ne[1], rows->ne[2]);
+            case 6:
+                return one_in(2) ? c_.place(ggml_scale_inplace(c_.context, rows, 0.5f)) : rows;
+            default:
+                return rows;
+        }
+    }
+
+    ggml_tensor * each_expert(ggml_tensor * rows) {
+        return c_.place(ggml_repeat_4d(c_.context, rows, rows->ne[0], c_.n_used, c_.n_tokens, 1));
+    }
+
+    // What has nothing to do with the layer, or has after all.
+    void interlude() {
+        switch (below(14)) {
+            case 0:
+                c_.cut();
+                break;
+            case 1:
+                given_.push_back(c_.place(ggml_relu(c_.context, any_given())));
+                break;
+            case 2:
+                given_.push_back(c_.place(ggml_scale_inplace(c_.context, any_given(), -1.5f)));
+                break;
+            case 3:
+                c_.place(ggml_scale_inplace(c_.context, any_given(), 1.5f));
+                break;
+            default:
+                break;
+        }
+    }
+
+    Case &                     c_;
+    std::mt19937               random_;
+    std::vector<ggml_tensor *> given_; // [n, 1, n_tokens]
+};
+
+void random_graph(Case & c) { RandomGraph(c).build(); }
+
 void view_of_experts(Case & c) {
     ggml_tensor * gate = c.layers[0].gate;
-    ggml_tensor * view = ggml_view_3d(c.context, gate, gate->ne[0], gate->ne[1], gate->ne[2], gate->nb[1], gate->nb[2], 0);
+    ggml_tensor * view =
+        ggml_view_3d(c.context, gate, gate->ne[0], gate->ne[1], gate->ne[2], gate->nb[1], gate->nb[2], 0);
     c.output(c.mul(view, c.rows(), c.ids()));
 }
 
@@ -305,6 +405,7 @@ const std::map<std::string, Build> graphs = {
     { "strided ids", strided_ids },
     { "two layers", two_layers },
     { "no tokens left", no_tokens_left },
+    { "cut everywhere", cut_everywhere },
     { "cut after gate", cut_after_gate },
     { "cut after up", cut_after_up },
     { "cut after GLU", cut_after_glu },
@@ -326,6 +427,7 @@ const std::map<std::string, Build> graphs = {
     { "biases of other ids", biases_of_other_ids },
     { "factors", factors },
     { "no gate", no_gate },
+    { "random", random_graph },
     { "view of experts", view_of_experts },
     { "GET_ROWS of experts", get_rows_of_experts },
     { "MUL_MAT of experts", mul_mat_of_experts },
@@ -389,6 +491,7 @@ struct graph_request {
     int64_t              n_experts;
     int64_t              n_used;
     int64_t              n_tokens;
+    uint32_t             seed;         // of the random graph
     const float *        x;            // [n_tokens][n]
     const int32_t *      choice;       // [n_tokens][n_experts]
     const float *        bias;         // [n_experts][n], for `bias` and `given`
@@ -447,6 +550,7 @@ extern "C" __attribute__((visibility("default"))) int32_t run_expert_graph(const
     c.given    = ggml_new_tensor_2d(c.context, GGML_TYPE_F32, request->n, request->n_experts);
     c.n_used   = request->n_used;
     c.n_tokens = request->n_tokens;
+    c.seed     = request->seed;
     for (ggml_tensor * input : { c.x, c.choice, c.given }) {
         ggml_set_input(input);
     }

@@ -36,6 +36,7 @@ class _Request(ct.Structure):
         ("n_experts", ct.c_int64),
         ("n_used", ct.c_int64),
         ("n_tokens", ct.c_int64),
+        ("seed", ct.c_uint32),
         ("x", ct.c_void_p),
         ("choice", ct.c_void_p),
         ("bias", ct.c_void_p),
@@ -76,22 +77,22 @@ class ExpertGraphs:
         return [name.decode() for name in takewhile(lambda name: name is not None, names)]
 
     def on_proxy(
-        self, binding: TierBinding, graph: str, n_tokens: int, *, scheduled: bool = False
+        self, binding: TierBinding, graph: str, n_tokens: int, *, scheduled: bool = False, seed: int = 0
     ) -> GraphResult:
         """Run a graph on the proxy, by itself or through the engine's scheduler."""
         binding.take_error()
         binding.begin_load()
         try:
             status, outputs = self._run(
-                graph, n_tokens, binding.device, binding.buffer_type, scheduled=scheduled
+                graph, n_tokens, binding.device, binding.buffer_type, scheduled=scheduled, seed=seed
             )
         finally:
             binding.end_load()
         return GraphResult(status, outputs, *binding.take_error())
 
-    def _on_cpu(self, graph: str, n_tokens: int) -> bytes:
+    def _on_cpu(self, graph: str, n_tokens: int, *, seed: int = 0) -> bytes:
         """Return the outputs of a graph on the CPU device."""
-        status, outputs = self._run(graph, n_tokens)
+        status, outputs = self._run(graph, n_tokens, seed=seed)
         assert status == 0, f"{graph}: status {status} on the CPU device"
         return outputs
 
@@ -103,6 +104,7 @@ class ExpertGraphs:
         experts_type: int | None = None,
         *,
         scheduled: bool = False,
+        seed: int = 0,
     ) -> tuple[int, bytes]:
         random = np.random.default_rng(n_tokens)
         x = random.standard_normal((n_tokens, self._n), np.float32)
@@ -121,6 +123,7 @@ class ExpertGraphs:
             n_experts=self._n_experts,
             n_used=self._n_used,
             n_tokens=n_tokens,
+            seed=seed,
             x=x.ctypes.data,
             choice=choice.ctypes.data,
             bias=bias.ctypes.data,
