@@ -77,8 +77,8 @@ def _check(pin: EnginePin, archive: Path) -> None:
     if found != pin.source_sha256:
         raise EngineMismatchError(
             f"the package index served another source package of {pin.requirement} than the pinned one: "
-            f"sha256 {found}, not {pin.source_sha256}; nothing of it was kept. Try the default index "
-            "(its configuration says which), or name a llama.cpp folder with --llama-cpp DIR"
+            f"sha256 {found}, not {pin.source_sha256}; nothing of it was kept. Try pip's default index, "
+            "or name a llama.cpp folder with --llama-cpp DIR"
         )
 
 
