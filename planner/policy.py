@@ -14,7 +14,7 @@ that it returns; `release` and `abort` unpin. Pinned slots, and so FILLING ones,
 The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
 touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was
 changed. The same code serves Python (`residency.py`), C++ threads without the interpreter's lock
-(`native.py`), the replay and, with `NUMBA_DISABLE_JIT=1`, the interpreter.
+(`native.py`) and, with `NUMBA_DISABLE_JIT=1`, the interpreter.
 
 Heat is an 8-bit counter: +16 a use, saturating, halved every 20 steps of its own layer (a decay of 0.966 a
 step). It belongs to the expert and survives eviction. Measured on recorded gpt-oss-20b routing (24 layers,
