@@ -1,6 +1,7 @@
 """Devices: where expert bytes live and how they get there.
 
 device.py       the protocol that every device fulfils, and `open_device`
+fence.py        points in a stream's work that others wait for
 host.py         the host as a device: plain memory that it owns and counts
 fault_plan.py   which calls of which operation fail
 faults.py       a device around a device, whose N-th calls fail

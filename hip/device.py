@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import re
 from types import TracebackType
-from typing import Protocol, Self, runtime_checkable
+from typing import Protocol, Self, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from expertier.errors import DeviceError
+
+Moves: TypeAlias = npt.NDArray[np.int64]
+"""Moves within device memory, shape (n, 3): target address, source address, bytes."""
 
 
 @runtime_checkable
 class Device(Protocol):
-    """A device's memory, the host memory that it copies from, and the copy between them.
+    """A device's memory, the host memory that it copies from, and the work that it does in queues.
 
-    Addresses are plain numbers. Methods may be called from several threads. Failures raise `DeviceError`, and
-    a call that failed has changed nothing, save that a failed `copy_in` may have written part of its target.
+    Addresses, streams and events are plain numbers. Methods may be called from several threads. Failures
+    raise `DeviceError`, and a call that failed has changed nothing, save that a failed copy may have written
+    part of its target.
+
+    Work goes to a stream and is done in the stream's order, at some time after the call; streams do not wait
+    for each other unless `stream_wait_event` says so. Stream 0 is always there. A device without streams
+    (`has_streams`) has stream 0 only, and work is done when the call returns.
     """
 
     @property
@@ -23,7 +34,7 @@ class Device(Protocol):
 
     @property
     def has_streams(self) -> bool:
-        """Whether work is queued on streams. Without, `copy_in` is complete when it returns."""
+        """Whether work is queued on streams. Without, it is complete when a call returns."""
 
     @property
     def device_bytes(self) -> int:
@@ -33,8 +44,14 @@ class Device(Protocol):
     def pinned_bytes(self) -> int:
         """Live bytes of `alloc_pinned`, as the allocator rounds them."""
 
+    def free_bytes(self) -> int:
+        """Return the bytes of device memory that nobody has taken, as the driver reports them."""
+
     def allocation_bytes(self, n_bytes: int) -> int:
-        """Return what the allocator takes for `n_bytes`."""
+        """Return what `alloc` takes for `n_bytes`."""
+
+    def pinned_allocation_bytes(self, n_bytes: int) -> int:
+        """Return what `alloc_pinned` takes for `n_bytes`."""
 
     def alloc(self, n_bytes: int) -> int:
         """Return the address of new device memory, zeroed and aligned to a page."""
@@ -43,12 +60,48 @@ class Device(Protocol):
         """Return the address of new host memory that `copy_in` reads at full speed, aligned to a page."""
 
     def free(self, address: int) -> None:
-        """Give back what `alloc` or `alloc_pinned` returned."""
+        """Give back what `alloc` or `alloc_pinned` returned; no queued work may still use it."""
 
-    def copy_in(self, target: int, source: int, n_bytes: int) -> None:
+    def create_stream(self, *, low_priority: bool = False) -> int:
+        """Return a new stream. `DeviceError` on a device without streams."""
+
+    def destroy_stream(self, stream: int) -> None:
+        """Give a stream back, once its work is done."""
+
+    def create_event(self) -> int:
+        """Return a new event, which counts as done until it is recorded."""
+
+    def destroy_event(self, event: int) -> None:
+        """Give an event back."""
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Have `event` be done when all work queued on `stream` so far is; replaces an earlier record."""
+
+    def event_done(self, event: int) -> bool:
+        """Whether the event's last record has been reached."""
+
+    def wait_event(self, event: int) -> None:
+        """Block the calling thread until the event is done."""
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """Have work that is queued on `stream` from now wait for the event's record as it is now."""
+
+    def synchronize(self) -> None:
+        """Block the calling thread until all queued work is done."""
+
+    def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Copy from pinned host memory to device memory."""
 
-    def zero(self, target: int, n_bytes: int) -> None:
+    def copy_out(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
+        """Copy from device memory to pinned host memory."""
+
+    def copy_within(self, moves: Moves, stream: int = 0) -> None:
+        """Move pieces of device memory: rows of (target, source, bytes), as if one after another.
+
+        A row's target may overlap its own source, and the sources of rows before it.
+        """
+
+    def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill device memory with zeros."""
 
     def close(self) -> None:

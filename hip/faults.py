@@ -6,14 +6,15 @@ from types import TracebackType
 from typing import Self
 
 from expertier.errors import DeviceError
-from expertier.hip.device import Device
+from expertier.hip.device import Device, Moves
 from expertier.hip.fault_plan import FaultPlan
 
 
 class FaultyDevice:
-    """A device around `inner`: the operations `alloc`, `alloc_pinned`, `copy_in` and `zero` fail as planned.
+    """A device around `inner` whose operations, by the names of the methods, fail as planned.
 
-    A failing copy first writes half of its bytes, as an interrupted one would; the others change nothing.
+    A failing copy first does half of its work, as an interrupted one would; the others change nothing. What
+    clean-up needs (`free`, `destroy_*`, `wait_event`, `synchronize`) never fails.
     """
 
     def __init__(self, inner: Device, plan: FaultPlan) -> None:
@@ -41,9 +42,17 @@ class FaultyDevice:
         """The inner device's live pinned bytes."""
         return self._inner.pinned_bytes
 
+    def free_bytes(self) -> int:
+        """Return the inner device's free bytes."""
+        return self._inner.free_bytes()
+
     def allocation_bytes(self, n_bytes: int) -> int:
         """Return what the inner allocator takes."""
         return self._inner.allocation_bytes(n_bytes)
+
+    def pinned_allocation_bytes(self, n_bytes: int) -> int:
+        """Return what the inner allocator takes."""
+        return self._inner.pinned_allocation_bytes(n_bytes)
 
     def alloc(self, n_bytes: int) -> int:
         """Allocate, or fail."""
@@ -59,18 +68,74 @@ class FaultyDevice:
         """Free; never fails by plan, so that clean-up works."""
         self._inner.free(address)
 
-    def copy_in(self, target: int, source: int, n_bytes: int) -> None:
+    def create_stream(self, *, low_priority: bool = False) -> int:
+        """Create a stream, or fail."""
+        self._plan.check("create_stream", DeviceError)
+        return self._inner.create_stream(low_priority=low_priority)
+
+    def destroy_stream(self, stream: int) -> None:
+        """Destroy; never fails by plan."""
+        self._inner.destroy_stream(stream)
+
+    def create_event(self) -> int:
+        """Create an event, or fail."""
+        self._plan.check("create_event", DeviceError)
+        return self._inner.create_event()
+
+    def destroy_event(self, event: int) -> None:
+        """Destroy; never fails by plan."""
+        self._inner.destroy_event(event)
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Record, or fail."""
+        self._plan.check("record_event", DeviceError)
+        self._inner.record_event(event, stream)
+
+    def event_done(self, event: int) -> bool:
+        """Ask the inner device."""
+        return self._inner.event_done(event)
+
+    def wait_event(self, event: int) -> None:
+        """Wait; never fails by plan, so that clean-up works."""
+        self._inner.wait_event(event)
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """Have a stream wait, or fail."""
+        self._plan.check("stream_wait_event", DeviceError)
+        self._inner.stream_wait_event(stream, event)
+
+    def synchronize(self) -> None:
+        """Wait; never fails by plan, so that clean-up works."""
+        self._inner.synchronize()
+
+    def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Copy, or copy half and fail."""
         error = self._plan.error_for("copy_in", DeviceError)
         if error is not None:
-            self._inner.copy_in(target, source, n_bytes // 2)
+            self._inner.copy_in(target, source, n_bytes // 2, stream)
             raise error
-        self._inner.copy_in(target, source, n_bytes)
+        self._inner.copy_in(target, source, n_bytes, stream)
 
-    def zero(self, target: int, n_bytes: int) -> None:
+    def copy_out(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
+        """Copy, or copy half and fail."""
+        error = self._plan.error_for("copy_out", DeviceError)
+        if error is not None:
+            self._inner.copy_out(target, source, n_bytes // 2, stream)
+            raise error
+        self._inner.copy_out(target, source, n_bytes, stream)
+
+    def copy_within(self, moves: Moves, stream: int = 0) -> None:
+        """Move, or do half of the moves and fail."""
+        error = self._plan.error_for("copy_within", DeviceError)
+        if error is not None:
+            self._inner.copy_within(moves[: len(moves) // 2], stream)
+            raise error
+        self._inner.copy_within(moves, stream)
+
+    def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill with zeros, or fail."""
         self._plan.check("zero", DeviceError)
-        self._inner.zero(target, n_bytes)
+        self._inner.zero(target, n_bytes, stream)
 
     def close(self) -> None:
         """Close the inner device."""

@@ -1,4 +1,5 @@
 """The host as a device."""
+# ruff: noqa: ARG002 (the protocol's arguments, of which a host without streams has no use)
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from expertier.errors import DeviceError
+from expertier.hip.device import Moves
 from expertier.units import mib, round_up
 
 
@@ -53,7 +57,15 @@ class HostDevice:
         """Live bytes of `alloc_pinned`, in whole pages."""
         return self._live_bytes(pinned=True)
 
+    def free_bytes(self) -> int:
+        """Return the RAM that is available without swapping."""
+        return int(psutil.virtual_memory().available)
+
     def allocation_bytes(self, n_bytes: int) -> int:
+        """Return `n_bytes` in whole pages."""
+        return round_up(n_bytes, mmap.PAGESIZE)
+
+    def pinned_allocation_bytes(self, n_bytes: int) -> int:
         """Return `n_bytes` in whole pages."""
         return round_up(n_bytes, mmap.PAGESIZE)
 
@@ -73,11 +85,51 @@ class HostDevice:
             raise DeviceError(f"free of {address:#x}: no live allocation of this device begins there")
         mapping.memory.close()
 
-    def copy_in(self, target: int, source: int, n_bytes: int) -> None:
+    def create_stream(self, *, low_priority: bool = False) -> int:
+        """Refuse: work is done at once here."""
+        raise DeviceError("asked the host device for a stream: it has none; queue nothing, or open a GPU")
+
+    def destroy_stream(self, stream: int) -> None:
+        """Refuse: there is none."""
+        raise DeviceError(f"asked the host device to destroy stream {stream}: it has none")
+
+    def create_event(self) -> int:
+        """Return 0: every event is done at once."""
+        return 0
+
+    def destroy_event(self, event: int) -> None:
+        """Do nothing."""
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Do nothing: all work is done."""
+
+    def event_done(self, event: int) -> bool:
+        """Return True."""
+        return True
+
+    def wait_event(self, event: int) -> None:
+        """Do nothing: all work is done."""
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """Do nothing: all work is done."""
+
+    def synchronize(self) -> None:
+        """Do nothing: all work is done."""
+
+    def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Copy `n_bytes` between two places in memory that do not overlap."""
         ctypes.memmove(target, source, n_bytes)
 
-    def zero(self, target: int, n_bytes: int) -> None:
+    def copy_out(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
+        """Copy `n_bytes` between two places in memory that do not overlap."""
+        ctypes.memmove(target, source, n_bytes)
+
+    def copy_within(self, moves: Moves, stream: int = 0) -> None:
+        """Move the pieces, one after another."""
+        for target, source, n_bytes in moves.tolist():
+            ctypes.memmove(target, source, n_bytes)
+
+    def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill with zeros; a whole allocation gives its pages back to the system instead."""
         with self._lock:
             mapping = self._mappings.get(target)

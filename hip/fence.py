@@ -1,0 +1,77 @@
+"""Points in a stream's work that others wait for."""
+
+from __future__ import annotations
+
+import threading
+
+from expertier.hip.device import Device
+
+
+class Fence:
+    """A point in a stream's work: done once everything that was queued before it is.
+
+    Made by `Fences.after`. Its event goes back to the pool when nobody refers to the fence any more.
+    """
+
+    __slots__ = ("_event", "_fences")
+
+    def __init__(self, fences: Fences, event: int) -> None:
+        """Take over a recorded event."""
+        self._fences = fences
+        self._event = event
+
+    def done(self) -> bool:
+        """Whether the point has been reached."""
+        return self._fences.device.event_done(self._event)
+
+    def wait(self) -> None:
+        """Block the calling thread until the point has been reached."""
+        self._fences.device.wait_event(self._event)
+
+    def hold(self, stream: int) -> None:
+        """Have work that is queued on `stream` from now wait for the point, without blocking the caller."""
+        self._fences.device.stream_wait_event(stream, self._event)
+
+    def __del__(self) -> None:
+        """Give the event back."""
+        self._fences.take_back(self._event)
+
+
+class Fences:
+    """Makes fences on a device, and keeps their events for the next ones. Thread-safe."""
+
+    def __init__(self, device: Device) -> None:
+        """Start without events."""
+        self.device = device
+        self._lock = threading.Lock()
+        self._idle: list[int] = []
+        self._closed = False
+
+    def after(self, stream: int) -> Fence:
+        """Return a fence after all work that is queued on `stream` now. Raises `DeviceError`."""
+        with self._lock:
+            event = self._idle.pop() if self._idle else None
+        if event is None:
+            event = self.device.create_event()
+        try:
+            self.device.record_event(event, stream)
+        except BaseException:
+            self.take_back(event)
+            raise
+        return Fence(self, event)
+
+    def take_back(self, event: int) -> None:
+        """Keep an event that no fence uses any more; for `Fence`."""
+        with self._lock:
+            if not self._closed:
+                self._idle.append(event)
+                return
+        self.device.destroy_event(event)
+
+    def close(self) -> None:
+        """Destroy the idle events; those of fences that are still referred to go when these go."""
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for event in idle:
+            self.device.destroy_event(event)
