@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 
 PROXY_ABI = 3  # EXPERTIER_ABI in abi.h
-HOST_ABI = 3  # EXPERTIER_HOST_ABI in host_abi.h
+HOST_ABI = 4  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
@@ -128,6 +128,8 @@ class ModelOptions(ct.Structure):
         ("n_extents", ct.c_int32),
         ("header", ct.c_char_p),
         ("repack", ct.c_int32),
+        ("params", ct.c_void_p),
+        ("params_bytes", ct.c_uint64),
     )
 
 
@@ -176,6 +178,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_host_defaults": (ct.c_char_p, ()),
     "expertier_host_take_log": (ct.c_int64, (ct.c_int32, *_TEXT)),
     "expertier_host_devices": (ct.c_char_p, ()),
+    "expertier_host_stock_devices": (ct.c_void_p, ()),
     "expertier_host_mul_mat_id": (
         ct.c_int32,
         (
@@ -194,6 +197,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "expertier_model_open": (ct.c_void_p, (ct.POINTER(ModelOptions), *_TEXT)),
     "expertier_model_close": (None, (ct.c_void_p,)),
+    "expertier_model_hand_over": (ct.c_void_p, (ct.c_void_p,)),
     "expertier_model_load_counts": (None, (ct.c_void_p, ct.POINTER(LoadCounts))),
     "expertier_model_n_vocab": (ct.c_int32, (ct.c_void_p,)),
     "expertier_model_n_ctx_train": (ct.c_int32, (ct.c_void_p,)),

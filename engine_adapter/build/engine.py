@@ -42,6 +42,16 @@ class Engine:
         """Whether the library is, byte for byte, the one that the pin names."""
         return self.library_sha256 == self.pinned_sha256
 
+    @property
+    def remedy(self) -> str:
+        """Return what to do where this engine and the plugin do not fit."""
+        if self.pin is not None and self.pin.compiled_at_install:
+            return (
+                f"compile it anew: pip install --force-reinstall --no-cache-dir --no-binary {self.package} "
+                f"'{self.pin.requirement}'"
+            )
+        return REMEDY
+
     def __str__(self) -> str:
         """Name the engine for a message."""
         where = self.source or self.libraries[-1]

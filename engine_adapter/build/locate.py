@@ -30,7 +30,7 @@ def find_engine(llama_cpp: str | os.PathLike[str] | None = None, pin: EnginePin 
 
 def find_wheel(pin: EnginePin = XLLAMACPP) -> Engine:
     """Return the engine that the wheel of `pin`'s package brought. Errors: EngineMissingError."""
-    assert pin.library is not None, f"{pin.requirement} is a pin of headers only"
+    assert pin.library is not None, f"{pin.requirement} has no library at a known place"
     try:
         wheel = distribution(pin.package)
     except PackageNotFoundError as error:

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from expertier.engine_adapter.build.defaults import Defaults
-from expertier.engine_adapter.build.recorded_defaults import XLLAMACPP_2026_10_11549
+from expertier.engine_adapter.build.recorded_defaults import (
+    LLAMA_CPP_PYTHON_0_3_36,
+    XLLAMACPP_2026_10_11549,
+)
 
 SUPPORTED_API_VERSIONS = (2, 3)
 """Values of GGML_BACKEND_API_VERSION that the plugin's source compiles against."""
@@ -30,10 +33,12 @@ class EnginePin:
     ggml_version: str
     api_version: int
     library: str | None = None
-    """The engine library's path below site-packages; None: a pin of headers only, to compile against."""
+    """The engine library's path below site-packages; None: it is asked for where the package has loaded it."""
     library_sha256: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The library's hash by machine, as `platform.machine()` names it."""
     defaults: Defaults = field(default_factory=lambda: MappingProxyType({}))
+    compiled_at_install: bool = False
+    """Whether its library is made where it is installed: no hash of it can be known."""
 
     @property
     def requirement(self) -> str:
@@ -59,12 +64,14 @@ XLLAMACPP = EnginePin(
 )
 """The default engine: one wheel with a static llama.cpp in it."""
 
-LLAMA_CPP_PYTHON_HEADERS = EnginePin(
+LLAMA_CPP_PYTHON = EnginePin(
     package="llama-cpp-python",
     version="0.3.36",
     source_sha256="832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e",
     header_root="vendor/llama.cpp",
     ggml_version="0.25.3",
     api_version=2,
+    defaults=LLAMA_CPP_PYTHON_0_3_36,
+    compiled_at_install=True,
 )
-"""Headers of backend API 2, so that the plugin's source is known to compile against them too."""
+"""The engine of `llama_cpp.Llama`, which pip compiles from the source package that also holds the headers."""

@@ -37,7 +37,7 @@ from expertier.engine_adapter.build.compiler import (
     list_compilers,
 )
 from expertier.engine_adapter.build.defaults import Defaults, differences
-from expertier.engine_adapter.build.engine import REMEDY, Engine
+from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.hashing import hash_file, hash_files, hash_text
 from expertier.engine_adapter.build.header_root import hash_headers, read_api_version, read_ggml_version
 from expertier.engine_adapter.build.headers import ensure_headers
@@ -126,16 +126,20 @@ def check_defaults(recorded: Defaults, found: Defaults, engine: Engine) -> None:
     if lines:
         raise EngineMismatchError(
             f"{engine} has other default parameters than recorded, so its structures may be laid out "
-            "differently:\n  " + "\n  ".join(lines) + f"\n{REMEDY}"
+            "differently:\n  " + "\n  ".join(lines) + f"\n{engine.remedy}"
         )
 
 
 def require_pinned(engine: Engine) -> None:
     """Refuse a wheel that is not, byte for byte, the pinned one; a user's folder brings its own headers.
 
+    A library that is compiled at install has no such bytes: there the self-test and what it reports decide.
+
     Errors: EngineMismatchError, saying what was found and what is pinned.
     """
     if engine.source is not None or engine.is_pinned:
+        return
+    if engine.pin is not None and engine.pin.compiled_at_install:
         return
     if engine.pin is None:
         found = f"version {engine.version} is installed, which is not the pinned one"
@@ -145,7 +149,7 @@ def require_pinned(engine: Engine) -> None:
     else:
         found = f"its library has sha256 {engine.library_sha256}, the pinned one {engine.pinned_sha256}"
     raise EngineMismatchError(
-        f"there is no plugin for {engine}: {found}. Headers and library must be of one commit; {REMEDY}"
+        f"there is no plugin for {engine}: {found}. Headers and library must be of one commit; {engine.remedy}"
     )
 
 
@@ -216,13 +220,13 @@ def _compare(engine: Engine, report: SelftestReport, headers: Path, api_version:
     if wanted is not None and found != wanted:
         raise EngineMismatchError(
             f"the library of {engine} is ggml {report.ggml_version}, its headers are ggml {wanted}; in a "
-            f"folder of yours, build llama.cpp again. Or {REMEDY}"
+            f"folder of yours, build llama.cpp again. Or {engine.remedy}"
         )
     expected_api = pin.api_version if pin else api_version
     if not report.api_version == api_version == expected_api:
         raise EngineMismatchError(
             f"the plugin for {engine} reports backend API {report.api_version}, the headers say "
-            f"{api_version}, expected is {expected_api}; {REMEDY}"
+            f"{api_version}, expected is {expected_api}; {engine.remedy}"
         )
     if pin is not None:
         check_defaults(pin.defaults, report.defaults, engine)
@@ -246,7 +250,7 @@ def _read(folder: Path, engine: Engine) -> Plugin | None:
     if info.library_sha256 != engine.library_sha256:
         raise EngineMismatchError(
             f"the plugin in {folder} was built for another library than that of {engine}: sha256 "
-            f"{info.library_sha256}, found {engine.library_sha256}; {REMEDY}"
+            f"{info.library_sha256}, found {engine.library_sha256}; {engine.remedy}"
         )
     if engine.source is None and engine.pin is not None:
         check_defaults(engine.pin.defaults, info.defaults, engine)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from expertier.engine_adapter.build.defaults import Defaults
-from expertier.engine_adapter.build.engine import REMEDY, Engine
+from expertier.engine_adapter.build.engine import Engine
 from expertier.errors import EngineMismatchError
 
 MODULE = "expertier.engine_adapter.selftest"
@@ -92,5 +92,5 @@ def _refused(engine: Engine, what: str, said: str = "") -> EngineMismatchError:
     return EngineMismatchError(
         f"the plugin built for {engine} was refused and not kept: its self-test {what}. The engine's library "
         f"and the headers do not fit together, or this machine cannot run it{': ' if last else ''}{last}\n"
-        f"{REMEDY}"
+        f"{engine.remedy}"
     )

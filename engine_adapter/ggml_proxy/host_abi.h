@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 3
+#define EXPERTIER_HOST_ABI 4
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A file of the model, and which file its path must still name: as stat() returned it.
@@ -36,6 +36,8 @@ struct expertier_model_options {
     int32_t                  n_extents;
     const void *             header;       // its header, where that is merged from several files; else null
     int32_t                  repack;       // 1: let the engine repack weights for its own kernels
+    const void *             params;       // llama_model_params to start from; null: the engine's defaults
+    uint64_t                 params_bytes; // their size as the caller knows it: it must be the headers'
 };
 
 struct expertier_load_counts {

@@ -60,7 +60,15 @@ std::vector<ggml_backend_dev_t> stock_devices() {
 std::unique_ptr<expertier_model> open_model(const expertier_model_options & options, std::string & error) {
     auto               self   = std::make_unique<expertier_model>();
     llama_model_params params = llama_model_default_params();
-    params.use_extra_bufts    = options.repack != 0;
+    if (options.params) {
+        if (options.params_bytes != sizeof(params)) {
+            error = "model parameters of " + std::to_string(options.params_bytes) + " bytes, the engine's have " +
+                    std::to_string(sizeof(params));
+            return nullptr;
+        }
+        params = *static_cast<const llama_model_params *>(options.params);
+    }
+    params.use_extra_bufts = options.repack != 0;
 
     std::vector<ggml_backend_dev_t>  devices     = { static_cast<ggml_backend_dev_t>(options.device), nullptr };
     llama_model_tensor_buft_override overrides[] = {
@@ -72,6 +80,7 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         params.split_mode   = LLAMA_SPLIT_MODE_NONE;
         params.main_gpu     = 0;
         params.devices      = devices.data();
+        params.tensor_split = nullptr;
     } else if (ggml_backend_reg_by_name("expertier")) {
         devices        = stock_devices();
         params.devices = devices.data();
@@ -132,8 +141,26 @@ EXPERTIER_EXPORT expertier_model * expertier_model_open(const expertier_model_op
 }
 
 EXPERTIER_EXPORT void expertier_model_close(expertier_model * self) {
-    llama_model_free(self->model);
+    if (self->owns_model) {
+        llama_model_free(self->model);
+    }
     delete self;
+}
+
+// The engine's own model, which the caller has to free from now on, before it closes `self`.
+EXPERTIER_EXPORT llama_model * expertier_model_hand_over(expertier_model * self) {
+    self->owns_model = false;
+    return self->model;
+}
+
+// For loads that are not ours: the null-terminated list of devices that keeps them off ours; null while the engine
+// has none of ours, and chooses by itself.
+EXPERTIER_EXPORT void * expertier_host_stock_devices(void) {
+    if (!ggml_backend_reg_by_name("expertier")) {
+        return nullptr;
+    }
+    static std::vector<ggml_backend_dev_t> devices = stock_devices();
+    return devices.data();
 }
 
 EXPERTIER_EXPORT void expertier_model_load_counts(const expertier_model * self, expertier_load_counts * out) {

@@ -6,5 +6,6 @@
 
 struct expertier_model {
     expertier::ModelFiles files;
-    llama_model *         model = nullptr;
+    llama_model *         model      = nullptr;
+    bool                  owns_model = true; // else someone else frees it, before this is closed
 };

@@ -60,6 +60,11 @@ class LoadedEngine:
         cls._loaded = cls(paths, libraries, proxy_path, host)
         return cls._loaded
 
+    @classmethod
+    def current(cls) -> LoadedEngine | None:
+        """Return what `load` has loaded in this process, if it has."""
+        return cls._loaded
+
     @cached_property
     def proxy(self) -> ct.CDLL:
         """Our proxy library, registered in ggml at first use: until then the engine's devices are stock's own.
@@ -111,6 +116,11 @@ class LoadedEngine:
     def keep_log(self) -> None:
         """Keep what the engine logs for `take_log`, again after something of the engine's own has taken it over."""
         self.host.expertier_host_start()
+
+    def stock_devices(self) -> int | None:
+        """Address of a list of devices that keeps a load off ours; None while the proxy is not registered."""
+        address: int | None = self.host.expertier_host_stock_devices()
+        return address
 
     def symbol(self, name: str, result: Any, *arguments: Any) -> Any:
         """Return the engine's exported function `name` with this signature."""

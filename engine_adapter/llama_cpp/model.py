@@ -53,11 +53,13 @@ class LlamaModel:
         tiers: TierManager | None = None,
         repack: bool | None = None,
         inner_device: str = "CPU",
+        params: ct.Structure | None = None,
     ) -> LlamaModel:
         """Load `path`; with `tiers`, its experts are never read here but served by them.
 
         `repack` lets the engine rewrite weights for its own kernels: by default as stock does, and never with
-        tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10).
+        tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10). `params` is
+        a llama_model_params of someone who binds the engine by itself: what tiers do not decide is taken from it.
 
         Raises:
             EngineError: the engine refused the model; the message holds its own last lines. Or `path` is not the
@@ -69,6 +71,8 @@ class LlamaModel:
             abi=abi.HOST_ABI,
             path=os.fsencode(path),
             repack=int(repack if repack is not None else tiers is None),
+            params=ct.addressof(params) if params is not None else None,
+            params_bytes=ct.sizeof(params) if params is not None else 0,
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
         binding = TierBinding(engine, tiers, inner_device) if tiers is not None else None
@@ -135,6 +139,10 @@ class LlamaModel:
         counts = abi.LoadCounts()
         self._engine.host.expertier_model_load_counts(self.handle, ct.byref(counts))
         return LoadCounts(counts.bytes_read, counts.expert_bytes)
+
+    def hand_over(self) -> int:
+        """Return the address of the engine's own model: the caller frees it from now on, before `close`."""
+        return int(self._engine.host.expertier_model_hand_over(self.handle))
 
     def context(
         self,

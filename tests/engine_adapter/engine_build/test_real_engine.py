@@ -11,10 +11,10 @@ from expertier.engine_adapter.build.compiler import compile_libraries, find_comp
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.header_root import list_headers, read_api_version
 from expertier.engine_adapter.build.headers import ensure_headers
-from expertier.engine_adapter.build.pins import LLAMA_CPP_PYTHON_HEADERS, XLLAMACPP, EnginePin
+from expertier.engine_adapter.build.pins import LLAMA_CPP_PYTHON, XLLAMACPP, EnginePin
 from expertier.engine_adapter.build.plugin import Plugin, installed_sources
 
-PINS = [XLLAMACPP, LLAMA_CPP_PYTHON_HEADERS]
+PINS = [XLLAMACPP, LLAMA_CPP_PYTHON]
 
 
 @pytest.fixture(autouse=True)
@@ -36,18 +36,19 @@ def test_the_pinned_headers_are_of_the_pinned_api(pin: EnginePin) -> None:
     assert "ggml-impl.h" in {path.name for path in list_headers(headers)}
 
 
+@pytest.mark.parametrize("pin", PINS, ids=lambda pin: pin.package)
 @pytest.mark.parametrize("structure", ["model", "context"])
-def test_every_field_of_the_default_parameters_is_recorded(structure: str) -> None:
-    header = (ensure_headers(XLLAMACPP) / "include/llama.h").read_text()
+def test_every_field_of_the_default_parameters_is_recorded(pin: EnginePin, structure: str) -> None:
+    header = (ensure_headers(pin) / "include/llama.h").read_text()
     body = re.search(rf"struct llama_{structure}_params {{(.*?)\n    }};", header, re.DOTALL)
     assert body is not None
     declarations = re.sub(r"//.*", "", body[1]).split(";")
     fields = [declaration.split()[-1].lstrip("*") for declaration in declarations if declaration.strip()]
-    assert fields == list(XLLAMACPP.defaults[structure])
+    assert fields == list(pin.defaults[structure])
 
 
 def test_the_sources_compile_against_backend_api_2_too(tmp_path: Path) -> None:
-    headers = ensure_headers(LLAMA_CPP_PYTHON_HEADERS)
+    headers = ensure_headers(LLAMA_CPP_PYTHON)
     proxy, host = compile_libraries(find_compiler(), installed_sources(), headers, tmp_path)
     assert proxy.is_file()
     assert host.is_file()
