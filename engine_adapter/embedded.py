@@ -1,14 +1,23 @@
-"""The tiers of a command-line tool, started by our proxy inside the tool's own process (`expertier exec`)."""
+"""The tiers of a command-line tool, started by our proxy inside the tool's own process (`expertier exec`).
+
+The tool's main thread enters Python for misses at most, and the signals are the tool's. So SIGUSR1 is answered on a
+thread of ours (signals.py), and the last summary is logged when the tool's process ends by itself (embedded.cpp).
+"""
 
 from __future__ import annotations
 
 import ctypes as ct
 import os
+import signal
 import sys
+from contextlib import ExitStack
+from pathlib import Path
 
 from expertier.engine_adapter.exec_tool import MODEL_VARIABLE
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.proxy_abi import declare_proxy
+from expertier.engine_adapter.signals import answer_signal
+from expertier.engine_adapter.telemetry import Telemetry, say_disabled, show_events
 from expertier.errors import ExpertierError
 from expertier.hip import open_device
 from expertier.tiers.config import TierConfig
@@ -24,42 +33,38 @@ class EmbeddedEngine:
         declare_proxy(self.proxy)
 
 
-_bindings: list[TierBinding] = []
+_running: list[tuple[TierBinding, Telemetry]] = []
 """Kept for as long as the process lives: the engine holds addresses of what they own."""
+_shown = ExitStack()
 
 
 def start() -> None:
-    """Make the tiers for the model that `expertier exec` named, and give them to the engine.
+    """Make the tiers for the model that `expertier exec` named, give them to the engine, and log that.
 
     An error of ours ends the process with status 2, before the tool has loaded anything.
     """
+    _shown.enter_context(show_events())
+    model = os.environ[MODEL_VARIABLE]
     try:
-        manager = TierManager(
-            ExpertTable.from_gguf(os.environ[MODEL_VARIABLE]),
-            device=open_device("host"),
-            config=TierConfig.from_env(),
-        )
+        config = TierConfig.from_env()
+        manager = TierManager(ExpertTable.from_gguf(model), device=open_device("host"), config=config)
         binding = TierBinding(EmbeddedEngine(os.environ["GGML_BACKEND_PATH"]), manager)
+        telemetry = Telemetry(manager, config)
+        binding.on_fill = telemetry.note_fill
         binding.serve_all_loads()
-        _bindings.append(binding)
+        _running.append((binding, telemetry))
     except ExpertierError as error:
+        say_disabled(Path(model).name, str(error))
         print(f"expertier: {error}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
-    print(
-        f"expertier: {manager.table.path.name}: {sum(manager.slots)} expert slots in {manager.table.n_layers} "
-        f"layers, budgets {manager.stats().l1.budget_bytes} + {manager.stats().l2.budget_bytes} bytes",
-        file=sys.stderr,
-        flush=True,
-    )
+    except Exception as error:
+        say_disabled(Path(model).name, f"{type(error).__name__}: {error}")
+        raise
+    telemetry.enabled()
+    answer_signal(signal.SIGUSR1, telemetry.summary)
 
 
 def stop() -> None:
-    """Say at the process's end what the tiers did."""
-    for binding in _bindings:
-        stats = binding.manager.stats()
-        print(
-            f"expertier: L1 {stats.l1.hits} hits, {stats.l1.misses} misses; L2 {stats.l2.hits} hits; "
-            f"{stats.file.bytes_read} bytes read from the file",
-            file=sys.stderr,
-            flush=True,
-        )
+    """Log at the process's end what the tiers did."""
+    for _, telemetry in _running:
+        telemetry.summary()

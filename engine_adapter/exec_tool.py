@@ -20,6 +20,13 @@ from expertier.engine_adapter.build.progress import Progress, silent
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.engine_adapter.skeleton import ensure_skeleton
+from expertier.engine_adapter.tool_options import (
+    BUFFER_TYPE,
+    DEVICE,
+    OVERRIDE_VARIABLE,
+    check_options,
+    option_name,
+)
 from expertier.errors import ConfigError, EngineMissingError
 from expertier.planner.allocate import plan_layers
 from expertier.tiers.budget import resolve
@@ -28,7 +35,7 @@ from expertier.tiers.host_memory import available_bytes
 from expertier.tiers.table import ExpertTable
 
 MODEL_VARIABLE = "EXPERTIER_EMBED_MODEL"
-_DEVICE, _BUFFER_TYPE = "TIER_CPU", "EXPERTS_CPU"  # device.cpp names them after the inner device
+_SKELETON_VARIABLE = "EXPERTIER_EMBED_SKELETON"
 _MODEL_OPTIONS = ("-m", "--model")
 
 
@@ -58,8 +65,9 @@ def prepare_tool(
     (or `bin`) the tool lies in.
 
     Raises:
-        ConfigError: no tool or no model is named, or a variable is bad. EngineError: the tool's llama.cpp or this
-            Python cannot be used. ModelError, BudgetError: the model or a budget cannot.
+        ConfigError: no tool or no model is named, a variable is bad, or an option does not go with tiers.
+        EngineError: the tool's llama.cpp or this Python cannot be used. ModelError, BudgetError: the model or a
+            budget cannot.
     """
     if not command:
         raise ConfigError(
@@ -68,6 +76,7 @@ def prepare_tool(
     program = _find_program(command[0])
     arguments, model = _take_model(list(command[1:]), environ)
     table = ExpertTable.from_gguf(model)
+    check_options(program.name, arguments, environ, table)
     config = TierConfig.from_env(environ=environ)
     budgets = resolve(config, table, available_bytes())
     plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
@@ -75,15 +84,15 @@ def prepare_tool(
     _, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
     progress("making the model's skeleton")
     skeleton = ensure_skeleton(table)
-    override = f"{experts_regex(table)}={_BUFFER_TYPE}"
+    override = f"{experts_regex(table)}={BUFFER_TYPE}"
     added: dict[str, str] = {}
     if program.name == "llama-bench":  # reads no variables
-        arguments += ["-dev", _DEVICE, "-ngl", "999", "-ot", override, "-lm", "none"]
+        arguments += ["-dev", DEVICE, "-ngl", "999", "-ot", override, "-lm", "none"]
     else:
         added = {
-            "LLAMA_ARG_DEVICE": _DEVICE,
+            "LLAMA_ARG_DEVICE": DEVICE,
             "LLAMA_ARG_N_GPU_LAYERS": "999",
-            "LLAMA_ARG_OVERRIDE_TENSOR": override,
+            OVERRIDE_VARIABLE: ",".join(filter(None, (override, environ.get(OVERRIDE_VARIABLE)))),
             "LLAMA_ARG_LOAD_MODE": "none",
             "LLAMA_ARG_FIT": "off",
         }
@@ -95,11 +104,20 @@ def prepare_tool(
             **added,
             "GGML_BACKEND_PATH": str(plugin.proxy_path),
             MODEL_VARIABLE: str(table.path),
+            **({_SKELETON_VARIABLE: "1"} if skeleton != table.path else {}),
             "EXPERTIER_EMBED_LIBPYTHON": str(library),
             "EXPERTIER_EMBED_HOME": f"{sys.base_prefix}:{sys.base_exec_prefix}",
             "EXPERTIER_EMBED_SITE": ":".join(site.getsitepackages()),
         },
     )
+
+
+def model_name(command: Sequence[str], environ: Mapping[str, str] = os.environ) -> str:
+    """Return the file name of the model that a command names; empty where it names none, or several."""
+    try:
+        return _take_model(list(command[1:]), environ)[1].name
+    except ConfigError:
+        return ""
 
 
 def _find_program(name: str) -> Path:
@@ -121,8 +139,14 @@ def _folder_of(program: Path) -> Path:
 
 def _take_model(arguments: list[str], environ: Mapping[str, str]) -> tuple[list[str], Path]:
     """Return the arguments without the model's, and the model."""
-    for i, argument in enumerate(arguments):
-        if argument in _MODEL_OPTIONS and i + 1 < len(arguments):
+    places = [i for i, argument in enumerate(arguments) if option_name(argument) in _MODEL_OPTIONS]
+    if len(places) > 1:
+        raise ConfigError(
+            f"the tool's command names {len(places)} models, the tiers serve one: give -m once, and start another tool "
+            "for another model"
+        )
+    for i in places:
+        if i + 1 < len(arguments):
             return arguments[:i] + arguments[i + 2 :], Path(arguments[i + 1])
     if model := environ.get("LLAMA_ARG_MODEL"):
         return arguments, Path(model)

@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.signals import on_signal
 from expertier.planner.allocate import plan_layers
 from expertier.tiers.budget import resolve
 from expertier.tiers.config import TierConfig
@@ -160,30 +160,6 @@ def show_events(stream: TextIO | None = None) -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
-
-
-@contextmanager
-def on_signal(number: signal.Signals, action: Callable[[], None]) -> Iterator[None]:
-    """Have `action` run, on a thread of its own, each time the process gets signal `number` in the block.
-
-    Not in the handler: that would run between any two instructions of the main thread, which may hold a lock
-    that the action needs. To be entered on the main thread.
-    """
-    arrived: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put() may be called from a signal handler
-
-    def wait() -> None:
-        while arrived.get():
-            action()
-
-    thread = threading.Thread(target=wait, name=f"expertier-{number.name}", daemon=True)
-    thread.start()
-    previous = signal.signal(number, lambda *_: arrived.put(True))
-    try:
-        yield
-    finally:
-        signal.signal(number, previous)
-        arrived.put(False)
-        thread.join()
 
 
 def _event(event: str, **fields: Value) -> None:

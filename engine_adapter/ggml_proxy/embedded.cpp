@@ -5,18 +5,30 @@
 
 #include "embedded.h"
 
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <dlfcn.h>
+#include <memory>
+#include <mutex>
 #include <string>
+#include <system_error>
+#include <thread>
 
 namespace expertier {
 
 namespace {
 
-constexpr const char * library_variable = "EXPERTIER_EMBED_LIBPYTHON"; // see engine_adapter/exec_tool.py
-constexpr const char * home_variable    = "EXPERTIER_EMBED_HOME";
-constexpr const char * site_variable    = "EXPERTIER_EMBED_SITE";
+constexpr const char * library_variable  = "EXPERTIER_EMBED_LIBPYTHON"; // see engine_adapter/exec_tool.py
+constexpr const char * home_variable     = "EXPERTIER_EMBED_HOME";
+constexpr const char * site_variable     = "EXPERTIER_EMBED_SITE";
+constexpr const char * skeleton_variable = "EXPERTIER_EMBED_SKELETON";
+
+constexpr auto stop_limit = std::chrono::seconds(5);
+
+std::atomic<bool> running{ false };
 
 struct Python {
     void (*initialize)(int);
@@ -47,10 +59,30 @@ bool load(const char * path) {
            find(library, "PyGILState_Ensure", python.ensure) && find(library, "PyGILState_Release", python.release);
 }
 
+struct Done {
+    std::mutex              mutex;
+    std::condition_variable changed;
+    bool                    is_set = false;
+};
+
+// Called by exit(), which a tool may call anywhere, even in a signal handler on a thread that holds the interpreter's
+// lock or waits for it. So another thread says the last words, and where it cannot, the tool ends without them.
 void stop() {
-    const int state = python.ensure();
-    python.run("expertier_embedded.stop()");
-    python.release(state);
+    auto done = std::make_shared<Done>();
+    try {
+        std::thread([done] {
+            const int state = python.ensure();
+            python.run("expertier_embedded.stop()");
+            python.release(state);
+            std::lock_guard<std::mutex> guard(done->mutex);
+            done->is_set = true;
+            done->changed.notify_all();
+        }).detach();
+    } catch (const std::system_error &) {
+        return; // no thread can be had any more
+    }
+    std::unique_lock<std::mutex> lock(done->mutex);
+    done->changed.wait_for(lock, stop_limit, [&] { return done->is_set; });
 }
 
 } // namespace
@@ -87,7 +119,29 @@ bool start_embedded_tiers() {
     python.save_thread(); // from here on engine threads take the interpreter's lock when they need it
     atexit(stop);
     started = true;
+    running = true;
     return true;
+}
+
+bool is_embedded() { return running; }
+
+bool loads_skeleton() {
+    static const bool given = getenv(skeleton_variable) != nullptr;
+    return running && given;
+}
+
+void say_in_tool(const std::string & message) {
+    if (!running) {
+        return;
+    }
+    std::string quoted;
+    for (char c : message) {
+        if (c == '"' || c == '\\') {
+            quoted += '\\';
+        }
+        quoted += (unsigned char) c < ' ' ? ' ' : c;
+    }
+    fprintf(stderr, "event=error source=proxy message=\"%s\"\n", quoted.c_str()); // as telemetry.py writes events
 }
 
 } // namespace expertier

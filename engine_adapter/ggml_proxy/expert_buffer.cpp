@@ -1,13 +1,18 @@
 #include "expert_buffer.h"
 
+#include "embedded.h"
 #include "ggml-backend-impl.h"
+#include "ggml-impl.h"
 
+#include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstring>
 #include <mutex>
 #include <string>
 #include <sys/mman.h>
 #include <unordered_map>
+#include <vector>
 
 namespace expertier {
 
@@ -21,6 +26,11 @@ struct ExpertBuffer {
 };
 
 thread_local std::shared_ptr<Tiers> loading_tiers;
+
+constexpr size_t probe_size = 4096; // no expert of a real model begins with as many zeros
+
+std::atomic<bool> has_foreign_bytes{ false }; // another file than our skeleton was loaded
+std::atomic<bool> placement_is_good{ false }; // until expert tensors are made or freed again
 
 std::mutex             default_mutex;
 std::shared_ptr<Tiers> default_tiers;
@@ -37,6 +47,10 @@ ExpertBuffer * context(ggml_backend_buffer_t buffer) { return static_cast<Expert
 
 void free_buffer(ggml_backend_buffer_t buffer) {
     ExpertBuffer * self = context(buffer);
+    for (const auto & [tensor, expert] : self->tensors) {
+        expert.tiers->place(expert.ref, -1);
+    }
+    placement_is_good = false;
     munmap(self->base, self->size);
     delete self;
 }
@@ -52,13 +66,21 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     if (!self->tiers->find(tensor, expert.ref)) { // find() has said why
         return GGML_STATUS_FAILED;
     }
-    self->tensors[tensor] = expert;
+    if (self->tensors.emplace(tensor, expert).second) {
+        self->tiers->place(expert.ref, 1);
+    }
+    placement_is_good = false;
     return GGML_STATUS_SUCCESS;
 }
 
 // The file is the source of truth: what the loader writes is dropped, and there is nothing to read back.
 void memset_tensor(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t) {}
-void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void *, size_t, size_t size) {
+void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, size_t, size_t size) {
+    const char * bytes = static_cast<const char *>(data);
+    if (loads_skeleton() && std::any_of(bytes, bytes + std::min(size, probe_size), [](char c) { return c != 0; })) {
+        has_foreign_bytes = true;
+        placement_is_good = false;
+    }
     context(buffer)->tiers->counters.dropped_writes += (int64_t) size;
 }
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t, size_t size) {
@@ -98,6 +120,35 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
 
 size_t get_alignment(ggml_backend_buffer_type_t) { return 64; }
 
+std::string placed_outside(const std::string & name) {
+    return "tensor " + name + " was placed outside of the tiers, where its bytes are not: take cpu-moe, n-cpu-moe and "
+           "override-tensor out of llama.cpp's configuration file (config.ini)";
+}
+
+// An expert matrix of ours that `graph` uses from another buffer, beside others that are in ours; empty: there is none.
+// A graph without any of ours is another model's, a draft's for instance, whose tensors may have the same names.
+std::string find_outside(const ggml_cgraph * graph) {
+    std::vector<const ggml_tensor *> others;
+    std::shared_ptr<Tiers>           tiers;
+    for (int i = 0; i < graph->n_nodes; i++) {
+        const ggml_tensor * node = graph->nodes[i];
+        if (node->op != GGML_OP_MUL_MAT_ID) {
+            continue;
+        }
+        if (const ExpertTensor * expert = find_expert_tensor(node->src[0])) {
+            tiers = expert->tiers;
+        } else {
+            others.push_back(node->src[0]);
+        }
+    }
+    for (const ggml_tensor * tensor : others) {
+        if (tiers && tiers->has_matrix(tensor->name)) {
+            return tensor->name;
+        }
+    }
+    return {};
+}
+
 bool is_host(ggml_backend_buffer_type_t) { return false; } // else the loader and the CPU backend would touch it
 
 } // namespace
@@ -121,6 +172,33 @@ void set_loading_tiers(std::shared_ptr<Tiers> tiers) { loading_tiers = std::move
 void set_default_tiers(std::shared_ptr<Tiers> tiers) {
     std::lock_guard<std::mutex> guard(default_mutex);
     default_tiers = std::move(tiers);
+}
+
+std::string find_misplacement(const ggml_cgraph * graph) {
+    if (!is_embedded()) {
+        return {};
+    }
+    const std::string outside = find_outside(graph);
+    if (!outside.empty()) {
+        return placed_outside(outside);
+    }
+    if (placement_is_good) {
+        return {};
+    }
+    const std::shared_ptr<Tiers> tiers = tiers_to_load();
+    if (!tiers) {
+        return {};
+    }
+    if (has_foreign_bytes) {
+        return "the tool loaded another model than the one that expertier exec was given, into the latter's tiers; "
+               "name one model, with -m, and none in llama.cpp's configuration file (config.ini)";
+    }
+    const std::string unplaced = tiers->find_unplaced();
+    if (!unplaced.empty()) {
+        return placed_outside(unplaced);
+    }
+    placement_is_good = true;
+    return {};
 }
 
 const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor) {

@@ -4,6 +4,7 @@
 #include "tiers.h"
 
 #include <memory>
+#include <string>
 
 namespace expertier {
 
@@ -23,6 +24,9 @@ void set_loading_tiers(std::shared_ptr<Tiers> tiers);
 
 // The tiers of buffers that a thread of the engine's own allocates: for hosts that load their one model by themselves.
 void set_default_tiers(std::shared_ptr<Tiers> tiers);
+
+// What keeps a tool's model from being served, as its options had it loaded otherwise than we told it; empty: nothing.
+std::string find_misplacement(const ggml_cgraph * graph);
 
 // What `tensor` stands for; null when it is not (a direct part of) an expert buffer.
 const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor);

@@ -75,6 +75,11 @@ class GraphRun {
     // The engine asks before it gives a node to a device, but a graph that it did not ask for would read where no
     // bytes are, and end the process.
     bool is_served() const {
+        const std::string misplacement = find_misplacement(graph_);
+        if (!misplacement.empty()) {
+            Tiers::fail(misplacement);
+            return false;
+        }
         for (int i = 0; i < graph_->n_nodes; i++) {
             const ggml_tensor * node = graph_->nodes[i];
             if (!(node->flags & GGML_TENSOR_FLAG_COMPUTE) || ggml_is_empty(node)) {

@@ -1,8 +1,10 @@
 #include "tiers.h"
 
+#include "embedded.h"
 #include "ggml-backend-impl.h"
 #include "layer_lock.h"
 
+#include <algorithm>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -77,6 +79,7 @@ Tiers::Tiers(const expertier_binding & binding, ggml_backend_dev_t inner)
             tensor->buffer = slab_.get();
             ggml_format_name(tensor, "%s.slots", matrix.name);
             layer.slots.push_back(tensor);
+            layer.placed.push_back(0);
             require_support(inner, tensor);
         }
     }
@@ -99,8 +102,44 @@ bool Tiers::find(const ggml_tensor * tensor, MatrixRef & ref) {
             return true;
         }
     }
-    fail(std::string("tensor ") + tensor->name + " is not an expert matrix of this model's table");
+    const std::string name = tensor->name;
+    fail(name.find(".lora_") != std::string::npos
+             ? "tensor " + name + " is of a LoRA adapter over experts, and experts in the tiers take none; use one without "
+               "ffn_*_exps tensors, or merge it into the model"
+             : "tensor " + name + " is not an expert matrix of this model's table");
     return false;
+}
+
+bool Tiers::has_matrix(const char * name) const {
+    for (const Layer & layer : layers_) {
+        if (std::find(layer.names.begin(), layer.names.end(), name) != layer.names.end()) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void Tiers::place(MatrixRef ref, int change) {
+    std::lock_guard<std::mutex> guard(placed_mutex_);
+    layers_[ref.layer].placed[ref.matrix] += change;
+}
+
+std::string Tiers::find_unplaced() {
+    std::lock_guard<std::mutex> guard(placed_mutex_);
+    std::string first;
+    bool        is_needed = false; // a later layer is in our buffers, or none is at all
+    for (size_t i = layers_.size(); i-- > 0;) {
+        const Layer & layer = layers_[i];
+        for (size_t j = layer.names.size(); j-- > 0;) {
+            is_needed = is_needed || layer.placed[j] > 0;
+        }
+        for (size_t j = layer.names.size(); j-- > 0 && (is_needed || i == 0);) {
+            if (layer.placed[j] == 0) {
+                first = layer.names[j];
+            }
+        }
+    }
+    return first;
 }
 
 PinnedSlots Tiers::acquire(int layer, const std::vector<int32_t> & experts) {
@@ -238,7 +277,10 @@ void Tiers::resident_first(int layer, std::vector<int32_t> & experts) {
     policy_.resident_first(directory_, layer, experts.data(), (int32_t) experts.size());
 }
 
-void Tiers::fail(const std::string & message) { last_error = message; }
+void Tiers::fail(const std::string & message) {
+    last_error = message;
+    say_in_tool(message);
+}
 
 std::string Tiers::take_error() {
     std::string error;

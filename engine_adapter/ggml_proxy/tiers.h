@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,14 @@ class Tiers {
     // Finds the matrix that the engine's tensor stands for, and checks type, shape and expert stride against it.
     bool find(const ggml_tensor * tensor, MatrixRef & ref);
 
+    bool has_matrix(const char * name) const;
+
+    // Counts the engine's tensors that stand for a matrix: +1 when one is made, -1 when it is freed.
+    void place(MatrixRef ref, int change);
+    // The first matrix that has no tensor in our buffers though its layer or a later one has; empty: there is none.
+    // Layers at the end may have none at all: engines leave out the ones that only predict further tokens.
+    std::string find_unplaced();
+
     // Makes `experts` (distinct, at most n_slots) resident and pins their slots; fills misses. Empty after an error,
     // which take_error() then tells.
     PinnedSlots acquire(int layer, const std::vector<int32_t> & experts);
@@ -97,7 +106,8 @@ class Tiers {
         int32_t                    n_slots   = 0;
         std::vector<std::string>   names;
         std::vector<int64_t>       expert_bytes;
-        std::vector<ggml_tensor *> slots; // one 3-d tensor a matrix, over all slots of the layer
+        std::vector<int>           placed; // the engine's tensors of each matrix
+        std::vector<ggml_tensor *> slots;  // one 3-d tensor a matrix, over all slots of the layer
     };
 
     const int64_t *       directory_;
@@ -111,6 +121,7 @@ class Tiers {
     std::atomic<int32_t>         fills_running_{ 0 };
 
     std::vector<Layer>    layers_;
+    std::mutex            placed_mutex_; // guards `placed` of all layers
 
     struct FreeContext {
         void operator()(ggml_context * context) const { ggml_free(context); }

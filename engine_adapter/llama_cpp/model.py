@@ -16,6 +16,7 @@ from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.loader_view import loader_view
+from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.tiers.file_identity import FileIdentity
@@ -54,12 +55,14 @@ class LlamaModel:
         repack: bool | None = None,
         inner_device: str = "CPU",
         params: ct.Structure | None = None,
+        lookups: LookupLog | None = None,
     ) -> LlamaModel:
         """Load `path`; with `tiers`, its experts are never read here but served by them.
 
         `repack` lets the engine rewrite weights for its own kernels: by default as stock does, and never with
         tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10). `params` is
         a llama_model_params of someone who binds the engine by itself: what tiers do not decide is taken from it.
+        `lookups` logs which experts the engine asks the tiers for.
 
         Raises:
             EngineError: the engine refused the model; the message holds its own last lines. Or `path` is not the
@@ -75,7 +78,7 @@ class LlamaModel:
             params_bytes=ct.sizeof(params) if params is not None else 0,
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
-        binding = TierBinding(engine, tiers, inner_device) if tiers is not None else None
+        binding = TierBinding(engine, tiers, inner_device, lookups) if tiers is not None else None
         try:
             if tiers is None or binding is None:
                 handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))

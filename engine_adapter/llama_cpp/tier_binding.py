@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.errors import EngineError
 from expertier.planner.native import entry_points
 from expertier.tiers.engine_binding import EngineBinding
@@ -50,9 +51,16 @@ class ProxyHolder(Protocol):
 class TierBinding:
     """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
 
-    def __init__(self, engine: ProxyHolder, manager: TierManager, inner_device: str = "CPU") -> None:
+    def __init__(
+        self,
+        engine: ProxyHolder,
+        manager: TierManager,
+        inner_device: str = "CPU",
+        lookups: LookupLog | None = None,
+    ) -> None:
         self._engine = engine
         self._manager = manager
+        self._lookups = lookups  # C++ keeps the address of its callback
         self._handle: int | None = None
         self._serves_all_loads = False
         self.on_fill: Callable[[BaseException | None], None] | None = None
@@ -62,7 +70,7 @@ class TierBinding:
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
-            self._struct = _describe(described, self._fill)
+            self._struct = _describe(described, self._fill, lookups)
             error = ct.create_string_buffer(_ERROR_BYTES)
             self._handle = engine.proxy.expertier_tiers_bind(
                 ct.byref(self._struct), inner_device.encode(), error, len(error)
@@ -176,7 +184,7 @@ class TierBinding:
                 self.on_fill(error)
 
 
-def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:
+def _describe(binding: EngineBinding, fill: Any, lookups: LookupLog | None) -> abi.Binding:
     layers = (abi.Layer * len(binding.layers))()
     for target, layer in zip(layers, binding.layers, strict=True):
         matrices = (abi.Matrix * len(layer.matrices))()
@@ -193,6 +201,8 @@ def _describe(binding: EngineBinding, fill: Any) -> abi.Binding:
         target.matrices = matrices
     points = entry_points()
     policy = abi.Policy(**{name: getattr(points, name) for name in abi.POLICY_FUNCTIONS})
+    if lookups is not None:
+        policy.begin = lookups.before(points.begin)
     return abi.Binding(
         abi=abi.PROXY_ABI,
         n_layers=len(binding.layers),

@@ -12,6 +12,7 @@
     ├── LeaseError              a lease released twice, or used after its release
     ├── SourceError             expert bytes could not be read, or the file changed
     ├── DeviceError             a device call failed or a device is not there
+    │   └── DriverError             a call of a GPU's driver returned an error code
     └── EngineError             the inference engine or our plugin for it
         ├── EngineMissingError      no engine installed, or no such folder
         ├── EngineMismatchError     another version, layout or library than the plugin was built for
@@ -71,6 +72,19 @@ class SourceError(ExpertierError):
 
 class DeviceError(ExpertierError):
     """A device call failed, or the device is not there."""
+
+
+class DriverError(DeviceError):
+    """A call of a GPU's driver returned an error code.
+
+    `call` is the driver's name of the call and `code` what it returned; the message has the vendor's name for it.
+    """
+
+    def __init__(self, message: str, *, call: str, code: int) -> None:
+        """Keep the call and the code beside the message."""
+        super().__init__(message)
+        self.call = call
+        self.code = code
 
 
 class EngineError(ExpertierError):

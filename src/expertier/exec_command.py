@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from expertier import report
-from expertier.engine_adapter.exec_tool import prepare_tool
+from expertier.engine_adapter.exec_tool import model_name, prepare_tool
+from expertier.engine_adapter.telemetry import say_disabled, show_events
+from expertier.errors import ExpertierError
 
 
 def exec_tool(
@@ -26,8 +28,14 @@ def exec_tool(
 ) -> None:
     """Run llama-server, llama-cli or llama-bench of a llama.cpp of yours with the experts in the tiers.
 
-    Budgets come from the variables (MOE_EXPERT_CACHE_MIB and so on). The tool's own options stay its own.
+    Budgets come from the variables (MOE_EXPERT_CACHE_MIB and so on). The tool's own options stay its own, but for
+    those that would place the experts elsewhere. SIGUSR1 logs a summary, and so does the tool's end.
     """
-    with report.progress(Console(stderr=True)) as say:
-        tool = prepare_tool(command, llama_cpp=llama_cpp, progress=say)
+    with show_events():
+        try:
+            with report.progress(Console(stderr=True)) as say:
+                tool = prepare_tool(command, llama_cpp=llama_cpp, progress=say)
+        except ExpertierError as error:
+            say_disabled(model_name(command), str(error))
+            raise
     tool.execute()

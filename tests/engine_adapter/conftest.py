@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +15,18 @@ import pytest
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.locate import find_engine
+from expertier.engine_adapter.build.pins import XLLAMACPP
 from expertier.engine_adapter.build.plugin import Plugin, ensure_plugin
 from expertier.engine_adapter.llama_cpp import LoadedEngine
+
+_CONFIGURE = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_WEBUI=OFF",
+)
+TOOLS = ("llama-server", "llama-cli", "llama-bench")
 
 
 @pytest.fixture(scope="session")
@@ -41,3 +55,30 @@ def plugin(engine: Engine, engine_cache: Path) -> Plugin:
 def loaded_engine(engine: Engine, plugin: Plugin) -> LoadedEngine:
     """The engine with our plugin, loaded into this process."""
     return LoadedEngine.load(engine.libraries, plugin.proxy_path, plugin.host_path)
+
+
+@pytest.fixture(scope="session")
+def llama_cpp(engine_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The released source, built as a user would and kept in the cache folder; or EXPERTIER_TEST_LLAMA_CPP."""
+    if named := os.environ.get("EXPERTIER_TEST_LLAMA_CPP"):
+        return Path(named)
+    kept = engine_cache / "test-builds" / f"llama.cpp-{XLLAMACPP.version}"
+    if all((kept / "build" / "bin" / tool).exists() for tool in TOOLS):
+        return kept
+    if shutil.which("cmake") is None:
+        pytest.skip("no cmake to build llama.cpp with: apt install cmake")
+    folder = tmp_path_factory.mktemp("source")
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", XLLAMACPP.package]
+    subprocess.run([*pip, XLLAMACPP.requirement, "-d", folder], check=True)
+    with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
+        archive.extractall(folder, filter="data")
+    source = next(folder.glob(f"*/{XLLAMACPP.header_root}"))
+    subprocess.run(["cmake", "-B", source / "build", "-S", source, *_CONFIGURE], check=True)
+    jobs = str(len(os.sched_getaffinity(0)))
+    subprocess.run(
+        ["cmake", "--build", source / "build", "--target", "llama", *TOOLS, "-j", jobs], check=True
+    )
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.move(source, kept)
+    return kept

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.errors import ExpertierError, SourceError
+from expertier.errors import DecodeError, ExpertierError, SourceError
 from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -56,7 +56,13 @@ def decoded(context):
     return b"".join(row.tobytes() for row in logits)
 
 
-@pytest.mark.parametrize("change", [replace, grow, remove])
+def overwrite(path):
+    """Other bytes at equal size, where they were."""
+    with open(path, "r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("change", [replace, remove])
 def test_while_it_is_used(loaded_engine, path, change):
     """What was opened goes on to be read: the output stays what it was."""
     with (
@@ -71,6 +77,23 @@ def test_while_it_is_used(loaded_engine, path, change):
         assert decoded(context) == before
         assert tiers.stats().file.reads > reads, "experts were read again after the change"
         assert tiers.stats().file.failures == 0
+        tiers.check_valid()
+
+
+@pytest.mark.parametrize("change", [grow, overwrite])
+def test_where_it_changes_in_place_while_it_is_used(loaded_engine, path, change):
+    """The next read is refused, and with it the decode: no logits come of two files."""
+    with (
+        make_tiers(path, 2) as tiers,
+        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        model.context(n_ctx=64, n_threads=1) as context,
+    ):
+        decoded(context)
+        context.forget()
+        change(path)
+        with pytest.raises(DecodeError, match="the file changed since its header was read") as caught:
+            decoded(context)
+        assert isinstance(caught.value.__cause__, SourceError)
         tiers.check_valid()
 
 

@@ -11,11 +11,11 @@ import threading
 
 import pytest
 
+from expertier.engine_adapter.signals import on_signal
 from expertier.engine_adapter.telemetry import (
     Telemetry,
     event_line,
     limited_by,
-    on_signal,
     requested_slots,
     say_disabled,
     show_events,

@@ -11,6 +11,7 @@ import gguf
 import numpy as np
 
 from expertier.tiers.lease import Lease, Part
+from expertier.tiers.span import Span
 from expertier.tiers.table import ExpertTable
 
 GATE_UP_DOWN = ("gate", "up", "down")
@@ -57,8 +58,8 @@ class BytesSource:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        buffer[:] = self.data[offset : offset + len(buffer)]
+    def read_into(self, span: Span, buffer: memoryview) -> None:
+        buffer[:] = self.data[span.offset : span.end]
 
 
 def expert_array(rng: np.random.Generator, n_experts: int, rows: int, elements: int, kind: str) -> np.ndarray:

@@ -1,0 +1,55 @@
+"""A log of the engine's look-ups: which experts each layer asked the policy for, in order.
+
+For checks and recordings. It stands between the proxy and the policy's compiled `begin`, so it sees what the policy
+sees, whatever the policy and the budget. Each look-up enters Python for it, some 10 µs, under the layer's lock.
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+from typing import Any, NamedTuple
+
+_INTS = ct.POINTER(ct.c_int32)
+_Begin = ct.CFUNCTYPE(ct.c_int32, ct.c_void_p, ct.c_int32, _INTS, ct.c_int32, _INTS, _INTS)
+
+
+class Lookup(NamedTuple):
+    """One look-up: the tiers' layer, and the distinct experts that it asked for, in the policy's order."""
+
+    layer: int
+    experts: tuple[int, ...]
+
+
+class LookupLog:
+    """The look-ups of one model's engine since they were last taken.
+
+    Give it to `LlamaModel.open` or `TierBinding`. A call with more experts than
+    slots is several look-ups. One that had to wait is logged once, when it was served.
+    """
+
+    def __init__(self) -> None:
+        self._lookups: list[Lookup] = []
+        self._callback: Any = None  # C++ keeps its address
+
+    def take(self) -> list[Lookup]:
+        """Return the look-ups since the last call, and forget them. Between batches: not while one runs."""
+        taken, self._lookups = self._lookups, []
+        return taken
+
+    def before(self, begin: int) -> int:
+        """Return the address of a function to call instead of the one at `begin`, which it calls; for TierBinding."""
+        assert self._callback is None, "one log serves one binding"
+        policy = _Begin(begin)
+
+        def logged(
+            directory: int, layer: int, experts: Any, n: int, slots: Any, miss_index: Any
+        ) -> int:  # an exception here would only be printed: there is nothing in it that raises
+            status = int(policy(directory, layer, experts, n, slots, miss_index))
+            if status >= 0:
+                self._lookups.append(Lookup(layer, tuple(experts[:n])))
+            return status
+
+        self._callback = _Begin(logged)
+        address = ct.cast(self._callback, ct.c_void_p).value
+        assert address is not None
+        return address

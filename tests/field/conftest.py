@@ -1,0 +1,53 @@
+"""An engine, models that it runs, experts without an engine, and graphs: once for each file of tests here."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from expert_graphs import ExpertGraphs
+from expertier.engine_adapter.build.cache import CACHE_VARIABLE
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.synth import write_model
+from gguf_files import Block, ModelFile
+from gguf_files import write_model as write_blocks
+from tiered_runs import SMALL
+
+
+@pytest.fixture(scope="module")
+def engine(request: pytest.FixtureRequest) -> LoadedEngine:
+    """The engine with our plugin."""
+    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, folder)
+        return open_engine()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model that the engine runs."""
+    return write_model(tmp_path_factory.mktemp("field") / "one.gguf", SMALL)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the same names, types and shapes as `path`, with other weights."""
+    return write_model(tmp_path_factory.mktemp("field") / "two.gguf", replace(SMALL, seed=SMALL.seed + 1))
+
+
+@pytest.fixture(scope="module")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    """Experts without an engine: a layer of slots in one piece, and one of arrays."""
+    layers = [Block(n_experts=10), Block(n_experts=6, types=("Q4_0", "Q4_0", "Q8_0"))]
+    return write_blocks(tmp_path_factory.mktemp("field") / "blocks.gguf", layers)
+
+
+@pytest.fixture(scope="module")
+def graphs(engine: LoadedEngine, path: Path, tmp_path_factory: pytest.TempPathFactory) -> ExpertGraphs:
+    """Graphs over the experts of `path`, to run on the proxy."""
+    assert engine.proxy
+    return ExpertGraphs(path, tmp_path_factory.mktemp("graphs"))
