@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
@@ -114,15 +116,21 @@ class Device(Protocol):
     ) -> None: ...
 
 
-def open_device(name: str = "auto") -> Device:
-    """Open a device: `auto` (the best that there is), `host`.
+def open_device(name: str = "auto", *, environ: Mapping[str, str] = os.environ) -> Device:
+    """Open a device: `hip:N` or `cuda:N` for a GPU by its number, `host`, or `auto`.
 
-    Raises `DeviceError` for a name that is unknown or not available yet.
+    `auto` takes the GPU with the most free memory, or the host where there is none, and logs why. Which driver
+    libraries are loaded can be set by variables in `environ` (docs/gpu-devices.md). Raises `DeviceError` for a name
+    that is unknown, and for a device that is not there or cannot be used.
     """
+    from expertier.hip.choose import open_best, open_gpu
     from expertier.hip.host import HostDevice
 
-    if name in ("auto", "host"):
+    if name == "host":
         return HostDevice()
-    if re.fullmatch(r"(hip|cuda):\d+", name):
-        raise DeviceError(f"asked for device {name!r}: GPUs are not available yet; use 'host' or 'auto'")
-    raise DeviceError(f"asked for device {name!r}: known are 'auto', 'host', 'hip:N' and 'cuda:N'")
+    if name == "auto":
+        return open_best(environ)
+    chosen = re.fullmatch(r"(hip|cuda):(\d+)", name, re.ASCII)
+    if chosen is None:
+        raise DeviceError(f"asked for device {name!r}: known are 'auto', 'host', 'hip:N' and 'cuda:N'")
+    return open_gpu(chosen[1], int(chosen[2]), environ)

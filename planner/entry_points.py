@@ -17,4 +17,5 @@ class EntryPoints:
     abort: int
     release: int
     resident_first: int
+    begin_prefetch: int
     _owners: tuple[object, ...] = field(repr=False, compare=False)

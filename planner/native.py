@@ -8,47 +8,36 @@ Every function takes a directory (`Residency.directory_address`) first; the call
     int32 abort         (const int64 *directory, int32 layer, const int32 *slots, int32 n)
     int32 release       (const int64 *directory, int32 layer, const int32 *slots, int32 n)
     int32 resident_first(const int64 *directory, int32 layer, int32 *experts, int32 n)
+    int32 begin_prefetch(const int64 *directory, int32 layer, int32 expert)
 
-They return what the functions of `policy.py` return, and BAD_CALL for a directory that another version of the
-policy made.
+They return what the functions of `policy.py` return, and BAD_CALL for a layer that is not there or a directory
+that another version of the policy made. `begin` serves every policy: it goes on to that of the directory.
 """
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
-from numba import cfunc, config, njit, types
-from numba.extending import intrinsic
-from numba.np.numpy_support import carray
+from numba import cfunc
 
 from expertier.errors import ConfigError
 from expertier.planner import policy
+from expertier.planner.c_calls import (
+    BEGIN_SIGNATURE,
+    ON_EXPERT_SIGNATURE,
+    ON_SLOTS_SIGNATURE,
+    call_begin,
+)
 from expertier.planner.entry_points import EntryPoints
 from expertier.planner.outcome import Outcome
-from expertier.planner.residency import ARRAYS, DIRECTORY_HEAD
+from expertier.planner.policy_kind import PolicyKind
+from expertier.planner.rule import Rule
+from expertier.planner.tables import BEGIN, COMPILED, HEAD, STAMP, accepts, array_at, layer_view, source_stamp
 
 _BAD_CALL = int(Outcome.BAD_CALL)
-_LENGTH = DIRECTORY_HEAD + len(ARRAYS)
-
-# Positions in the directory.
-_STAMP, _N_LAYERS, _N_EXPERTS_MAX, _N_SLOTS_ALL = range(DIRECTORY_HEAD)
-(
-    _SLOT_OF,
-    _OWNER,
-    _READY,
-    _PINS,
-    _HEAT,
-    _LAST_USE,
-    _EVICTED,
-    _CLOCK,
-    _FIRST,
-    _N_SLOTS,
-    _N_EXPERTS,
-    _COUNTERS,
-    _SETTINGS,
-) = range(DIRECTORY_HEAD, _LENGTH)
 
 
 @cache
@@ -57,139 +46,92 @@ def entry_points() -> EntryPoints:
 
     Raises `ConfigError` where compilation is switched off.
     """
-    if config.DISABLE_JIT:  # type: ignore[attr-defined]  # Numba sets its options at import
+    _require_compilation()
+    return _build(source_stamp())
+
+
+@cache
+def begin_of(kind: PolicyKind) -> Any:
+    """Return one policy's own `begin` as a C function; its `address` is what a directory holds.
+
+    Raises `ConfigError` where compilation is switched off.
+    """
+    _require_compilation()
+    return _build_begin(rule_of(kind), source_stamp())
+
+
+def rule_of(kind: PolicyKind) -> Rule:
+    """Import the policy's module."""
+    return cast(Rule, importlib.import_module(kind.module))
+
+
+def _require_compilation() -> None:
+    if not COMPILED:
         raise ConfigError(
             "NUMBA_DISABLE_JIT is set: the policy then runs as plain Python, which an engine's threads "
             "cannot call. Unset it to run an engine."
         )
-    return _build(policy.source_stamp())
 
 
-def _address_to_pointer(_typing: Any, _address: Any) -> Any:
-    """Type and code of `_pointer`, as Numba asks for them."""
+def _build_begin(rule: Rule, stamp: int) -> Any:
+    """Compile one policy's `begin`. Both arguments are cells, and so part of its key in Numba's cache."""
 
-    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(types.voidptr))
+    @cfunc(BEGIN_SIGNATURE, cache=True)
+    def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        status: int = rule.begin(
+            layer_view(directory, layer),
+            array_at(experts, n, np.int32),
+            n,
+            array_at(slots, n, np.int32),
+            array_at(miss_index, n, np.int32),
+        )
+        return status
 
-    return types.voidptr(types.int64), generate
-
-
-_pointer: Any = intrinsic(_address_to_pointer)
-"""In compiled code: an int64 address as a `void *`."""
-
-
-@njit
-def _per_slot(directory: policy.I64, index: int, dtype: Any) -> Any:
-    return carray(_pointer(directory[index]), (directory[_N_SLOTS_ALL],), dtype)
-
-
-@njit
-def _per_layer(directory: policy.I64, index: int, dtype: Any) -> Any:
-    return carray(_pointer(directory[index]), (directory[_N_LAYERS],), dtype)
-
-
-@njit
-def _per_expert(directory: policy.I64, index: int) -> Any:
-    return carray(_pointer(directory[index]), (directory[_N_LAYERS], directory[_N_EXPERTS_MAX]), np.int32)
-
-
-@njit
-def _counters(directory: policy.I64) -> Any:
-    return carray(_pointer(directory[_COUNTERS]), (directory[_N_LAYERS], policy.N_COUNTERS), np.int64)
+    return begin
 
 
 def _build(stamp: int) -> EntryPoints:
-    """Compile the entry points. `stamp` is a cell of each, and so part of its key in Numba's cache."""
-    pointer: Any = types.CPointer
-    i32, i32_pointer, i64_pointer = types.int32, pointer(types.int32), pointer(types.int64)
-    on_slots = i32(i64_pointer, i32, i32_pointer, i32)
+    """Compile what serves every policy."""
 
-    @cfunc(i32(i64_pointer, i32, i32_pointer, i32, i32_pointer, i32_pointer), cache=True)
-    def begin(address: Any, layer: int, experts: Any, n: int, slots: Any, miss_index: Any) -> int:
-        directory = carray(address, (_LENGTH,))
-        if directory[_STAMP] != stamp:
+    @cfunc(BEGIN_SIGNATURE, cache=True)
+    def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
+        head = array_at(directory, HEAD, np.int64)
+        if head[STAMP] != stamp:  # the policy's own `begin` checks the layer
             return _BAD_CALL
-        return policy.begin(
-            layer,
-            carray(experts, (n,)),
-            n,
-            carray(slots, (n,)),
-            carray(miss_index, (n,)),
-            _per_expert(directory, _SLOT_OF),
-            _per_slot(directory, _OWNER, np.int32),
-            _per_slot(directory, _READY, np.uint8),
-            _per_slot(directory, _PINS, np.int32),
-            _per_expert(directory, _HEAT),
-            _per_slot(directory, _LAST_USE, np.int64),
-            _per_slot(directory, _EVICTED, np.int32),
-            _per_layer(directory, _CLOCK, np.int64),
-            _per_layer(directory, _FIRST, np.int32),
-            _per_layer(directory, _N_SLOTS, np.int32),
-            _per_layer(directory, _N_EXPERTS, np.int32),
-            _counters(directory),
-            carray(_pointer(directory[_SETTINGS]), (policy.N_SETTINGS,), np.int64),
-        )
+        address = head[BEGIN]
+        return call_begin(address, directory, layer, experts, n, slots, miss_index)
 
-    @cfunc(on_slots, cache=True)
-    def complete(address: Any, layer: int, slots: Any, n: int) -> int:
-        directory = carray(address, (_LENGTH,))
-        if directory[_STAMP] != stamp:
+    @cfunc(ON_SLOTS_SIGNATURE, cache=True)
+    def complete(directory: int, layer: int, slots: int, n: int) -> int:
+        if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.complete(
-            layer,
-            carray(slots, (n,)),
-            n,
-            _per_slot(directory, _OWNER, np.int32),
-            _per_slot(directory, _READY, np.uint8),
-            _per_layer(directory, _FIRST, np.int32),
-            _per_layer(directory, _N_SLOTS, np.int32),
-            _counters(directory),
-        )
+        return policy.complete(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @cfunc(on_slots, cache=True)
-    def abort(address: Any, layer: int, slots: Any, n: int) -> int:
-        directory = carray(address, (_LENGTH,))
-        if directory[_STAMP] != stamp:
+    @cfunc(ON_SLOTS_SIGNATURE, cache=True)
+    def abort(directory: int, layer: int, slots: int, n: int) -> int:
+        if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.abort(
-            layer,
-            carray(slots, (n,)),
-            n,
-            _per_expert(directory, _SLOT_OF),
-            _per_slot(directory, _OWNER, np.int32),
-            _per_slot(directory, _READY, np.uint8),
-            _per_slot(directory, _PINS, np.int32),
-            _per_layer(directory, _FIRST, np.int32),
-            _per_layer(directory, _N_SLOTS, np.int32),
-            _counters(directory),
-        )
+        return policy.abort(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @cfunc(on_slots, cache=True)
-    def release(address: Any, layer: int, slots: Any, n: int) -> int:
-        directory = carray(address, (_LENGTH,))
-        if directory[_STAMP] != stamp:
+    @cfunc(ON_SLOTS_SIGNATURE, cache=True)
+    def release(directory: int, layer: int, slots: int, n: int) -> int:
+        if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.release(
-            layer,
-            carray(slots, (n,)),
-            n,
-            _per_slot(directory, _PINS, np.int32),
-            _per_layer(directory, _FIRST, np.int32),
-            _per_layer(directory, _N_SLOTS, np.int32),
-        )
+        return policy.release(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @cfunc(on_slots, cache=True)
-    def resident_first(address: Any, layer: int, experts: Any, n: int) -> int:
-        directory = carray(address, (_LENGTH,))
-        if directory[_STAMP] != stamp:
+    @cfunc(ON_SLOTS_SIGNATURE, cache=True)
+    def resident_first(directory: int, layer: int, experts: int, n: int) -> int:
+        if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.resident_first(
-            layer,
-            carray(experts, (n,)),
-            n,
-            _per_expert(directory, _SLOT_OF),
-            _per_layer(directory, _N_EXPERTS, np.int32),
-        )
+        return policy.resident_first(layer_view(directory, layer), array_at(experts, n, np.int32), n)
+
+    @cfunc(ON_EXPERT_SIGNATURE, cache=True)
+    def begin_prefetch(directory: int, layer: int, expert: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.begin_prefetch(layer_view(directory, layer), expert)
 
     functions: dict[str, Any] = {
         "begin": begin,
@@ -197,6 +139,7 @@ def _build(stamp: int) -> EntryPoints:
         "abort": abort,
         "release": release,
         "resident_first": resident_first,
+        "begin_prefetch": begin_prefetch,
     }
     addresses: dict[str, int] = {name: function.address for name, function in functions.items()}
     return EntryPoints(**addresses, _owners=tuple(functions.values()))

@@ -23,3 +23,6 @@ class Outcome(IntEnum):
     A layer, slot or count out of range, a slot released more often than it was taken, or a directory that
     another version of the policy made.
     """
+
+    PRESENT = -5
+    """An expert to prefetch that is in a slot already, or on its way into one."""

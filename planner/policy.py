@@ -1,306 +1,289 @@
-"""The residency policy: look-up, admission and eviction as compiled functions over plain arrays.
+"""The residency policy: look-up, admission and eviction as functions over one layer's tables (`tables.py`).
 
-One layer's slots are the entries `first[layer] .. first[layer] + n_slots[layer]` of the per-slot arrays. A
-slot is in one of three states, and these calls are the arrows between them:
+A slot is in one of three states, and these calls are the arrows between them:
 
             begin (for a missing expert)               complete
     FREE ─────────────────────────────────► FILLING ─────────────► READY
       ▲                                       │  ▲                   │
       └─────────────── abort ─────────────────┘  └─ begin (evicts) ──┘
 
-FREE is `owner == -1`, FILLING is `owner >= 0, ready == 0`, READY is `ready == 1`. `begin` pins every slot
-that it returns; `release` and `abort` unpin. Pinned slots, and so FILLING ones, are never victims.
+`begin_prefetch` takes the same two arrows as `begin`, for an expert that nobody has asked for yet. Both pin
+every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING ones, are never victims.
 
 The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
 touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was
 changed. The same code serves Python (`residency.py`), C++ threads without the interpreter's lock
 (`native.py`) and, with `NUMBA_DISABLE_JIT=1`, the interpreter.
 
-Heat is an 8-bit counter: +16 a use, saturating, halved every 20 steps of its own layer (a decay of 0.966 a
-step). It belongs to the expert and survives eviction. Measured on recorded gpt-oss-20b routing (24 layers,
-top-4 of 32, 560 sequences of single-row decode, each from cold; hits in percent):
-
-    slots a layer      heat of an expert    heat of a slot    LRU
-    8 of 32                        68.85             67.12    65.02
-    16 of 32                       90.65             90.35    88.86
-
-Arguments that are arrays are described in `residency.py`.
+Who leaves first is the affair of the files in `policies/`: their `step` and `use` are compiled into a `begin`
+of their own. Nothing else depends on the policy.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable
-from functools import cache
-from pathlib import Path
-from typing import TypeAlias, TypeVar, cast
+import sys
+from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
 
 from expertier.planner.outcome import Outcome
-
-I32: TypeAlias = npt.NDArray[np.int32]
-I64: TypeAlias = npt.NDArray[np.int64]
-U8: TypeAlias = npt.NDArray[np.uint8]
-_F = TypeVar("_F", bound=Callable[..., object])
-
-# Columns of `counters`, one row a layer. They only grow.
-CALLS, HITS, MISSES, EVICTIONS, FILLS, ABORTS = range(6)
-N_COUNTERS = 6
-
-# Entries of `settings`.
-KIND = 0
-N_SETTINGS = 1
-KIND_LFU_DECAY, KIND_LRU = 0, 1
-
-HEAT_PER_USE = 16
-HEAT_LIMIT = 255
-STEPS_PER_HALVING = 20
+from expertier.planner.rule import Rule
+from expertier.planner.tables import (
+    ABORTS,
+    CALLS,
+    EVICTIONS,
+    FILLS,
+    HITS,
+    I32,
+    MISSES,
+    PINNED,
+    PINNED_BIT,
+    PREFETCHES,
+    RANK_FREE,
+    RANK_SPECULATIVE,
+    READY,
+    SLOT_BITS,
+    SPECULATIVE,
+    USEFUL,
+    WASTED,
+    LayerView,
+    compiled,
+)
 
 _BUSY = int(Outcome.BUSY)
 _TOO_MANY = int(Outcome.TOO_MANY)
 _BAD_EXPERT = int(Outcome.BAD_EXPERT)
 _BAD_CALL = int(Outcome.BAD_CALL)
+_PRESENT = int(Outcome.PRESENT)
+
+# These change no number that has been checked; they tell the compiler that it is no negative index.
+_SLOT_MASK = (1 << SLOT_BITS) - 1
+_EXPERT_MASK = (1 << 31) - 1
 
 
-@cache
-def source_stamp() -> int:
-    """Return a number that changes with this file: compiled callers and directories carry it.
-
-    Numba's on-disk cache of a caller in another file would not notice a change in this one.
-    """
-    return zlib.crc32(Path(__file__).read_bytes())
-
-
-def _compiled(function: _F) -> _F:
-    """Compile `function` at its first call, from the on-disk cache where that holds it."""
-    return cast(_F, njit(cache=True)(function))
-
-
-@_compiled
+@compiled
 def _in_range(slots: I32, n: int, limit: int) -> bool:
     """Whether the first `n` of `slots` are slots of a layer that has `limit` of them."""
     if n < 0:
         return False
     for i in range(n):  # noqa: SIM110 (Numba compiles no generator inside all())
-        if not 0 <= slots[i] < limit:
+        if slots[i] < 0 or slots[i] >= limit:
             return False
     return True
 
 
-@_compiled
-def _victim(
-    layer: int, low: int, high: int, kind: int, owner: I32, pins: I32, heat: I32, last_use: I64
-) -> int:
-    """Return the unpinned slot of `low .. high` to take next, FREE ones first; -1 if all are pinned."""
-    best = -1
-    best_heat = 0
-    for slot in range(low, high):
-        if pins[slot] != 0:
-            continue
-        if owner[slot] < 0:
-            return slot
-        slot_heat = heat[layer, owner[slot]] if kind == KIND_LFU_DECAY else 0
-        if best < 0 or slot_heat < best_heat or (slot_heat == best_heat and last_use[slot] < last_use[best]):
-            best = slot
-            best_heat = slot_heat
-    return best
+@compiled
+def _idle(view: LayerView, experts: I32, n: int) -> int:
+    """Return how many slots nobody holds, those of `experts` left out."""
+    found = 0
+    for slot in range(len(view.pins)):
+        found += view.pins[slot] == 0
+    for i in range(n):
+        slot = view.slot_of[experts[i] & _EXPERT_MASK]
+        if slot >= 0:
+            found -= view.pins[slot] == 0
+    return found
 
 
-@_compiled
-def _cool(layer: int, heat: I32) -> None:
-    """Halve the heat of all experts of a layer."""
-    for expert in range(heat.shape[1]):
-        heat[layer, expert] >>= 1
+@compiled
+def _victim(view: LayerView) -> int:
+    """Return the unpinned slot to take next, FREE ones first; -1 if all are pinned."""
+    lowest = PINNED
+    for slot in range(len(view.order)):
+        # No branch: this becomes a minimum over vectors.
+        lowest = min(lowest, view.order[slot] | (np.int64(view.pins[slot] != 0) << PINNED_BIT))
+    return lowest & _SLOT_MASK if lowest < PINNED else -1
 
 
-@_compiled
-def begin(
-    layer: int,
-    experts: I32,
-    n: int,
-    slots: I32,
-    miss_index: I32,
-    slot_of: I32,
-    owner: I32,
-    ready: U8,
-    pins: I32,
-    heat: I32,
-    last_use: I64,
-    evicted: I32,
-    clock: I64,
-    first: I32,
-    n_slots: I32,
-    n_experts: I32,
-    counters: I64,
-    settings: I64,
-) -> int:
-    """Look up `n` distinct experts of a layer, choose slots for the missing ones and pin all of them.
+@compiled
+def _occupy(view: LayerView, slot: int, expert: int, state: int) -> None:
+    """Put `expert` into an unpinned slot, FILLING and pinned once; who was there is evicted."""
+    former = view.owner[slot]
+    view.evicted[slot] = former
+    if former >= 0:
+        view.slot_of[former] = -1
+        view.counters[EVICTIONS] += 1
+        if view.state[slot] & SPECULATIVE:
+            view.counters[WASTED] += 1
+    view.owner[slot] = expert
+    view.state[slot] = state
+    view.pins[slot] = 1
+    view.slot_of[expert] = slot
 
+
+def begin_for(policy: str) -> Any:
+    """Compile `begin` with the `step` and `use` of the module named `policy`.
+
+        begin(view, experts, n, slots, miss_index) -> int
+
+    Looks up `n` distinct experts of a layer, chooses slots for the missing ones and pins all of them.
     Returns the number of misses or an `Outcome`. `slots[i]` becomes the slot of `experts[i]`, relative to the
     layer; `miss_index[j]` the index in `experts` of the j-th miss, in order. Misses are FILLING until
     `complete` or `abort`; `evicted` of their slots says which expert each one replaced. An expert named twice
     is served, too, and must be released as often.
     """
-    if layer < 0 or layer >= first.shape[0] or n < 0:
-        return _BAD_CALL
-    if n > n_slots[layer]:
-        return _TOO_MANY
-    low = first[layer]
-    high = low + n_slots[layer]
+    rule = cast(Rule, sys.modules[policy])
 
-    n_missing = 0
-    n_idle = 0  # unpinned slots that this call does not use itself
-    filling = False
-    for i in range(n):
-        expert = experts[i]
-        if expert < 0 or expert >= n_experts[layer]:
-            return _BAD_EXPERT
-        slot = slot_of[layer, expert]
-        if slot < 0:
-            n_missing += 1
-        elif ready[low + slot] == 0:
-            filling = True
-        elif pins[low + slot] == 0:
-            n_idle -= 1
-    if filling:
-        return _BUSY
-    if n_missing > 0:
-        for slot in range(low, high):
-            if pins[slot] == 0:
-                n_idle += 1
-        if n_idle < n_missing:
+    @compiled
+    def begin(view: LayerView, experts: I32, n: int, slots: I32, miss_index: I32) -> int:
+        if n < 0:
+            return _BAD_CALL
+        if n > len(view.owner):
+            return _TOO_MANY
+
+        n_missing = 0
+        ready = READY
+        for i in range(n):
+            expert = experts[i]
+            if expert < 0 or expert >= len(view.slot_of):
+                return _BAD_EXPERT
+            slot = view.slot_of[expert]
+            if slot < 0:
+                n_missing += 1
+            else:
+                ready &= view.state[slot]
+        if ready == 0 or (n_missing > 0 and _idle(view, experts, n) < n_missing):
             return _BUSY
-    if n == 0:
-        return 0
+        if n == 0:
+            return 0
 
-    clock[layer] += 1
-    now = clock[layer]
-    if now % STEPS_PER_HALVING == 0:
-        _cool(layer, heat)
-    for i in range(n):
-        expert = experts[i]
-        heat[layer, expert] = min(heat[layer, expert] + HEAT_PER_USE, HEAT_LIMIT)
-        slot = slot_of[layer, expert]
-        slots[i] = slot
-        if slot >= 0:
-            pins[low + slot] += 1
-            last_use[low + slot] = now
+        now = view.counters[CALLS] + 1
+        view.counters[CALLS] = now
+        rule.step(view, experts, n, n_missing, now)
+        if n_missing == 0:
+            for i in range(n):
+                slot = view.slot_of[experts[i] & _EXPERT_MASK] & _SLOT_MASK
+                slots[i] = slot
+                view.pins[slot] += 1
+                if view.state[slot] != READY:
+                    view.state[slot] = READY
+                    view.counters[USEFUL] += 1
+            for i in range(n):
+                slot = slots[i] & _SLOT_MASK
+                view.order[slot] = (rule.use(view, experts[i] & _EXPERT_MASK, now) << SLOT_BITS) | slot
+            view.counters[HITS] += n
+            return 0
 
-    n_misses = 0
-    for i in range(n):
-        if slots[i] >= 0:
-            continue
-        expert = experts[i]
-        slot = slot_of[layer, expert]
-        if slot >= 0:  # named twice, and missing at its first mention
-            pins[low + slot] += 1
+        for i in range(n):
+            expert = experts[i] & _EXPERT_MASK
+            slot = view.slot_of[expert]
             slots[i] = slot
-            continue
-        taken = _victim(layer, low, high, settings[KIND], owner, pins, heat, last_use)
-        evicted[taken] = owner[taken]
-        if owner[taken] >= 0:
-            slot_of[layer, owner[taken]] = -1
-            counters[layer, EVICTIONS] += 1
-        owner[taken] = expert
-        ready[taken] = 0
-        pins[taken] = 1
-        last_use[taken] = now
-        slot_of[layer, expert] = taken - low
-        slots[i] = taken - low
-        miss_index[n_misses] = i
-        n_misses += 1
+            if slot >= 0:
+                view.pins[slot] += 1
+                view.order[slot] = (rule.use(view, expert, now) << SLOT_BITS) | slot
+                if view.state[slot] != READY:
+                    view.state[slot] = READY
+                    view.counters[USEFUL] += 1
+        n_misses = 0
+        for i in range(n):
+            if slots[i] >= 0:
+                continue
+            expert = experts[i] & _EXPERT_MASK
+            slot = view.slot_of[expert]
+            if slot >= 0:  # named twice, and missing at its first mention
+                view.pins[slot] += 1
+            else:
+                slot = _victim(view)
+                _occupy(view, slot, expert, 0)
+                miss_index[n_misses] = i
+                n_misses += 1
+            view.order[slot] = (rule.use(view, expert, now) << SLOT_BITS) | slot
+            slots[i] = slot
+        view.counters[HITS] += n - n_misses
+        view.counters[MISSES] += n_misses
+        return n_misses
 
-    counters[layer, CALLS] += 1
-    counters[layer, HITS] += n - n_misses
-    counters[layer, MISSES] += n_misses
-    return n_misses
+    return begin
 
 
-@_compiled
-def complete(
-    layer: int, slots: I32, n: int, owner: I32, ready: U8, first: I32, n_slots: I32, counters: I64
-) -> int:
+@compiled
+def begin_prefetch(view: LayerView, expert: int) -> int:
+    """Choose a slot for an expert that nobody has asked for; it is pinned and FILLING, as after `begin`.
+
+    It counts as no use, gets no heat and, once unpinned, leaves before any other. Returns the slot; PRESENT
+    where the expert is in a slot, READY or FILLING; BUSY where every slot is pinned; BAD_EXPERT.
+    """
+    if expert < 0 or expert >= len(view.slot_of):
+        return _BAD_EXPERT
+    if view.slot_of[expert] >= 0:
+        return _PRESENT
+    slot = _victim(view)
+    if slot < 0:
+        return _BUSY
+    _occupy(view, slot, expert, SPECULATIVE)
+    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot
+    return slot
+
+
+@compiled
+def complete(view: LayerView, slots: I32, n: int) -> int:
     """Make READY those of `slots` that are FILLING; their bytes are in place. Pins stay. Returns how many."""
-    if layer < 0 or layer >= first.shape[0] or not _in_range(slots, n, n_slots[layer]):
+    if not _in_range(slots, n, len(view.owner)):
         return _BAD_CALL
     n_filled = 0
     for i in range(n):
-        slot = first[layer] + slots[i]
-        if owner[slot] >= 0 and ready[slot] == 0:
-            ready[slot] = 1
+        slot = slots[i]
+        if view.owner[slot] >= 0 and view.state[slot] & READY == 0:
+            view.counters[PREFETCHES] += view.state[slot] == SPECULATIVE
+            view.state[slot] |= READY
             n_filled += 1
-    counters[layer, FILLS] += n_filled
+    view.counters[FILLS] += n_filled
     return n_filled
 
 
-@_compiled
-def release(layer: int, slots: I32, n: int, pins: I32, first: I32, n_slots: I32) -> int:
+@compiled
+def release(view: LayerView, slots: I32, n: int) -> int:
     """Unpin `slots`, as `begin` returned them. Returns 0, or BAD_CALL when one of them is not pinned."""
-    if layer < 0 or layer >= first.shape[0] or not _in_range(slots, n, n_slots[layer]):
+    if not _in_range(slots, n, len(view.owner)):
         return _BAD_CALL
-    low = first[layer]
-    for i in range(n):
-        pins[low + slots[i]] -= 1
     balanced = True
     for i in range(n):
-        if pins[low + slots[i]] < 0:
-            balanced = False
-    if not balanced:
-        for i in range(n):
-            pins[low + slots[i]] += 1
-        return _BAD_CALL
-    return 0
+        slot = slots[i] & _SLOT_MASK
+        view.pins[slot] -= 1
+        balanced &= view.pins[slot] >= 0
+    if balanced:
+        return 0
+    for i in range(n):
+        view.pins[slots[i]] += 1
+    return _BAD_CALL
 
 
-@_compiled
-def abort(
-    layer: int,
-    slots: I32,
-    n: int,
-    slot_of: I32,
-    owner: I32,
-    ready: U8,
-    pins: I32,
-    first: I32,
-    n_slots: I32,
-    counters: I64,
-) -> int:
+@compiled
+def abort(view: LayerView, slots: I32, n: int) -> int:
     """Undo `begin` after a failed fill: FILLING ones of `slots` become FREE, all are unpinned.
 
     What the misses evicted stays evicted: its bytes may have been overwritten. Returns 0 or BAD_CALL.
     """
-    status = release(layer, slots, n, pins, first, n_slots)
+    status = release(view, slots, n)
     if status < 0:
         return status
-    low = first[layer]
     for i in range(n):
-        slot = low + slots[i]
-        if owner[slot] >= 0 and ready[slot] == 0:
-            slot_of[layer, owner[slot]] = -1
-            owner[slot] = -1
-    counters[layer, ABORTS] += 1
+        slot = slots[i]
+        if view.owner[slot] >= 0 and view.state[slot] & READY == 0:
+            view.slot_of[view.owner[slot]] = -1
+            view.owner[slot] = -1
+            view.state[slot] = 0
+            view.order[slot] = (RANK_FREE << SLOT_BITS) | slot
+    view.counters[ABORTS] += 1
     return 0
 
 
-@_compiled
-def resident_first(layer: int, experts: I32, n: int, slot_of: I32, n_experts: I32) -> int:
+@compiled
+def resident_first(view: LayerView, experts: I32, n: int) -> int:
     """Reorder `experts` in place, those in a slot (READY or FILLING) first, otherwise in their order.
 
     A call that needs several parts starts with what is there before it evicts any of it. Returns how many are
     in a slot, or an `Outcome`.
     """
-    if layer < 0 or layer >= n_experts.shape[0] or n < 0:
+    if n < 0:
         return _BAD_CALL
     for i in range(n):
-        if experts[i] < 0 or experts[i] >= n_experts[layer]:
+        if experts[i] < 0 or experts[i] >= len(view.slot_of):
             return _BAD_EXPERT
     n_resident = 0
     for i in range(n):
         expert = experts[i]
-        if slot_of[layer, expert] < 0:
+        if view.slot_of[expert] < 0:
             continue
         for j in range(i, n_resident, -1):
             experts[j] = experts[j - 1]

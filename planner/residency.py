@@ -1,54 +1,59 @@
 """Residency tables: which expert is in which slot of L1, as arrays that Python and C++ share.
 
 L layers, E the most experts of any layer, S slots in all; the slots of a layer are contiguous, and slot
-numbers outside this file count from their layer's first.
+numbers outside this file count from their layer's first. `tables.py` says what the arrays mean.
 
-    slot_of    int32[L, E]   an expert's slot, -1 where it has none
-    owner      int32[S]      the slot's expert, -1 where it is FREE
-    ready      uint8[S]      1 when the expert's bytes are complete
-    pins       int32[S]      how many users hold the slot
-    heat       int32[L, E]   an expert's decayed use count; it survives eviction
-    last_use   int64[S]      the layer's clock at the slot's last use
-    evicted    int32[S]      the expert that the slot's owner replaced, -1 if none
-    clock      int64[L]      the layer's `begin` calls
+    slot_of    int32[L, E]
+    heat       uint8[L, E]
+    owner      int32[S]
+    state      uint8[S]
+    pins       int32[S]
+    order      int64[S]
+    evicted    int32[S]
+    counters   int64[L, 9]
+    notes      int32[L, N]
     first      int32[L]      the layer's first slot
     n_slots    int32[L]      its slots
     n_experts  int32[L]      its experts
-    counters   int64[L, 6]   calls, hits, misses, evictions, fills, aborts
-    settings   int64[1]      the policy's number
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from expertier.planner.policy_kind import PolicyKind
+from expertier.planner.profile import scaled_heat
+from expertier.planner.repack import Kept, Survivors
+
+if TYPE_CHECKING:
+    from expertier.planner.tables import LayerView
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 ARRAYS = (
     "slot_of",
-    "owner",
-    "ready",
-    "pins",
     "heat",
-    "last_use",
+    "owner",
+    "state",
+    "pins",
+    "order",
     "evicted",
-    "clock",
+    "counters",
+    "notes",
     "first",
     "n_slots",
     "n_experts",
-    "counters",
-    "settings",
 )
-"""The arrays in the order in which the directory lists their addresses."""
+"""The names of the arrays."""
 
-DIRECTORY_HEAD = 4
-"""Entries of the directory before the addresses: the policy's stamp, L, E and S."""
+MOST_SLOTS = 1 << 16
+"""A layer's slots must fit the low bits of `order`."""
 
 
 class Residency:
@@ -61,41 +66,83 @@ class Residency:
 
     def __init__(self, n_experts: Sequence[int], n_slots: Sequence[int], kind: PolicyKind) -> None:
         """Make empty tables; `n_experts` and `n_slots` give one number a layer."""
-        from expertier.planner import policy
+        from expertier.planner import native, python_calls, tables
 
         n_layers = len(n_experts)
         if n_layers == 0 or len(n_slots) != n_layers:
             raise ValueError(
                 f"{n_layers} layers of experts and {len(n_slots)} of slots: give both for each layer"
             )
-        if min(n_experts) < 1 or min(n_slots) < 1:
-            raise ValueError(f"every layer needs an expert and a slot: experts {n_experts}, slots {n_slots}")
-        self._policy = policy
+        if min(n_experts) < 1 or min(n_slots) < 1 or max(n_slots) > MOST_SLOTS:
+            raise ValueError(
+                f"every layer needs an expert and 1 to {MOST_SLOTS} slots: experts {n_experts}, slots {n_slots}"
+            )
+        self._tables = tables
         self._kind = kind
-        self.clock = np.zeros(n_layers, np.int64)
-        self.heat = np.zeros((n_layers, max(n_experts)), np.int32)
+        self._rule = native.rule_of(kind)
+        words = max(self._rule.n_notes(n) for n in n_experts)
         self.n_experts = np.array(n_experts, np.int32)
-        self.counters = np.zeros((n_layers, policy.N_COUNTERS), np.int64)
-        number = {PolicyKind.LFU_DECAY: policy.KIND_LFU_DECAY, PolicyKind.LRU: policy.KIND_LRU}[kind]
-        self.settings = np.full(policy.N_SETTINGS, number, np.int64)
+        self.heat = np.zeros((n_layers, max(n_experts)), np.uint8)
+        self.counters = np.zeros((n_layers, tables.N_COUNTERS), np.int64)
+        self.notes = np.zeros((n_layers, words), np.int32)
+        self._functions = [0] * 6
+        if tables.COMPILED:
+            points = native.entry_points()
+            self._functions = [
+                native.begin_of(kind).address,
+                points.complete,
+                points.abort,
+                points.release,
+                points.resident_first,
+                points.begin_prefetch,
+            ]
         self._make_slots(n_slots)
+        self._calls = python_calls.python_calls()
 
     def _make_slots(self, n_slots: Sequence[int]) -> None:
         n_layers, max_experts = self.heat.shape
         total = sum(n_slots)
         self.slot_of = np.full((n_layers, max_experts), -1, np.int32)
         self.owner = np.full(total, -1, np.int32)
-        self.ready = np.zeros(total, np.uint8)
+        self.state = np.zeros(total, np.uint8)
         self.pins = np.zeros(total, np.int32)
-        self.last_use = np.zeros(total, np.int64)
         self.evicted = np.full(total, -1, np.int32)
         self.n_slots = np.array(n_slots, np.int32)
         self.first = np.concatenate(([0], np.cumsum(self.n_slots)[:-1])).astype(np.int32)
-        arrays = [getattr(self, name) for name in ARRAYS]
-        assert all(array.flags.c_contiguous for array in arrays)
-        head = [self._policy.source_stamp(), n_layers, max_experts, total]
-        self._directory = np.array([*head, *(array.ctypes.data for array in arrays)], np.int64)
-        self._begin_arrays = tuple(arrays)
+        free = self._tables.RANK_FREE << self._tables.SLOT_BITS
+        self.order = np.concatenate([np.arange(n, dtype=np.int64) for n in n_slots]) | free
+        self._directory = self._make_directory()
+        self._address = int(self._directory.ctypes.data)
+
+    def _make_directory(self) -> I64:
+        """Write the addresses of all arrays down, as `tables.py` says."""
+        tables = self._tables
+        head = np.zeros(tables.HEAD, np.int64)
+        head[tables.STAMP] = tables.source_stamp()
+        head[tables.N_LAYERS] = len(self.n_experts)
+        head[tables.KIND] = list(PolicyKind).index(self._kind)
+        head[tables.BEGIN : tables.BEGIN + len(self._functions)] = self._functions
+        rows = np.zeros((len(self.n_experts), tables.ROW), np.int64)
+        rows[:, tables.N_EXPERTS] = self.n_experts
+        rows[:, tables.N_SLOTS] = self.n_slots
+        rows[:, tables.N_NOTES] = self.notes.shape[1]
+        for column, array in (
+            (tables.SLOT_OF, self.slot_of),
+            (tables.HEAT, self.heat),
+            (tables.COUNTERS, self.counters),
+            (tables.NOTES, self.notes),
+        ):
+            rows[:, column] = array.ctypes.data + np.arange(len(rows)) * array.strides[0]
+        first = self.first.astype(np.int64)
+        for column, by_slot in (
+            (tables.OWNER, self.owner),
+            (tables.STATE, self.state),
+            (tables.PINS, self.pins),
+            (tables.ORDER, self.order),
+            (tables.EVICTED, self.evicted),
+        ):
+            rows[:, column] = by_slot.ctypes.data + first * by_slot.itemsize
+        return np.concatenate([head, rows.ravel()])
 
     @property
     def kind(self) -> PolicyKind:
@@ -105,49 +152,40 @@ class Residency:
     @property
     def directory_address(self) -> int:
         """Address of the table of addresses that the C entry points take; valid until `resize`."""
-        return int(self._directory.ctypes.data)
+        return self._address
 
     # ---- the policy's calls
 
     def begin(self, layer: int, experts: I32, slots: I32, miss_index: I32) -> int:
-        """Look up and pin `experts`; see `policy.begin`. `slots` and `miss_index` are at least as long."""
-        return self._policy.begin(layer, experts, len(experts), slots, miss_index, *self._begin_arrays)
+        """Look up and pin `experts`; see `policy.begin_for`. `slots` and `miss_index` are at least as long."""
+        return self._calls.begin(self._address, layer, experts, slots, miss_index)
+
+    def begin_prefetch(self, layer: int, expert: int) -> int:
+        """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
+        return self._calls.begin_prefetch(self._address, layer, expert)
 
     def complete(self, layer: int, slots: I32) -> int:
         """Make FILLING slots READY; see `policy.complete`."""
-        return self._policy.complete(
-            layer, slots, len(slots), self.owner, self.ready, self.first, self.n_slots, self.counters
-        )
+        return self._calls.complete(self._address, layer, slots)
 
     def abort(self, layer: int, slots: I32) -> int:
-        """Undo a `begin` whose fill failed; see `policy.abort`."""
-        return self._policy.abort(
-            layer,
-            slots,
-            len(slots),
-            self.slot_of,
-            self.owner,
-            self.ready,
-            self.pins,
-            self.first,
-            self.n_slots,
-            self.counters,
-        )
+        """Undo a `begin` or `begin_prefetch` whose fill failed; see `policy.abort`."""
+        return self._calls.abort(self._address, layer, slots)
 
     def release(self, layer: int, slots: I32) -> int:
         """Unpin slots; see `policy.release`."""
-        return self._policy.release(layer, slots, len(slots), self.pins, self.first, self.n_slots)
+        return self._calls.release(self._address, layer, slots)
 
     def resident_first(self, layer: int, experts: I32) -> int:
         """Reorder `experts` in place; see `policy.resident_first`."""
-        return self._policy.resident_first(layer, experts, len(experts), self.slot_of, self.n_experts)
+        return self._calls.resident_first(self._address, layer, experts)
 
     # ---- what Python asks besides
 
     def is_filling(self, layer: int, experts: I32) -> bool:
         """Whether one of `experts` is being filled: a wait for it ends without anyone's help."""
         slots = self.slot_of[layer, experts]
-        return bool((self.ready[self.first[layer] + slots[slots >= 0]] == 0).any())
+        return bool((self.state[self.first[layer] + slots[slots >= 0]] & self._tables.READY == 0).any())
 
     def is_chosen(self, layer: int, experts: I32, slots: I32) -> bool:
         """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for one's own."""
@@ -156,7 +194,7 @@ class Residency:
         if not ((slots >= 0) & (slots < self.n_slots[layer])).all():
             return False
         taken = self.first[layer] + slots
-        return bool(((self.owner[taken] == experts) & (self.ready[taken] == 0)).all())
+        return bool(((self.owner[taken] == experts) & (self.state[taken] & self._tables.READY == 0)).all())
 
     def evicted_from(self, layer: int, slots: I32) -> list[int]:
         """Return the experts that the last `begin` put out of `slots`, which the caller holds pinned."""
@@ -166,7 +204,7 @@ class Residency:
         """Return expert → slot for the layer's READY slots."""
         low = int(self.first[layer])
         high = low + int(self.n_slots[layer])
-        ready = np.flatnonzero(self.ready[low:high])
+        ready = np.flatnonzero(self.state[low:high] & self._tables.READY)
         return dict(zip(self.owner[low:high][ready].tolist(), ready.tolist(), strict=True))
 
     def pins_of(self, layer: int) -> list[int]:
@@ -175,14 +213,26 @@ class Residency:
         return [int(pins) for pins in self.pins[low : low + int(self.n_slots[layer])]]
 
     def totals(self) -> Mapping[str, int]:
-        """Return the counters summed over layers: calls, hits, misses, evictions, fills, aborts."""
-        names = ("calls", "hits", "misses", "evictions", "fills", "aborts")
-        return MappingProxyType(dict(zip(names, self.counters.sum(axis=0).tolist(), strict=True)))
+        """Return the counters summed over layers, by the names in `tables.COUNTER_NAMES`."""
+        totals = self.counters.sum(axis=0).tolist()
+        return MappingProxyType(dict(zip(self._tables.COUNTER_NAMES, totals, strict=True)))
+
+    def by_layer(self, name: str) -> list[int]:
+        """Return one counter of every layer, by its name in `tables.COUNTER_NAMES`."""
+        counts: list[int] = self.counters[:, self._tables.COUNTER_NAMES.index(name)].tolist()
+        return counts
 
     def fills_by_layer(self) -> list[int]:
-        """Return how many fills each layer completed."""
-        fills: list[int] = self.counters[:, self._policy.FILLS].tolist()
-        return fills
+        """Return how many fills each layer completed, prefetches included."""
+        return self.by_layer("fills")
+
+    @property
+    def ready(self) -> npt.NDArray[np.bool_]:
+        """Which of all slots are READY, as a copy."""
+        ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
+        return ready
+
+    # ---- changes from outside, with nothing pinned
 
     def resize(self, n_slots: Sequence[int]) -> None:
         """Give the layers other numbers of slots; nothing may be pinned.
@@ -190,34 +240,75 @@ class Residency:
         Every expert leaves its slot and counts as evicted; heat and counters stay. The directory's address
         changes.
         """
-        if len(n_slots) != len(self.n_experts) or min(n_slots) < 1:
-            raise ValueError(f"{len(self.n_experts)} layers need a slot each: got {list(n_slots)}")
-        assert not self.pins.any(), "resize while a slot is pinned"
-        for layer in range(len(self.n_experts)):
-            self.counters[layer, self._policy.EVICTIONS] += len(self.residents(layer))
+        self.repack(n_slots, Survivors.none())
+
+    def repack(self, n_slots: Sequence[int], kept: Kept) -> None:
+        """Give the layers other numbers of slots and let `kept` stay, READY in their new ones.
+
+        `kept` is what `repack.survivors` chose for these tables and `n_slots`, or a part of it. All others count
+        as evicted; heat, counters and the survivors' ranks stay. Nothing may be pinned. The directory's address
+        changes. Raises `ValueError`, and changes nothing, for numbers that are no layers' slots.
+        """
+        tables = self._tables
+        if len(n_slots) != len(self.n_experts) or min(n_slots) < 1 or max(n_slots) > MOST_SLOTS:
+            raise ValueError(
+                f"{len(self.n_experts)} layers need 1 to {MOST_SLOTS} slots each: got {list(n_slots)}"
+            )
+        assert not self.pins.any(), "repack while a slot is pinned"
+        from_slot = self.first[kept.layer] + kept.old_slot
+        assert (self.owner[from_slot] == kept.expert).all(), "a survivor is not in its slot"
+        state, rank = self.state[from_slot], self.order[from_slot] >> tables.SLOT_BITS
+        stays = np.zeros(len(self.owner), np.bool_)
+        stays[from_slot] = True
+        gone = (self.owner >= 0) & ~stays
+        wasted = gone & (self.state & tables.SPECULATIVE != 0)
+        for column, which in ((tables.EVICTIONS, gone), (tables.WASTED, wasted)):
+            self.counters[:, column] += np.add.reduceat(which, self.first, dtype=np.int64)
         self._make_slots(n_slots)
+        to_slot = self.first[kept.layer] + kept.new_slot
+        assert (kept.new_slot < self.n_slots[kept.layer]).all(), "a survivor outside its layer's slots"
+        self.owner[to_slot] = kept.expert
+        self.state[to_slot] = state
+        self.order[to_slot] = (rank << tables.SLOT_BITS) | kept.new_slot
+        self.slot_of[kept.layer, kept.expert] = kept.new_slot
+
+    def seed_heat(self, counts: npt.NDArray[np.generic]) -> None:
+        """Take the experts' heat from a profile: uses by layer and expert, [L, E] numbers of any type.
+
+        The most used expert of a layer gets the full heat of 255, the others their share of it. Slots stay as
+        they are. The caller holds all layers' locks, or nobody uses the tables. Raises `ValueError` for
+        another shape.
+        """
+        if counts.shape != self.heat.shape:
+            raise ValueError(
+                f"asked to take the heat of {counts.shape} experts: the tables have {self.heat.shape}, layers "
+                "by experts; make the profile from this model"
+            )
+        self.heat[...] = scaled_heat(counts)
+        used = np.flatnonzero(self.order >= 1 << self._tables.SLOT_BITS)  # neither FREE nor speculative
+        heat = self.heat[np.repeat(np.arange(len(self.n_slots)), self.n_slots)[used], self.owner[used]]
+        rank = self._rule.reheated(self.order[used] >> self._tables.SLOT_BITS, heat.astype(np.int64))
+        self.order[used] = (rank << self._tables.SLOT_BITS) | (self.order[used] & (MOST_SLOTS - 1))
+
+    # ---- the check
 
     def check_valid(self) -> None:
-        """Assert conservation, bijection, readiness and the counters (I4, I5, I8, I14)."""
+        """Assert conservation, bijection, readiness, ranks and the counters (I4, I5, I8, I14)."""
         for layer in range(len(self.n_experts)):
-            low = int(self.first[layer])
-            high = low + int(self.n_slots[layer])
-            owners = self.owner[low:high].tolist()
-            taken = {expert: slot for slot, expert in enumerate(owners) if expert >= 0}
-            assert len(taken) == sum(expert >= 0 for expert in owners), (
-                f"layer {layer}: an expert in two slots"
-            )
-            found = {e: s for e, s in enumerate(self.slot_of[layer].tolist()) if s >= 0}
-            assert found == taken, f"layer {layer}: slot_of {found} and owner {taken} disagree"
-            for slot in range(low, high):
-                free, ready, pins = self.owner[slot] < 0, bool(self.ready[slot]), int(self.pins[slot])
-                assert pins >= 0, f"layer {layer}: slot {slot - low} has {pins} pins"
-                assert not (free and (ready or pins)), (
-                    f"layer {layer}: FREE slot {slot - low} is ready or pinned"
-                )
-                assert free or ready or pins, f"layer {layer}: slot {slot - low} is filled by no one"
-            calls, _, _, evictions, fills, _ = self.counters[layer].tolist()
-            assert fills - evictions == len(self.residents(layer)), (
-                f"layer {layer}: fills, evictions, residents"
-            )
-            assert calls == self.clock[layer], f"layer {layer}: {calls} calls, clock {self.clock[layer]}"
+            self._tables.check_layer(self.layer_view(layer), f"layer {layer}")
+
+    def layer_view(self, layer: int) -> LayerView:
+        """Return one layer's arrays, shared and not copied; valid until `repack`."""
+        low = int(self.first[layer])
+        slots = slice(low, low + int(self.n_slots[layer]))
+        return self._tables.LayerView(
+            self.slot_of[layer, : self.n_experts[layer]],
+            self.heat[layer, : self.n_experts[layer]],
+            self.owner[slots],
+            self.state[slots],
+            self.pins[slots],
+            self.order[slots],
+            self.evicted[slots],
+            self.counters[layer],
+            self.notes[layer],
+        )

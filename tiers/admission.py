@@ -38,8 +38,8 @@ class Admission:
 
         Waits while others hold what is needed, as long as the caller holds nothing itself (`may_wait`):
         whoever holds slots and waits for more can be waited for in turn. Where it must not wait it raises
-        `BusyError`. A wait for an expert that is being filled is always safe, as fills ask for nothing that a
-        lease holds.
+        `BusyError`. A wait for a fill to end is always safe, as fills ask for nothing that a lease holds:
+        the expert may be this call's, or the slot a prefetch's that is unpinned then.
 
         Whatever is raised, nothing stays pinned or half filled.
         """
@@ -75,7 +75,7 @@ class Admission:
         while True:
             with self._locks.held(layer):
                 status = self._residency.begin(layer, experts, slots, miss_index)
-                while status == Outcome.BUSY and (waiting or self._residency.is_filling(layer, experts)):
+                while status == Outcome.BUSY and (waiting or self._any_filling(layer)):
                     self._locks.wait(layer)
                     status = self._residency.begin(layer, experts, slots, miss_index)
             if status >= 0:
@@ -91,6 +91,13 @@ class Admission:
                     "fewer experts"
                 )
             waiting = True
+
+    def _any_filling(self, layer: int) -> bool:
+        """Whether a slot of the layer is being filled; the caller holds its lock."""
+        low = self._residency.first[layer]
+        high = low + self._residency.n_slots[layer]
+        filling = (self._residency.owner[low:high] >= 0) & ~self._residency.ready[low:high]
+        return bool(filling.any())
 
     def _undo(self, layer: int, slots: I32) -> None:
         """Take back a `begin` that had been applied; `slots` tells, as it is written by nothing else."""

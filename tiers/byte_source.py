@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from expertier.tiers.span import Span
+
 
 class ByteSource(Protocol):
-    """Anything that can fill a buffer from an offset in the model's file; called from several threads."""
+    """Anything that can fill a buffer with a piece of the model; called from several threads at once."""
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill all of `buffer` with the bytes from `offset`, or raise (`SourceError` by preference)."""
+    def read_into(self, span: Span, buffer: memoryview) -> None:
+        """Fill `buffer`, of `span.n_bytes` bytes, with the model's bytes of `span`, or raise.
+
+        `SourceError` by preference. The buffer may not be kept after the call.
+        """

@@ -10,7 +10,16 @@ from typing import Any, Self
 
 from expertier.errors import ConfigError
 from expertier.planner.policy_kind import PolicyKind
-from expertier.tiers.variable import AutoBytes, Variable, option_name, parse_mib, parse_percent, parse_policy
+from expertier.tiers.file_mode import FileMode
+from expertier.tiers.variable import (
+    AutoBytes,
+    Variable,
+    option_name,
+    parse_file_mode,
+    parse_mib,
+    parse_percent,
+    parse_policy,
+)
 
 _MIB_FORM = "`auto` or a number of MiB such as 4096 or 0.5"
 
@@ -24,6 +33,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
         parse_percent,
     ),
     Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
+    Variable("MOE_FILE_MODE", "file_mode", "`auto`, `page-cache` or `direct`", parse_file_mode),
 )
 """The variables that work."""
 
@@ -33,7 +43,6 @@ NOT_YET = (
     "MOE_POOL_RAIL_MIB",
     "MOE_POOL_CAP_MIB",
     "MOE_PROFILE",
-    "MOE_FILE_MODE",
     "MOE_PREFILL_STREAM_TOKENS",
     "MOE_SLAB_VMM",
 )
@@ -48,13 +57,16 @@ class TierConfig:
     """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
 
     `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of
-    all expert bytes that `auto` takes. Raises `ConfigError` for values that cannot be used.
+    all expert bytes that `auto` takes. `fill_threads` read and copy beside the thread that needs experts; with
+    0 it works alone, and prefetches run in `TierManager.drain`. Raises `ConfigError` for values that cannot be used.
     """
 
     expert_cache_bytes: AutoBytes = "auto"
     host_pool_bytes: AutoBytes = "auto"
     host_pool_percent: float = 25.0
     policy: PolicyKind = PolicyKind.LFU_DECAY
+    file_mode: FileMode = FileMode.AUTO
+    fill_threads: int = 4
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be used."""

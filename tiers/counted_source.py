@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from expertier.tiers.byte_source import ByteSource
+from expertier.tiers.span import Span
 from expertier.tiers.stats import FileStats
 
 
@@ -14,27 +16,28 @@ class CountedSource:
     def __init__(self, inner: ByteSource) -> None:
         """Start at zero."""
         self._inner = inner
+        self._will_need = getattr(inner, "will_need", None)
         self._lock = threading.Lock()
-        self._stats = FileStats(bytes_read=0, reads=0, failures=0)
+        self._bytes_read = self._reads = self._failures = 0
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
+    def read_into(self, span: Span, buffer: memoryview) -> None:
         """Read as `inner` does; a failed read counts as a failure and none of its bytes count."""
         try:
-            self._inner.read_into(offset, buffer)
+            self._inner.read_into(span, buffer)
         except BaseException:
-            self._add(n_bytes=0, reads=0, failures=1)
+            with self._lock:
+                self._failures += 1
             raise
-        self._add(n_bytes=len(buffer), reads=1, failures=0)
+        with self._lock:
+            self._bytes_read += span.n_bytes
+            self._reads += 1
+
+    def will_need(self, spans: Sequence[Span]) -> None:
+        """Pass the hint on to an `inner` that takes it."""
+        if self._will_need is not None:
+            self._will_need(spans)
 
     def stats(self) -> FileStats:
         """Return the counts so far."""
-        return self._stats
-
-    def _add(self, *, n_bytes: int, reads: int, failures: int) -> None:
         with self._lock:
-            now = self._stats
-            self._stats = FileStats(
-                bytes_read=now.bytes_read + n_bytes,
-                reads=now.reads + reads,
-                failures=now.failures + failures,
-            )
+            return FileStats(bytes_read=self._bytes_read, reads=self._reads, failures=self._failures)

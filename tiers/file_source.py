@@ -3,77 +3,222 @@
 from __future__ import annotations
 
 import bisect
-import os
-from collections.abc import Sequence
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from expertier.errors import SourceError
-from expertier.tiers.file_identity import FileIdentity
+from expertier.tiers.file_mode import FileMode
+from expertier.tiers.file_reads import FileReads
+from expertier.tiers.host_memory import available_bytes
+from expertier.tiers.mode_chooser import Choice, ModeChooser, Purpose
 from expertier.tiers.model_file import ModelFile
+from expertier.tiers.open_file import OpenFile
+from expertier.tiers.read_gate import ReadGate
+from expertier.tiers.scratch import ScratchPool
+from expertier.tiers.span import Span
+from expertier.units import MIB
+
+_SCRATCH_BYTES = MIB  # a read of this size takes its time for the disk, hardly for the system call
+_UNCACHED = 2  # a first read that takes longer than this many second ones came from the disk
+_PAGE_CACHE, _DIRECT, _PLAIN = (
+    FileMode.PAGE_CACHE,
+    FileMode.DIRECT,
+    Purpose.PLAIN,
+)  # looking them up takes time
+
+_log = logging.getLogger(__name__)
 
 
 class FileSource:
-    """The model's files, opened read-only; a `ByteSource`. Thread-safe: reads carry their offset."""
+    """The model's files, opened read-only; a `ByteSource`. Thread-safe: reads carry their offset.
 
-    def __init__(self, files: Sequence[ModelFile]) -> None:
-        """Open `files`; `SourceError` when that fails or one is not the file that its identity describes."""
-        self._files = tuple(files)
+    A file that is not, or no longer, the one whose header was read is refused: after every read, before its
+    bytes are believed. A file that loses its name or is replaced by renaming stays open here, and is the same.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[ModelFile],
+        mode: FileMode = FileMode.AUTO,
+        *,
+        working_set_bytes: int | None = None,
+        room: Callable[[], int] = available_bytes,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Open `files`; `SourceError` when that fails or one is not the file that its identity describes.
+
+        `auto` compares the bytes that will be read again and again (`working_set_bytes`; all of the files,
+        unless it is given) with the RAM left over (`room`), and measures with `clock`, in seconds.
+        """
         self._begins = [file.begin for file in files]
-        self._descriptors: list[int] = []
+        self._files: list[OpenFile] = []
+        self._scratch: ScratchPool | None = None
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._trial_reads = 0
+        self._gate = ReadGate(self._close_files)
+        self._mode = mode
+        self._chooser: ModeChooser | None = None
         try:
-            for number, file in enumerate(self._files):
-                self._descriptors.append(os.open(file.path, os.O_RDONLY | os.O_CLOEXEC))
-                change = self._change(number)
-                if change is not None:
-                    raise SourceError(
-                        f"{file.path} changed after its header was read: {change}; read the table again"
-                    )
-        except OSError as error:
-            self.close()
-            raise SourceError(
-                f"{error.filename} cannot be opened: {error.strerror} (errno {error.errno}); restore the file"
-            ) from error
+            for file in files:
+                self._files.append(OpenFile(file))
+            if mode is not FileMode.PAGE_CACHE:
+                self._open_direct()
+            if self._mode is FileMode.AUTO:
+                n_bytes = sum(file.identity.n_bytes for file in files)
+                self._chooser = ModeChooser(n_bytes if working_set_bytes is None else working_set_bytes, room)
         except BaseException:
             self.close()
             raise
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the model's bytes from `offset`, all of which lie in one file.
+    @property
+    def mode(self) -> FileMode:
+        """How reads are done now; never `auto`."""
+        chooser = self._chooser
+        return chooser.mode if chooser is not None else self._mode
 
-        Raises `SourceError` with the path, offset, bytes and cause when not all of them could be read.
+    def read_into(self, span: Span, buffer: memoryview) -> None:
+        """Fill `buffer` with the model's bytes of `span`, all of which lie in one file.
+
+        Raises `SourceError` with the path, offset, bytes and cause when not all of them could be read or the
+        file has changed; the buffer's bytes are then undefined.
         """
-        number = max(bisect.bisect_right(self._begins, offset) - 1, 0)
-        file = self._files[number]
-        offset -= file.begin
-        wanted = f"{file.path}: asked for {len(buffer)} bytes at offset {offset}"
-        if not self._descriptors:
-            raise SourceError(f"{wanted}, but the source was closed; open the tiers again")
-        done = 0
-        while done < len(buffer):
-            try:
-                n_read = os.preadv(self._descriptors[number], [buffer[done:]], offset + done)
-            except OSError as error:
-                change = self._change(number)
-                raise SourceError(
-                    f"{wanted}, failed after {done}: {error.strerror} (errno {error.errno})"
-                    + (f"; {change}" if change else "; check the disk, then try again")
-                ) from error
-            if n_read == 0:
-                change = self._change(number) or "the file ends there"
-                raise SourceError(
-                    f"{wanted}, got {done} (errno 0): {change}; restore the file and open it again"
-                )
-            done += n_read
+        if len(buffer) != span.n_bytes:
+            raise ValueError(
+                f"asked for {span.n_bytes} bytes into a buffer of {len(buffer)}: they must be equal"
+            )
+        number = self._number(span.offset)
+        begin = self._begins[number]
+        if not self._gate.enter():
+            raise SourceError(
+                f"asked for {span.n_bytes} bytes at offset {span.offset} of the model, but the source was closed; "
+                "open the tiers again"
+            )
+        done: FileMode | None = None
+        try:
+            file, offset = self._files[number], span.offset - begin
+            chooser = self._chooser
+            if chooser is None:
+                done = self._read(file, offset, buffer, self._mode)
+            else:
+                done = self._read_by_choice(file, offset, buffer, chooser)
+        finally:
+            self._gate.leave(done, span.n_bytes)
+
+    def will_need(self, spans: Iterable[Span]) -> None:
+        """Say which spans are read next, so that the disk works on all of them at once.
+
+        A hint: nothing is raised. It does nothing for direct reads, nor once the source is closed.
+        """
+        if self.mode is FileMode.DIRECT or not self._gate.enter():
+            return
+        try:
+            for span in spans:
+                number = self._number(span.offset)
+                self._files[number].will_need(span.offset - self._begins[number], span.n_bytes)
+        except OSError:
+            pass  # the read that follows has the same trouble and says it
+        finally:
+            self._gate.leave(None, 0)
+
+    def stats(self) -> FileReads:
+        """Return what was read how, so far."""
+        gate, chooser, scratch = self._gate, self._chooser, self._scratch
+        return FileReads(
+            mode=self.mode,
+            mode_changes=chooser.n_changes if chooser is not None else 0,
+            page_cache_reads=gate.page_cache_reads,
+            page_cache_bytes=gate.page_cache_bytes,
+            direct_reads=gate.direct_reads,
+            direct_bytes=gate.direct_bytes,
+            trial_reads=self._trial_reads,
+            scratch_bytes=scratch.n_bytes if scratch is not None else 0,
+        )
 
     def close(self) -> None:
-        """Close the files; a second call does nothing."""
-        descriptors, self._descriptors = self._descriptors, []
-        for descriptor in descriptors:
-            os.close(descriptor)
+        """Let no more reads begin and close the files, at the latest when the last running read ends.
 
-    def _change(self, number: int) -> str | None:
-        """Say how a file differs from the one whose header was read."""
-        try:
-            now = FileIdentity.of(os.fstat(self._descriptors[number]))
-        except OSError as error:
-            return f"its state cannot be read: {error.strerror}"
-        return self._files[number].identity.difference(now)
+        Never waits; a second call does nothing.
+        """
+        self._gate.close()
+
+    # ---- inside
+
+    def _number(self, offset: int) -> int:
+        return max(bisect.bisect_right(self._begins, offset) - 1, 0)
+
+    def _open_direct(self) -> None:
+        for file in self._files:
+            refusal = file.open_direct()
+            if refusal is not None:
+                self._give_up_direct(file, refusal)
+                return
+        alignments = [file.alignment for file in self._files if file.alignment is not None]
+        memory = max(alignment.memory for alignment in alignments)
+        block = max(memory, *(alignment.offset for alignment in alignments))
+        self._scratch = ScratchPool(max(_SCRATCH_BYTES, 2 * block), memory)
+
+    def _give_up_direct(self, file: OpenFile, why: str) -> None:
+        """Read through the page cache from now on; said once."""
+        with self._lock:
+            if self._mode is FileMode.PAGE_CACHE:
+                return
+            log = _log.warning if self._mode is FileMode.DIRECT else _log.info
+            self._mode, self._chooser = FileMode.PAGE_CACHE, None
+            for each in self._files:
+                each.give_up_direct()
+        log("%s cannot be read directly (%s): reading through the page cache", file.file.path, why)
+
+    def _read(self, file: OpenFile, offset: int, buffer: memoryview, mode: FileMode) -> FileMode:
+        """Read in `mode`, or through the page cache where direct reads turn out not to work."""
+        scratch = self._scratch
+        if mode is _DIRECT and scratch is not None:
+            if file.read_direct(offset, buffer, scratch):
+                return _DIRECT
+            self._give_up_direct(file, "the file system refuses such reads")
+        file.read(offset, buffer)
+        return _PAGE_CACHE
+
+    def _read_by_choice(
+        self, file: OpenFile, offset: int, buffer: memoryview, chooser: ModeChooser
+    ) -> FileMode:
+        choice = chooser.choose()
+        if choice.purpose is _PLAIN:
+            return self._read(file, offset, buffer, choice.mode)
+        begin = self._clock()
+        done = self._read(file, offset, buffer, choice.mode)
+        seconds = self._clock() - begin
+        if done is choice.mode:
+            self._record(file, offset, buffer, choice, seconds, chooser)
+        return done
+
+    def _record(
+        self,
+        file: OpenFile,
+        offset: int,
+        buffer: memoryview,
+        choice: Choice,
+        seconds: float,
+        chooser: ModeChooser,
+    ) -> None:
+        again_s = None
+        if choice.purpose is Purpose.TRIAL:
+            with self._lock:
+                self._trial_reads += 1
+            if choice.mode is FileMode.PAGE_CACHE:
+                begin = self._clock()
+                file.read(offset, buffer)
+                again_s = self._clock() - begin
+                if seconds > _UNCACHED * again_s:
+                    file.forget(offset, len(buffer))
+        change = chooser.record(choice, len(buffer), seconds, again_s)
+        if change is not None:
+            _log.info("%s is read %s", self._files[0].file.path.name, change)
+
+    def _close_files(self) -> None:
+        for file in self._files:
+            file.close()
+        if self._scratch is not None:
+            self._scratch.close()

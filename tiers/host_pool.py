@@ -7,11 +7,19 @@ bytes had to be read:
     FREE ──────────────────► FILLING ────────► RESIDENT ◄─┐
       ▲                         │                │  └─────┘ stage (hit), refresh: to the young end of the
       order ├──── leave (aborts) ─────┘                │ └──── stage for another expert (evicts the oldest
-      that no fill uses) ◄──┘
+      that nobody uses) ◄───┘
 
-The budget counts what the allocator takes, FREE and FILLING blocks included, at every instant (I3). Where no
-block can be had for an expert (the pool is off, too small, or all of it is in use by other fills), the fill
-goes through one of two bounce blocks, which are allocated at the start, beside the budget, and keep nothing.
+1. Blocks are cut from chunks, one chunk an allocation, and all blocks of a chunk have one size. Within a size,
+   the oldest block goes first. Where experts differ in size, each size has a quota: one below its own takes
+   the coldest whole chunk of one above (`chunk_store.py`, `fair_share.py`).
+2. What the allocator takes for chunks, FREE and FILLING blocks included, is reserved in `HostBudget` before it
+   is allocated and released after it is freed (I3).
+3. Memory is allocated and freed, and fences and other pools are waited for, with no lock held.
+4. A block whose bytes a queued copy still reads is neither overwritten nor freed; it may be read (I10).
+5. Where no block can be had for an expert (the pool is off, too small, or all of it is in use), the fill goes
+   through one of two bounce blocks, which are allocated at the start, beside the budget, and keep nothing.
+6. A refused allocation is an error of the fill that asked. It changes nothing, and the next fill works: after
+   refusals in a row, with the memory that the pool has (`growth_pause.py`).
 
 Order of use (the eviction order): an L2 hit and a fill are uses, and so is the expert's eviction from L1
 (`refresh`); an L1 hit is none.
@@ -20,216 +28,257 @@ Order of use (the eviction order): an L2 hit and a fill are uses, and so is the 
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
+from expertier.errors import DeviceError
 from expertier.hip.device import Device
+from expertier.hip.fence import Fence
+from expertier.tiers.bounce_blocks import N_BOUNCE_BLOCKS, BounceBlocks
+from expertier.tiers.chunk_size import block_size
+from expertier.tiers.chunk_store import ChunkStore, Step
 from expertier.tiers.host_block import BlockState, ExpertKey, HostBlock
+from expertier.tiers.host_budget import HostBudget, process_budget
+from expertier.tiers.size_class import SizeClass
 from expertier.tiers.staged import Staged
 from expertier.tiers.stats import L2Stats
 
-N_BOUNCE_BLOCKS = 2
+__all__ = ["N_BOUNCE_BLOCKS", "HostPool"]
+
+USES_PER_LOOK = 128
+"""After so many uses, and at every miss, the machine's memory is looked at, if that was not done just now."""
 
 
 class HostPool:
     """Blocks of pinned host memory, one an expert copy, least recently used first out.
 
-    Thread-safe: its lock is held for book-keeping only, never during a read or a copy.
+    Thread-safe: its lock is held for book-keeping only, never during a read, a copy, an allocation or a wait.
     """
 
-    def __init__(self, device: Device, *, budget_bytes: int, largest_block_bytes: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        budget_bytes: int,
+        largest_block_bytes: int,
+        experts_by_size: Mapping[int, int] | None = None,
+        budget: HostBudget | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Allocate the bounce blocks; `budget_bytes` of 0 switches the pool off.
 
-        `largest_block_bytes` is the most that `stage` will ask for. Raises `DeviceError`.
+        `largest_block_bytes` is the most that `stage` will ask for. `experts_by_size` says how many experts
+        there are of each size in bytes; without it, those that were staged so far count. `budget` is the
+        process's unless another is given. Raises `DeviceError`.
         """
-        self._device = device
-        self._budget_bytes = budget_bytes
-        self._changed = threading.Condition(threading.Lock())
-        self._blocks: OrderedDict[ExpertKey, HostBlock] = OrderedDict()
-        self._free: dict[int, list[HostBlock]] = {}
-        self._used_bytes = self._peak_bytes = 0
-        self._in_use_bytes = 0  # of blocks that fills use now: these cannot be evicted
-        self._hits = self._misses = self._evictions = self._bytes_in = 0
-        self._bounce: list[HostBlock] = []
-        self._bounce_idle: list[HostBlock] = []
+        self._budget = budget if budget is not None else process_budget()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._store = ChunkStore(device, self._budget, self._changed, budget_bytes, experts_by_size, clock)
+        self._blocks = self._store.blocks
+        self._fenced: deque[HostBlock] = deque()  # in the order of their fences, to forget these when done
+        self._hits = self._misses = self._fills = self._bytes_in = 0
         try:
-            for _ in range(N_BOUNCE_BLOCKS):
-                address = device.alloc_pinned(largest_block_bytes)
-                self._bounce.append(HostBlock(address, device.allocation_bytes(largest_block_bytes)))
+            block_bytes = block_size(largest_block_bytes)
+            self._bounce = BounceBlocks(device, self._budget, self._store.account, block_bytes)
         except BaseException:
-            self.close()
+            self._store.close()
             raise
-        self._bounce_idle.extend(self._bounce)
+
+    # ---- one fill
 
     def stage(self, staged: Staged) -> None:
         """Lend a block for an expert: its copy if there is one (`staged.hit`), otherwise memory to read it
         into.
 
-        Waits while the same expert is being read by another fill, and for a bounce block. Raises
-        `DeviceError` when the allocator fails. `leave` must follow, whatever happened.
+        Waits while the same expert is being read by another fill, for queued copies, and for a bounce block.
+        Raises `DeviceError` when the allocator fails. `leave` must follow, whatever happened.
         """
-        with self._changed:
-            while True:
-                block = self._blocks.get(staged.key)
-                if block is not None and block.state is BlockState.RESIDENT:
-                    self._lend(staged, block, hit=True)
-                    self._hits += 1
-                    self._blocks.move_to_end(staged.key)
+        with self._lock:
+            block = self._blocks.get(staged.key)
+            if block is not None and block.state is BlockState.RESIDENT:
+                self._lend_copy(staged, block)
+                if self._store.uses % USES_PER_LOOK:
                     return
-                if block is None:
-                    block = self._make_block(self._device.allocation_bytes(staged.n_bytes))
-                    if block is not None:
-                        block.state, block.key = BlockState.FILLING, staged.key
-                        self._blocks[staged.key] = block
-                        self._lend(staged, block, hit=False)
-                        break
-                    if self._bounce_idle:
-                        staged.bounce = True
-                        self._lend(staged, self._bounce_idle[-1], hit=False)
-                        self._bounce_idle.pop()
-                        break
-                self._changed.wait()
-            self._misses += self._budget_bytes > 0
+        self._budget.relieve()
+        tries = 0
+        while staged.block is None:
+            with self._lock:
+                step = self._place(staged, tries)
+            if step is not None:
+                step()
+                tries += 1
 
     def commit(self, staged: Staged) -> None:
         """Make the staged expert's block RESIDENT: all its bytes are there. A bounce block stays one."""
-        with self._changed:
+        with self._lock:
             assert staged.block is not None, "commit of what was not staged"
             assert not staged.hit, "commit of what was there already"
             if not staged.bounce:
                 staged.block.state = BlockState.RESIDENT
                 self._bytes_in += staged.expert_bytes
+                self._fills += 1
                 self._changed.notify_all()
 
-    def leave(self, staged: Staged) -> None:
-        """Take the lent block back; one that was not committed becomes FREE. A second call does nothing."""
-        with self._changed:
+    def leave(self, staged: Staged, fence: Fence | None = None) -> None:
+        """Take the lent block back; one that was not committed becomes FREE. A second call does nothing.
+
+        `fence` is the end of a queued copy that still reads the block.
+        """
+        with self._lock:
             block, staged.block = staged.block, None
             if block is None:
                 return
+            if fence is not None:
+                block.fences = (*block.fences, fence)
+                self._fenced.append(block)
             block.users -= 1
-            if staged.bounce:
-                self._bounce_idle.append(block)
-            elif block.users == 0:
-                self._in_use_bytes -= block.n_bytes
-                if block.state is BlockState.FILLING:
-                    self._take_off(block)
-                    self._free.setdefault(block.n_bytes, []).append(block)
+            if block.users == 0:
+                block.chunk.n_in_use -= 1
+                if staged.bounce:
+                    self._bounce.put_back(block)
+                elif block.state is BlockState.FILLING:
+                    self._store.abort(block)
             self._changed.notify_all()
+            if fence is not None:
+                self._forget_fences()
+        if self._budget.is_over:
+            self._budget.settle()
+
+    # ---- the order of use
 
     def refresh(self, keys: Iterable[ExpertKey]) -> None:
         """Note that L1 evicted these experts: copies that exist become the youngest."""
-        with self._changed:
+        with self._lock:
             for key in keys:
-                if key in self._blocks:
-                    self._blocks.move_to_end(key)
+                block = self._blocks.get(key)
+                if block is not None:
+                    self._store.use(block)
 
-    def stats(self) -> L2Stats:
-        """Return sizes and counts as of now."""
-        with self._changed:
-            return L2Stats(
-                budget_bytes=self._budget_bytes,
-                used_bytes=self._used_bytes,
-                peak_bytes=self._peak_bytes,
-                bounce_bytes=sum(block.n_bytes for block in self._bounce),
-                hits=self._hits,
-                misses=self._misses,
-                evictions=self._evictions,
-                bytes_in=self._bytes_in,
-            )
+    def contains(self, key: ExpertKey) -> bool:
+        """Whether a complete copy of the expert is there now; this is no use of it."""
+        block = self._blocks.get(key)
+        return block is not None and block.state is BlockState.RESIDENT
 
     def copies(self) -> list[tuple[ExpertKey, int]]:
         """Return (expert, address) of the RESIDENT blocks, oldest first."""
-        with self._changed:
-            return [
-                (key, block.address)
-                for key, block in self._blocks.items()
-                if block.state is BlockState.RESIDENT
-            ]
+        with self._lock:
+            blocks = sorted(self._blocks.items(), key=lambda entry: entry[1].used_at)
+            return [(key, block.address) for key, block in blocks if block.state is BlockState.RESIDENT]
+
+    # ---- the whole
+
+    def resize(self, budget_bytes: int) -> None:
+        """Set the budget. The pool shrinks now as far as blocks in use allow, the rest when they are left."""
+        self._store.resize(budget_bytes)
+
+    def stats(self) -> L2Stats:
+        """Return sizes and counts as of now."""
+        with self._lock:
+            store = self._store
+            return L2Stats(
+                budget_bytes=store.budget_bytes,
+                used_bytes=store.account.used_bytes,
+                peak_bytes=store.account.peak_bytes,
+                bounce_bytes=store.account.bounce_bytes,
+                rounding_bytes=store.rounding_bytes,
+                hits=self._hits,
+                misses=self._misses,
+                evictions=store.evictions,
+                bytes_in=self._bytes_in,
+                refusals=store.refusals,
+                given_back_bytes=store.given_back_bytes,
+            )
 
     def check_valid(self) -> None:
-        """Assert the budget (I3), conservation (I4) and bijection (I5) of the blocks."""
-        with self._changed:
-            free = [block for blocks in self._free.values() for block in blocks]
-            taken = list(self._blocks.values())
-            assert self._used_bytes == sum(block.n_bytes for block in free + taken), (
-                "blocks and used bytes differ"
+        """Assert the budget (I3), conservation (I4), bijection (I5) and the counts (I14) of the blocks."""
+        self._budget.check_valid()
+        with self._lock:
+            self._store.check_valid()
+            self._bounce.check_valid()
+            resident = sum(block.state is BlockState.RESIDENT for block in self._blocks.values())
+            assert self._fills - self._store.evictions == resident, (
+                f"{self._fills} fills and {self._store.evictions} evictions leave {resident} copies"
             )
-            assert self._used_bytes <= self._peak_bytes <= self._budget_bytes, (
-                f"{self._used_bytes} bytes used, {self._peak_bytes} at most, of {self._budget_bytes}"
-            )
-            in_use = sum(block.n_bytes for block in taken if block.users)
-            assert self._in_use_bytes == in_use, f"{self._in_use_bytes} bytes counted in use, {in_use} are"
-            addresses = [block.address for block in free + taken + self._bounce]
-            assert len(set(addresses)) == len(addresses), "a block is in two places"
-            for size, blocks in self._free.items():
-                for block in blocks:
-                    assert block.n_bytes == size, f"a block of {block.n_bytes} bytes among those of {size}"
-                    assert (block.state, block.key, block.users) == (BlockState.FREE, None, 0), block
-            for key, block in self._blocks.items():
-                assert block.key == key, block
-                assert block.state is not BlockState.FREE, block
-                assert block.state is BlockState.RESIDENT or block.users == 1, (
-                    f"filled by {block.users}: {block}"
-                )
-            idle = {block.address for block in self._bounce_idle}
-            assert len(idle) == len(self._bounce_idle), "a bounce block is idle twice"
-            for block in self._bounce:
-                assert block.users == (block.address not in idle), block
 
     def close(self) -> None:
-        """Free all memory; no fill may be running. A second call does nothing."""
-        with self._changed:
-            blocks = [*self._blocks.values(), *self._bounce]
-            blocks.extend(block for free in self._free.values() for block in free)
-            assert not any(block.users for block in blocks), "close during a fill"
-            self._blocks.clear()
-            self._free.clear()
-            self._bounce.clear()
-            self._bounce_idle.clear()
-            self._used_bytes = 0
-            for block in blocks:
-                self._device.free(block.address)
+        """Free all memory, once queued copies are done; no fill may run. A second call does nothing."""
+        with self._lock:
+            fences = [*self._store.fences(), *self._bounce.fences()]
+        for fence in fences:
+            fence.wait()
+        for block in self._fenced:  # blocks and chunks know each other: their events would outlive the device
+            block.fences = ()
+        self._fenced.clear()
+        self._bounce.close()
+        self._store.close()
 
     # ---- with the lock held
 
-    def _lend(self, staged: Staged, block: HostBlock, *, hit: bool) -> None:
-        staged.block, staged.hit = block, hit
-        block.users += 1
-        if block.users == 1 and not staged.bounce:
-            self._in_use_bytes += block.n_bytes
-
-    def _make_block(self, n_bytes: int) -> HostBlock | None:
-        """Return a FREE block of `n_bytes` that is in no list; None where the budget has no room for it."""
-        if self._free.get(n_bytes):
-            return self._free[n_bytes].pop()
-        if self._in_use_bytes + n_bytes > self._budget_bytes:
+    def _place(self, staged: Staged, tries: int) -> Step | None:
+        """Lend a block if one can be had now; otherwise return what to do before looking again, or wait."""
+        block = self._blocks.get(staged.key)
+        if block is not None:
+            if block.state is BlockState.RESIDENT:
+                self._lend_copy(staged, block)
+            else:
+                self._changed.wait()
             return None
-        while self._used_bytes + n_bytes > self._budget_bytes:
-            block = self._pop_free() or self._evict_oldest()
-            if block.n_bytes == n_bytes:
-                return block
-            self._used_bytes -= block.n_bytes
-            self._device.free(block.address)
-        block = HostBlock(self._device.alloc_pinned(n_bytes), n_bytes)
-        self._used_bytes += n_bytes
-        self._peak_bytes = max(self._peak_bytes, self._used_bytes)
-        return block
+        size = self._store.class_of(staged.key, staged.n_bytes)
+        block = size.take_free()
+        if block is None:
+            if size.growing:
+                self._changed.wait()
+                return None
+            step = self._store.plan_growth(size, tries)
+            if step is not None:
+                return step
+            block = size.oldest()
+            if block is not None:
+                self._store.evict(block)
+        if block is not None:
+            self._store.put_on(block, staged.key)
+            self._store.use(block)
+            self._lend(staged, block)
+            self._misses += 1
+            return None
+        return self._place_elsewhere(staged, size)
 
-    def _pop_free(self) -> HostBlock | None:
-        for blocks in self._free.values():
-            if blocks:
-                return blocks.pop()
+    def _place_elsewhere(self, staged: Staged, size: SizeClass) -> Step | None:
+        """Wait for a block that a queued copy reads, take a bounce block, or wait for either."""
+        awaited = size.awaited()
+        if awaited is None:
+            block = self._bounce.idle()
+            if block is not None:
+                staged.bounce = True
+                self._bounce.take(block)
+                self._lend(staged, block)
+                self._misses += self._store.budget_bytes > 0
+                return None
+            awaited = self._bounce.awaited()
+        if awaited is not None:
+            return awaited.fences[0].wait
+        self._changed.wait()
         return None
 
-    def _evict_oldest(self) -> HostBlock:
-        block = next(block for block in self._blocks.values() if not block.users)
-        assert block.state is BlockState.RESIDENT, block
-        self._take_off(block)
-        self._evictions += 1
-        return block
+    def _lend_copy(self, staged: Staged, block: HostBlock) -> None:
+        self._store.use(block)
+        staged.hit = True
+        self._lend(staged, block)
+        self._hits += 1
 
-    def _take_off(self, block: HostBlock) -> None:
-        assert block.key is not None
-        del self._blocks[block.key]
-        block.key, block.state = None, BlockState.FREE
+    @staticmethod
+    def _lend(staged: Staged, block: HostBlock) -> None:
+        staged.block = block
+        block.users += 1
+        if block.users == 1:
+            block.chunk.n_in_use += 1
+
+    def _forget_fences(self) -> None:
+        """Forget up to two fences that are done, one more than came in, so that their events are used again."""
+        with suppress(DeviceError):  # an error of whoever needs the block, not of the fill that leaves one
+            for _ in range(2):
+                if self._fenced and self._fenced[0].is_quiet():
+                    self._fenced.popleft()

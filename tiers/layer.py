@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from expertier.tiers.matrix import ExpertMatrix
+from expertier.tiers.span import Span
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,6 @@ class ExpertLayer:
         """Bytes of one expert, all its matrices together."""
         return sum(matrix.expert_bytes for matrix in self.matrices)
 
-    def spans(self, expert: int) -> list[tuple[int, int]]:
-        """Return the expert's (offset, bytes) in the file, one a matrix."""
+    def spans(self, expert: int) -> list[Span]:
+        """Return where the expert's bytes lie in the model, one span a matrix."""
         return [matrix.span(expert) for matrix in self.matrices]

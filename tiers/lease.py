@@ -62,11 +62,12 @@ class Lease:
     time is valid: taking the next one gives up the one before. The first is in place when `acquire` returns.
     """
 
-    def __init__(self, holder: LeaseHolder, layer: int, thread: int) -> None:
-        """Make a lease that holds nothing yet; `thread` is who asked for it."""
+    def __init__(self, holder: LeaseHolder, layer: int, thread: int, stream: int | None = None) -> None:
+        """Make a lease that holds nothing yet; `thread` is who asked for it, `stream` where it is read."""
         self._holder = holder
         self._layer = layer
         self._thread = thread
+        self._stream = stream
         self._groups: tuple[I32, ...] = ()
         self._held: tuple[int, Part] | None = None
         self._released = False
@@ -80,6 +81,11 @@ class Lease:
     def thread(self) -> int:
         """The identifier of the thread that acquired the lease."""
         return self._thread
+
+    @property
+    def stream(self) -> int | None:
+        """The stream on which the experts are read; None: the caller sees to it that reads are done."""
+        return self._stream
 
     @property
     def n_parts(self) -> int:

@@ -4,14 +4,14 @@
                                                                           └─ miss ► source ► block ─► slot
 
 An engine's plugin takes admission's place: it makes the same policy calls under the same locks, and calls
-`fill`.
+`fill`. The boundary moves (`reserve_compute`) while nobody is there.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -22,9 +22,11 @@ import numpy.typing as npt
 from expertier.errors import BusyError, DeviceError
 from expertier.hip.device import Device
 from expertier.planner.allocate import LayerPlan, plan_layers
+from expertier.planner.repack import Survivors
 from expertier.planner.residency import Residency
 from expertier.tiers.admission import Admission
 from expertier.tiers.advice import advise
+from expertier.tiers.boundary import Boundary, ComputeRegion
 from expertier.tiers.budget import resolve
 from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
@@ -32,13 +34,17 @@ from expertier.tiers.counted_source import CountedSource
 from expertier.tiers.engine_binding import EngineBinding, bound_layer
 from expertier.tiers.expert_ids import distinct
 from expertier.tiers.file_source import FileSource
+from expertier.tiers.fill_workers import FillWorkers
 from expertier.tiers.filler import Filler
 from expertier.tiers.host_memory import available_bytes
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
+from expertier.tiers.prefetcher import Prefetcher, Target
+from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
+from expertier.tiers.slot_fences import SlotFences
 from expertier.tiers.stats import L1Stats, TierStats
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.transfer import Transfer
@@ -55,8 +61,8 @@ class TierManager:
     L1 is a slab of slots on `device`, L2 a pool of host memory, and behind both the file (or any
     `ByteSource`). At the start every layer gets an equal number of slots of L1's budget.
 
-    Locks: `usage.py` and `host_pool.py` have one each, `layer_locks.py` one a layer; nobody
-    takes one of these while holding another.
+    Locks: `usage.py`, `boundary.py`, `fill_workers.py`, `slot_fences.py` and `host_pool.py` have one each,
+    `layer_locks.py` one a layer; nobody takes one of these while holding another.
     """
 
     def __init__(
@@ -85,7 +91,7 @@ class TierManager:
             undo.callback(self._locks.close)
             self._slab = Slab(device, layouts, self._arena_bytes)
             undo.callback(self._slab.close)
-            self._slab.apply(plan.slots)
+            self._slab.relayout(self._slab.plan(plan.slots, 0), Survivors.none())
             self._pool = HostPool(
                 device,
                 budget_bytes=budgets.host_pool_bytes,
@@ -96,16 +102,30 @@ class TierManager:
                 file = FileSource(table.files)
                 undo.callback(file.close)
                 source = file
+            self._fences = SlotFences(device)
+            transfer = Transfer(device, self._slab, self._fences)
+            undo.callback(transfer.close)
+            undo.callback(self._fences.close)
+            self._workers = FillWorkers(config.fill_threads)
+            undo.callback(self._workers.close)
             self._stores = undo.pop_all()
         self._source = CountedSource(source)
-        transfer = Transfer(device, self._slab)
-        self._filler = Filler(table.layers, layouts, self._pool, self._source, transfer)
+        self._filler = Filler(table.layers, layouts, self._pool, self._source, transfer, self._workers)
         self._admission = Admission(self._residency, self._locks, self._serve)
+        self._usage = Usage()
+        self._relayout = Relayout(
+            self._slab, self._residency, self._pool, self._fences, transfer.demand_stream
+        )
+        self._boundary = Boundary(
+            self._slab, self._relayout, self._usage, table.layer_demands(), self._demand_bytes
+        )
+        self._prefetcher = Prefetcher(
+            self._residency, self._locks, self._usage, self._workers, self._filler, self._pool
+        )
         for line in advise(table, plan.slots, budgets):
             _log.warning("%s: %s", table.path.name, line)
         self.last_error: BaseException | None = None
         """What made the last engine fill fail; set by `fill`, cleared by whoever reports it."""
-        self._usage = Usage()
 
     @property
     def table(self) -> ExpertTable:
@@ -114,7 +134,7 @@ class TierManager:
 
     @property
     def arena_bytes(self) -> int:
-        """L1's budget: what a plan may use."""
+        """L1's budget: what a plan may use while nothing is reserved for computing."""
         return self._arena_bytes
 
     @property
@@ -128,8 +148,11 @@ class TierManager:
         """Bring experts of a layer into slots and hold them there until the lease is released.
 
         `experts` is any sequence of ints or integer array; duplicates count once, and none at all is a lease
-        without parts. More than the layer has slots come in several parts (`Lease.parts`). `stream` is for
-        devices that have some; the host has none.
+        without parts. More than the layer has slots come in several parts (`Lease.parts`).
+
+        On a device with streams, work that is queued on `stream` from now on finds the experts' bytes, and
+        what is queued there before the release may still read them after it; the host waits for neither.
+        Without a stream the bytes are there when the call returns, and reads must be done at the release.
 
         Waits while others use what is needed; a thread that holds leases itself gets `BusyError` instead, as
         it might be waited for. Raises `IndexError` for a layer or an expert that the model does not have, and
@@ -140,7 +163,11 @@ class TierManager:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
         wanted = distinct(experts)
         self._table.check_experts(layer, wanted)
-        lease = Lease(self, layer, threading.get_ident())
+        if self._boundary.may_move:
+            self._boundary.settle(now=False)
+        if self._slab.stale_guards:
+            self._restore_guards()
+        lease = Lease(self, layer, threading.get_ident(), stream)
         try:
             self._usage.add(lease)
             lease.open(self._groups(layer, np.array(wanted, np.int32)))
@@ -152,10 +179,18 @@ class TierManager:
     def take_part(self, lease: Lease, experts: I32) -> Part:
         """Bring one part's experts into slots; for `Lease`."""
         slots = self._admission.take(lease.layer, experts, lambda: not self._usage.holds_slots(lease.thread))
+        if self._device.has_streams:
+            try:
+                self._fences.before_read(lease.layer, slots.tolist(), lease.stream)
+            except BaseException:
+                self._admission.drop(lease.layer, slots)
+                raise
         return Part(experts, slots)
 
     def drop_part(self, lease: Lease, part: Part) -> None:
         """Unpin a part's slots; for `Lease`."""
+        if self._device.has_streams:
+            self._fences.after_read(lease.layer, part.slots.tolist(), lease.stream)
         self._admission.drop(lease.layer, part.slots)
 
     def forget(self, lease: Lease) -> None:
@@ -178,6 +213,8 @@ class TierManager:
 
         Raises `BusyError` when an engine is bound already.
         """
+        if self._slab.stale_guards:
+            self._restore_guards()
         self._usage.bind()
         self.last_error = None
         return EngineBinding(
@@ -206,6 +243,7 @@ class TierManager:
                         "`begin` did not choose them for these, or they are complete"
                     )
                 self._serve(layer, wanted, chosen)
+                self._fences.before_read(layer, chosen.tolist(), None)
         except BaseException as error:
             self.last_error = error
             raise
@@ -219,44 +257,93 @@ class TierManager:
         """End the engine's use; nothing to do when none is bound. `BusyError` while it still holds slots."""
         self._usage.unbind(lambda: int(self._residency.pins.sum()))
 
+    # ---- computing
+
+    def reserve_compute(self, n_bytes: int, *, stream: int | None = None) -> ComputeRegion:
+        """Keep the slab's first `n_bytes` free of slots, until `release_compute`; never less than before.
+
+        Moves the boundary at once where that is needed: every layer gives up slots, the hottest experts stay,
+        and work that is queued on `stream` from now on may write to the region (without a stream, everyone
+        may when the call returns). Waits for the leases of other threads.
+
+        Raises `BudgetError` where less than one slot a layer would be left, `BusyError` while this thread
+        holds leases, an engine is bound or others' leases do not end in time, and `DeviceError`; boundary and
+        slots are then as before.
+        """
+        return self._boundary.reserve(n_bytes, stream)
+
+    def release_compute(self, n_bytes: int = 0) -> None:
+        """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
+
+        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `settle` does it now.
+        """
+        self._boundary.release(n_bytes)
+
+    def settle(self) -> bool:
+        """Move the boundary down to what is still reserved, now; return whether it moved.
+
+        Raises what `reserve_compute` raises.
+        """
+        return self._boundary.settle(now=True)
+
+    # ---- prefetches
+
+    def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
+        """Have experts fetched in the background, into slots that nobody needs or the host pool (`l2`) only.
+
+        A hint: never waits, never raises where an expert cannot be had, and never takes a slot that is leased.
+        What the model does not have is left out.
+        """
+        wanted = distinct(experts)
+        self._prefetcher.ask(layer, self._table.existing(layer, wanted), Target(into), n_asked=len(wanted))
+
+    def cancel_prefetches(self, layer: int | None = None) -> int:
+        """Forget the prefetches that have not begun, of a layer or of all; return how many."""
+        return self._prefetcher.cancel(layer)
+
+    def drain(self) -> None:
+        """Wait until no prefetch waits or runs."""
+        self._workers.idle()
+
     # ---- the whole
 
     def apply(self, plan: LayerPlan) -> None:
-        """Give the layers the slots of `plan`. L1 starts empty again; the pool keeps its copies.
+        """Give the layers the slots of `plan`, or their share of what is not reserved for computing.
 
-        Raises `BudgetError` when the plan does not fit, and `BusyError` while leases are live or an engine is
-        bound; nothing has changed then.
+        The hottest experts that the new slots hold stay in L1. Raises `BudgetError` when the plan does not
+        fit the slab, `BusyError` as `reserve_compute` does, and `DeviceError`; nothing has changed then.
         """
-        with self._usage.exclusively("apply a plan"):
-            before = self._slab.slots
-            self._slab.check_fits(plan.slots)
-            residents = [
-                (layer, expert)
-                for layer in range(self._table.n_layers)
-                for expert in self._residency.residents(layer)
-            ]
-            self._residency.resize(plan.slots)
-            try:
-                self._slab.apply(plan.slots)
-            except BaseException:
-                self._residency.resize(before)
-                raise
-        self._pool.refresh(residents)
+        self._boundary.apply(plan)
+
+    def resize_host_pool(self, n_bytes: int) -> None:
+        """Give the host pool another budget; what is above it is given back as soon as no fill uses it."""
+        self._pool.resize(n_bytes)
 
     def stats(self) -> TierStats:
         """Return what the tiers hold and have counted."""
         totals = self._residency.totals()
-        fills = self._residency.fills_by_layer()
+        layout = self._slab.layout
         l1 = L1Stats(
             budget_bytes=self._arena_bytes,
-            used_bytes=self._slab.used_bytes,
+            used_bytes=layout.used_bytes,
+            compute_bytes=layout.compute_bytes,
+            rounding_bytes=layout.rounding_bytes,
             slots=sum(self._slab.slots),
             hits=totals["hits"],
             misses=totals["misses"],
             evictions=totals["evictions"],
-            bytes_in=sum(n * layer.expert_bytes for n, layer in zip(fills, self._table.layers, strict=True)),
+            bytes_in=self._bytes_of(self._residency.fills_by_layer()),
         )
-        return TierStats(l1, self._pool.stats(), self._source.stats())
+        return TierStats(
+            l1,
+            self._pool.stats(),
+            self._source.stats(),
+            self._relayout.stats(),
+            self._prefetcher.stats(
+                self._bytes_of(self._residency.by_layer("prefetches_useful")),
+                self._bytes_of(self._residency.by_layer("prefetches_wasted")),
+            ),
+        )
 
     def check_valid(self) -> None:
         """Assert all tiers' invariants, and that pins equal leases (I7); call it while nothing else runs."""
@@ -280,12 +367,18 @@ class TierManager:
             pins = self._residency.pins_of(layer)
             assert pins == expected or self._usage.bound, f"layer {layer}: pins {pins}, leases {expected}"
         stats = self.stats()
+        asked = stats.l1.misses + stats.prefetch.asked
         filled = self._residency.totals()["fills"]
-        assert filled <= stats.l1.misses, f"{filled} fills for {stats.l1.misses} misses"
-        assert stats.l2.hits + stats.l2.misses <= stats.l1.misses, "L2 was asked more often than L1 missed"
+        assert filled <= asked, (
+            f"{filled} fills for {stats.l1.misses} misses and {stats.prefetch.asked} prefetches"
+        )
+        assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
 
     def close(self) -> None:
-        """Free everything; nothing to do the second time. `BusyError` while leases or an engine are there."""
+        """Free everything; nothing to do the second time. `BusyError` while leases or an engine are there.
+
+        Prefetches that have not begun are forgotten, and the one that runs is waited for.
+        """
         if self._usage.close():
             self._stores.close()
 
@@ -310,6 +403,19 @@ class TierManager:
         """Fill the slots of missing experts; what they evicted becomes the youngest in the pool."""
         self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))
         self._filler.fill(layer, experts.tolist(), slots.tolist())
+
+    def _restore_guards(self) -> None:
+        """Finish what a failed move of the slots left to do, before anyone uses them."""
+        with self._usage.exclusively("use the slots after a failed move"):
+            self._relayout.restore_guards()
+
+    def _demand_bytes(self) -> int:
+        """Return the bytes that L1's misses have cost so far."""
+        return self._bytes_of(self._residency.by_layer("misses"))
+
+    def _bytes_of(self, experts_by_layer: Sequence[int]) -> int:
+        layers = self._table.layers
+        return sum(n * layer.expert_bytes for n, layer in zip(experts_by_layer, layers, strict=True))
 
     def _groups(self, layer: int, experts: I32) -> tuple[I32, ...]:
         """Cut experts into parts that fit the layer's slots; with several, resident ones come first."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from expertier.tiers.span import Span
+
 
 class Role(StrEnum):
     """What an expert matrix does in the feed-forward network."""
@@ -33,6 +35,6 @@ class ExpertMatrix:
     expert_bytes: int
     file_offset: int
 
-    def span(self, expert: int) -> tuple[int, int]:
-        """Return the expert's (offset, bytes) in the file."""
-        return self.file_offset + expert * self.expert_bytes, self.expert_bytes
+    def span(self, expert: int) -> Span:
+        """Return where the expert's bytes lie in the model."""
+        return Span(self.file_offset + expert * self.expert_bytes, self.expert_bytes)

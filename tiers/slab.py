@@ -1,41 +1,47 @@
-"""The slab: one allocation on the device that holds the slots of all layers.
+"""The slab: one allocation on the device, with the slots of all layers at its high end.
 
-low end                                                             high end
-│ compute side (unused on the host) │ layer 0 │ layer 1 │ ... │ layer L-1 │
-└────────────── slab_bytes - used_bytes ──────┴──── the arena: one range a layer ────┘
+low end                                                                  high end
+│ compute region │ rounding │ layer 0 │ layer 1 │ ... │ layer L-1 │
+└── at the base ─┘          └──────── the arena: a range a layer ─┘
+
+The base never moves. `relayout` gives the layers other numbers of slots, the compute region another size, or
+both, and takes the experts that stay along.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from expertier.errors import BudgetError
+import numpy as np
+
 from expertier.hip.device import Device
+from expertier.planner.repack import Survivors
+from expertier.tiers.arena_layout import I64, ArenaLayout
+from expertier.tiers.kept import free_slots, some_of
+from expertier.tiers.moves import order_moves, untouched
 from expertier.tiers.slot_layout import RANGE_ALIGNMENT, Place, SlotLayout
-from expertier.units import MIB, mib_needed, round_up
+from expertier.units import round_up
 
 
 class Slab:
-    """One allocation, and in it a range of slots for every layer, stacked from the high end.
-
-    The base never moves; `apply` lays the ranges out anew. Memory is zero at first and after every `apply`.
-    """
+    """One allocation, and in it a range of slots for every layer above a compute region. Not thread-safe."""
 
     def __init__(self, device: Device, layouts: Sequence[SlotLayout], n_bytes: int) -> None:
-        """Allocate `n_bytes`, rounded up to `RANGE_ALIGNMENT`; `DeviceError` where that fails."""
+        """Allocate `n_bytes`, rounded up to `RANGE_ALIGNMENT`, all zero; `DeviceError` where that fails.
+
+        There are no slots before `relayout`.
+        """
         self._device = device
         self._layouts = tuple(layouts)
         self._n_bytes = round_up(n_bytes, RANGE_ALIGNMENT)
-        self._slots: tuple[int, ...] = ()
-        self._begins: tuple[int, ...] = ()
-        self._places: tuple[tuple[Place, ...], ...] = ()
-        self._used_bytes = 0
+        self._layout: ArenaLayout | None = None
+        self._stale_guards = False
         self._base = device.alloc(self._n_bytes)
         self._closed = False
 
     @property
     def base(self) -> int:
-        """The slab's address."""
+        """The slab's address, which is the compute region's."""
         return self._base
 
     @property
@@ -44,73 +50,97 @@ class Slab:
         return self._n_bytes
 
     @property
-    def used_bytes(self) -> int:
-        """Bytes that the ranges take, guards included."""
-        return self._used_bytes
+    def layout(self) -> ArenaLayout:
+        """Where the slots lie now."""
+        assert self._layout is not None, "relayout first"
+        return self._layout
 
     @property
     def slots(self) -> tuple[int, ...]:
         """How many slots each layer has."""
-        return self._slots
+        return self.layout.slots
 
-    def apply(self, slots: Sequence[int]) -> None:
-        """Lay out `slots[layer]` slots for every layer; all bytes become zero.
-
-        Raises `BudgetError` when they do not fit and `DeviceError` when clearing failed; the ranges are as
-        before then.
-        """
-        sizes = self.check_fits(slots)
-        used = sum(sizes)
-        if self._slots:
-            self._device.zero(self._base, self._n_bytes)
-        begin = self._n_bytes - used
-        begins = []
-        for size in sizes:
-            begins.append(begin)
-            begin += size
-        self._begins = tuple(begins)
-        self._places = tuple(layout.place(n) for layout, n in zip(self._layouts, slots, strict=True))
-        self._used_bytes = used
-        self._slots = tuple(slots)
-
-    def check_fits(self, slots: Sequence[int]) -> list[int]:
-        """Return the bytes of each layer's range; raise as `apply` does when they do not fit."""
-        if len(slots) != len(self._layouts) or min(slots) < 1:
-            raise ValueError(f"{len(self._layouts)} layers need a slot each: got {list(slots)}")
-        sizes = [layout.range_bytes(n) for layout, n in zip(self._layouts, slots, strict=True)]
-        used = sum(sizes)
-        if used > self._n_bytes:
-            raise BudgetError(
-                f"asked for {sum(slots)} slots, {used / MIB:.3f} MiB, in a slab of {self._n_bytes / MIB:.3f} "
-                f"MiB: plan for the manager's arena_bytes, or give at least {mib_needed(used)} MiB"
-            )
-        return sizes
+    def plan(self, slots: Sequence[int], compute_bytes: int) -> ArenaLayout:
+        """Return the layout of `slots[layer]` slots above `compute_bytes`; `BudgetError` if they do not fit."""
+        return ArenaLayout(self._layouts, slots, self._n_bytes, round_up(compute_bytes, RANGE_ALIGNMENT))
 
     def places(self, layer: int) -> tuple[Place, ...]:
         """Return where the layer's matrices lie, one a matrix, with offsets from the slab's base."""
-        begin = self._begins[layer]
-        return tuple(Place(begin + place.offset, place.stride) for place in self._places[layer])
+        return self.layout.places(layer)
 
     def copies(self, layer: int, slot: int) -> list[tuple[int, int, int]]:
         """Return (address, offset in the host block, bytes) of each copy that fills a slot."""
-        start = self._base + self._begins[layer]
         return [
-            (start + copy.target, copy.source, copy.n_bytes)
-            for copy in self._layouts[layer].copies(self._places[layer], slot)
+            (self._base + target, source, size) for target, source, size in self.layout.copies(layer, slot)
         ]
 
+    def relayout(self, new: ArenaLayout, kept: Survivors, stream: int = 0) -> int:
+        """Move the experts of `kept` to their new slots, and lay out the slots as `new` says.
+
+        Queues the work on `stream`; nothing else may be using the slab. Returns the bytes moved. Raises
+        `DeviceError`; the layout is the old one then, and the experts that `still_there` names are intact.
+        """
+        if self._layout is None:
+            self._layout = new  # of a new slab every byte is zero
+            return 0
+        moves = self._moves(new, kept)
+        self._stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
+        if len(moves):
+            at = moves.copy()
+            at[:, :2] += self._base
+            self._device.copy_within(at, stream)
+        self._zero(new, free_slots(kept, new.slots), stream)
+        self._layout = new
+        self._stale_guards = False
+        return int(moves[:, 2].sum())
+
+    def still_there(self, new: ArenaLayout, kept: Survivors) -> Survivors:
+        """Return those of `kept` whose bytes a failed `relayout` to `new` cannot have touched."""
+        moves = self._moves(new, kept)
+        zeroed = new.guards(free_slots(kept, new.slots))
+        written = np.concatenate([moves, np.stack([zeroed[:, 0], zeroed[:, 0], zeroed[:, 1]], axis=1)])
+        intact = np.ones(len(kept.layer), np.bool_)
+        for layer in np.unique(kept.layer).tolist():
+            rows = np.flatnonzero(kept.layer == layer)
+            pieces = self.layout.pieces(layer, kept.old_slot[rows].astype(np.int64))
+            free_of_writes = untouched(pieces, written).reshape(-1, len(rows))
+            intact[rows] = free_of_writes.all(axis=0)
+        return some_of(kept, intact)
+
+    def restore_guards(self, free: Sequence[I64], stream: int = 0) -> None:
+        """Zero what must be zero, where a failed `relayout` may have left bytes; `DeviceError` if that fails."""
+        if self._stale_guards:
+            self._zero(self.layout, free, stream)
+            self._stale_guards = False
+
+    @property
+    def stale_guards(self) -> bool:
+        """Whether `restore_guards` has work to do before the slab is used."""
+        return self._stale_guards
+
     def check_valid(self) -> None:
-        """Assert that the ranges are aligned, disjoint, in order, and end where the slab does (I2)."""
-        assert self._used_bytes <= self._n_bytes, f"{self._used_bytes} bytes used of {self._n_bytes}"
-        end = self._n_bytes - self._used_bytes
-        for layer, (begin, n_slots) in enumerate(zip(self._begins, self._slots, strict=True)):
-            assert begin % RANGE_ALIGNMENT == 0, f"layer {layer} begins at {begin}"
-            assert begin == end, f"layer {layer} begins at {begin}, the one before ends at {end}"
-            end = begin + self._layouts[layer].range_bytes(n_slots)
-        assert not self._slots or end == self._n_bytes, f"the ranges end at {end} of {self._n_bytes}"
+        """Assert that ranges and compute region are aligned and disjoint and fill the slab (I2)."""
+        if self._layout is not None:
+            assert self._layout.slab_bytes == self._n_bytes
+            self._layout.check_valid()
 
     def close(self) -> None:
         """Free the slab; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._device.free(self._base)
+
+    # ---- inside
+
+    def _moves(self, new: ArenaLayout, kept: Survivors) -> I64:
+        """Return the moves of `kept` as rows (target, source, bytes), in offsets of the slab."""
+        old_pieces, new_pieces = [np.empty((0, 3), np.int64)], [np.empty((0, 3), np.int64)]
+        for layer in np.unique(kept.layer).tolist():
+            rows = np.flatnonzero(kept.layer == layer)
+            old_pieces.append(self.layout.pieces(layer, kept.old_slot[rows].astype(np.int64)))
+            new_pieces.append(new.pieces(layer, kept.new_slot[rows].astype(np.int64)))
+        return order_moves(np.concatenate(old_pieces), np.concatenate(new_pieces))
+
+    def _zero(self, layout: ArenaLayout, free: Sequence[I64], stream: int) -> None:
+        for offset, n_bytes in layout.guards(free).tolist():
+            self._device.zero(self._base + offset, n_bytes, stream)

@@ -16,6 +16,7 @@ from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.model_file import ModelFile
 from expertier.tiers.shards import read_shards
 from expertier.tiers.slot_layout import SlotLayout
+from expertier.tiers.span import Span
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,8 @@ class ExpertTable:
         """How a slot of each layer holds its expert."""
         return tuple(SlotLayout.of(layer.matrices) for layer in self.layers)
 
-    def span(self, layer: int, expert: int) -> list[tuple[int, int]]:
-        """Return an expert's (offset, bytes) in the files, one a matrix; `IndexError` where there is none."""
+    def span(self, layer: int, expert: int) -> list[Span]:
+        """Return where an expert lies in the files, one span a matrix; `IndexError` where there is none."""
         self.check_experts(layer, (expert,))
         return self.layers[layer].spans(expert)
 
@@ -100,6 +101,12 @@ class ExpertTable:
             raise IndexError(
                 f"asked for expert {wrong} of layer {layer}: it has experts 0 to {n_experts - 1}"
             )
+
+    def existing(self, layer: int, experts: Sequence[int]) -> list[int]:
+        """Return those of `experts` that the layer has; none where there is no such layer."""
+        if not 0 <= layer < self.n_layers:
+            return []
+        return [expert for expert in experts if 0 <= expert < self.layers[layer].n_experts]
 
     def layer_demands(self) -> list[LayerDemand]:
         """Return what every layer asks of a budget, for `plan_layers`."""

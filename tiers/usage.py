@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from expertier.errors import BusyError, LeaseError
 from expertier.tiers.lease import Lease
 
+WAIT_S = 60.0
+"""How long a change of the slots waits for other threads' leases."""
+
 
 class Usage:
-    """The live leases, the bound engine and its running fills. Thread-safe.
+    """The live leases, the bound engine, its running fills, and background fills. Thread-safe.
 
         OPEN ──► bind ──► BOUND ──► unbind ──► OPEN ──► close ──► CLOSED
 
-    Its lock is held for book-keeping and for `exclusively` only; nobody takes a layer's lock meanwhile.
+    `exclusively` is for changes of where the slots lie: it waits until nobody is there, and meanwhile lets in
+    only threads that hold a lease already, as it waits for those. Its lock is held for book-keeping only;
+    nobody takes a layer's lock meanwhile.
     """
 
     def __init__(self) -> None:
         """Start open, with nobody there."""
-        self._lock = threading.Lock()
+        self._changed = threading.Condition(threading.Lock())
         self._leases: set[Lease] = set()
         self._engine_fills = 0
+        self._background = 0
+        self._n_exclusive = 0  # threads inside `exclusively` or waiting for it
+        self._moving = False
         self._bound = False
         self._closed = False
 
@@ -33,40 +42,61 @@ class Usage:
 
     def leases(self) -> list[Lease]:
         """Return the live leases."""
-        with self._lock:
+        with self._changed:
             return list(self._leases)
 
     def add(self, lease: Lease) -> None:
-        """Note a new lease; `LeaseError` when the tiers are closed."""
-        with self._lock:
-            self._require_open()
+        """Note a new lease; waits for a change of the slots. `LeaseError` when the tiers are closed."""
+        with self._changed:
+            while self._n_exclusive and not self._has_lease(lease.thread) and not self._closed:
+                self._changed.wait()
+            if self._closed:
+                self._require_open()
             self._leases.add(lease)
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended."""
-        with self._lock:
+        with self._changed:
             self._leases.discard(lease)
+            if self._n_exclusive:
+                self._changed.notify_all()
 
     def holds_slots(self, thread: int) -> bool:
         """Whether one of the leases that a thread acquired holds slots."""
-        with self._lock:
+        with self._changed:
             return any(lease.thread == thread and lease.held is not None for lease in self._leases)
 
     @contextmanager
     def engine_fill(self) -> Iterator[None]:
         """Count a fill that an engine asked for while it runs."""
-        with self._lock:
+        with self._changed:
             self._require_open()
             self._engine_fills += 1
         try:
             yield
         finally:
-            with self._lock:
+            with self._changed:
                 self._engine_fills -= 1
+
+    def enter_background(self) -> bool:
+        """Let a background fill in; False when it should give up: it is in the way, or the tiers are closed."""
+        with self._changed:
+            if self._closed or self._n_exclusive:
+                return False
+            self._background += 1
+            return True
+
+    def leave_background(self) -> None:
+        """Note that a background fill has ended."""
+        with self._changed:
+            self._background -= 1
+            self._changed.notify_all()
 
     def bind(self) -> None:
         """Note that an engine is bound; `BusyError` when one is already."""
-        with self._lock:
+        with self._changed:
+            while self._moving:
+                self._changed.wait()
             self._require_open()
             if self._bound:
                 raise BusyError("an engine is bound already: one manager serves the engine of one model")
@@ -75,9 +105,11 @@ class Usage:
     def unbind(self, count_pins: Callable[[], int]) -> None:
         """Note that the engine is gone; `BusyError` while it runs fills or holds more pins than the
         leases."""
-        with self._lock:
+        with self._changed:
             if not self._bound:
                 return
+            while self._background:  # they hold pins, too, and ask for nothing that could be held here
+                self._changed.wait()
             leased = sum(len(lease.held.slots) for lease in self._leases if lease.held is not None)
             pinned = max(count_pins() - leased, 0)
             if self._engine_fills or pinned:
@@ -88,29 +120,67 @@ class Usage:
             self._bound = False
 
     @contextmanager
-    def exclusively(self, what: str) -> Iterator[None]:
-        """Keep everyone out for the length of a `with` block; `BusyError` when someone is there."""
-        with self._lock:
-            self._require_idle(what)
+    def exclusively(self, what: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
+        """Keep everyone out for the length of a `with` block.
+
+        Waits for the leases of other threads, `wait_s` seconds at most; raises `BusyError` after that, and at
+        once while this thread holds leases itself or an engine is bound. Nothing has changed then.
+        """
+        deadline = time.monotonic() + wait_s
+        with self._changed:
+            self._require_open()
+            if self._has_lease(threading.get_ident()):
+                self._require_idle(what)
+            self._n_exclusive += 1
+            try:
+                while self._moving or self._leases or self._background:
+                    self._require_unbound(what)
+                    if not self._changed.wait(max(deadline - time.monotonic(), 0)):
+                        self._require_idle(what)
+                self._require_idle(what)
+                self._moving = True
+            except BaseException:
+                self._n_exclusive -= 1
+                self._changed.notify_all()
+                raise
+        try:
             yield
+        finally:
+            with self._changed:
+                self._moving = False
+                self._n_exclusive -= 1
+                self._changed.notify_all()
 
     def close(self) -> bool:
         """Let nobody in any more; False when that was so already. `BusyError` when someone is there."""
-        with self._lock:
+        with self._changed:
             if self._closed:
                 return False
             self._require_idle("close")
+            if self._moving:
+                raise BusyError("cannot close while the slots are being moved: wait for that call to return")
             self._closed = True
+            while self._background:
+                self._changed.wait()
+            self._changed.notify_all()
             return True
+
+    # ---- with the lock held
+
+    def _has_lease(self, thread: int) -> bool:
+        return any(lease.thread == thread for lease in self._leases)
 
     def _require_open(self) -> None:
         if self._closed:
             raise LeaseError("these tiers were closed: make another TierManager")
 
-    def _require_idle(self, what: str) -> None:
-        self._require_open()
+    def _require_unbound(self, what: str) -> None:
         if self._bound or self._engine_fills:
             raise BusyError(f"cannot {what} while an engine is bound: free its model, then unbind_engine")
+
+    def _require_idle(self, what: str) -> None:
+        self._require_open()
+        self._require_unbound(what)
         if self._leases:
             layers = sorted({lease.layer for lease in self._leases})
             raise BusyError(

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from expertier.planner.policy_kind import PolicyKind
+from expertier.tiers.file_mode import FileMode
 from expertier.units import MIB
 
 T = TypeVar("T")
@@ -63,6 +64,11 @@ def parse_percent(text: str) -> float:
 def parse_policy(text: str) -> PolicyKind:
     """Read a policy's name."""
     return PolicyKind(text)
+
+
+def parse_file_mode(text: str) -> FileMode:
+    """Read how the model's files are to be read."""
+    return FileMode(text)
 
 
 def _number(text: str) -> Decimal:

@@ -1,4 +1,4 @@
-"""The command line: inspect, run, serve, demo, exec, engine build, engine info.
+"""The command line: inspect, run, serve, demo, exec, synth, engine build, engine info.
 
 Text and tables go to the terminal, `--json` prints one JSON object on one line, last, on standard output. Errors
 of ours end with exit code 2 and a message that says what to do; `demo` ends with 1 when a check failed.
@@ -28,6 +28,7 @@ from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
 from expertier.serve_command import serve
+from expertier.synth_command import synth
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
 
@@ -42,6 +43,7 @@ engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_
 app.add_typer(engine_app, name="engine")
 app.command("exec")(exec_tool)
 app.command()(serve)
+app.command()(synth)
 
 Model = Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]

@@ -1,4 +1,4 @@
-"""Compiled and interpreted policy are the same: one seeded run in each, every slot and victim compared."""
+"""Compiled and interpreted policy are the same: one seeded run in each, every answer and table compared."""
 
 from __future__ import annotations
 
@@ -11,36 +11,70 @@ import sys
 import numpy as np
 
 from expertier.planner import PolicyKind
+from expertier.planner.python_calls import python_calls
+from expertier.planner.repack import survivors
 from expertier.planner.residency import ARRAYS, Residency
+from expertier.planner.tables import COMPILED
+from expertier.tiers.layer_locks import LayerLocks
 
 
 def run(seed: int, kind: str) -> dict[str, object]:
-    """Make random calls; return what they answered, who was evicted and a digest of all tables at the end."""
+    """Make random calls; return what they answered, who was evicted and digests of all tables on the way."""
     rng = np.random.default_rng(seed)
     residency = Residency([24, 6], [7, 4], PolicyKind(kind))
-    statuses: list[int] = []
+    locks = LayerLocks(2)
+    calls = python_calls()
+    answers: list[int] = []
     victims: list[int] = []
+    digests: list[str] = []
     held: list[tuple[int, np.ndarray]] = []
-    for _ in range(1500):
+    for step in range(4000):
         layer = int(rng.integers(2))
-        experts = rng.permutation(int(residency.n_experts[layer]))[: int(rng.integers(1, 5))].astype(np.int32)
+        # Routing with a few favourites, which change now and then.
+        favourite = (np.arange(24) + step // 500 * 5) % int(residency.n_experts[layer])
+        wanted = favourite[np.unique(rng.geometric(0.3, int(rng.integers(1, 5))) % len(favourite))]
+        experts = np.unique(wanted).astype(np.int32)
         slots = np.full(len(experts), -1, np.int32)
-        statuses.append(residency.resident_first(layer, experts))
-        statuses.append(residency.begin(layer, experts, slots, np.zeros(len(experts), np.int32)))
-        if statuses[-1] >= 0:
+        action = rng.random()
+        if action < 0.15:
+            slot = residency.begin_prefetch(layer, int(experts[0]))
+            answers.append(slot)
+            slots = np.array([slot], np.int32)
+        elif action < 0.4:
+            answers.append(calls.take_hits(residency.directory_address, locks.address, layer, experts, slots))
+            if answers[-1] == 0:
+                held.append((layer, slots))
+            continue
+        else:
+            answers.append(residency.resident_first(layer, experts))
+            answers.append(residency.begin(layer, experts, slots, np.zeros(len(experts), np.int32)))
+        if answers[-1] >= 0:
             victims += residency.evicted_from(layer, slots)
             if rng.random() < 0.9:
-                residency.complete(layer, slots)
+                answers.append(residency.complete(layer, slots))
                 held.append((layer, slots))
             else:
-                residency.abort(layer, slots)
+                answers.append(residency.abort(layer, slots))
         while len(held) > 2:
-            statuses.append(residency.release(*held.pop(int(rng.integers(len(held))))))
+            taken = held.pop(int(rng.integers(len(held))))
+            answers.append(calls.give_back(residency.directory_address, locks.address, *taken))
         if rng.random() < 0.02:
-            statuses.append(residency.release(0, np.array([9], np.int32)))
-    residency.check_valid()
-    digest = hashlib.sha256(b"".join(getattr(residency, name).tobytes() for name in ARRAYS)).hexdigest()
-    return {"statuses": statuses, "victims": victims, "digest": digest}
+            answers.append(residency.release(0, np.array([99], np.int32)))
+        if step % 200 == 199:
+            for taken in held:
+                answers.append(residency.release(*taken))
+            held.clear()
+            n_slots = [int(n) for n in rng.integers((4, 2), (12, 6))]
+            shift = int(rng.integers(-2, 3))
+            kept = survivors(residency, n_slots, [shift, None])
+            residency.repack(n_slots, kept)
+            if step % 1000 == 999:
+                residency.seed_heat(rng.integers(0, 50, residency.heat.shape))
+            residency.check_valid()
+            state = b"".join(getattr(residency, name).tobytes() for name in ARRAYS)
+            digests.append(hashlib.sha256(state).hexdigest())
+    locks.close()
+    return {"answers": answers, "victims": victims, "digests": digests}
 
 
 def test_compiled_and_interpreted_choose_the_same_victims() -> None:
@@ -61,13 +95,5 @@ def test_compiled_and_interpreted_choose_the_same_victims() -> None:
 
 
 if __name__ == "__main__":
-    from expertier.planner import policy
-
-    print(
-        json.dumps(
-            {
-                "compiled": hasattr(policy.begin, "signatures"),
-                "runs": [run(*case) for case in json.loads(sys.argv[1])],
-            }
-        )
-    )
+    runs = [run(*case) for case in json.loads(sys.argv[1])]
+    print(json.dumps({"compiled": COMPILED, "runs": runs}))

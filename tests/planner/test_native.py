@@ -35,11 +35,17 @@ class NativeResidency:
             name: on_slots(getattr(points, name))
             for name in ("complete", "abort", "release", "resident_first")
         }
+        self._prefetch = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32)(
+            points.begin_prefetch
+        )
         self.directory = residency.directory_address
 
     def begin(self, layer: int, experts: I32, slots: I32, miss_index: I32) -> int:
         pointers = [array.ctypes.data_as(POINTER) for array in (experts, slots, miss_index)]
         return int(self._begin(self.directory, layer, pointers[0], len(experts), pointers[1], pointers[2]))
+
+    def begin_prefetch(self, layer: int, expert: int) -> int:
+        return int(self._prefetch(self.directory, layer, expert))
 
     def call(self, name: str, layer: int, values: I32) -> int:
         return int(self._on_slots[name](self.directory, layer, values.ctypes.data_as(POINTER), len(values)))
@@ -56,7 +62,7 @@ def test_native_and_python_calls_do_the_same(kind: PolicyKind) -> None:
     rng = np.random.default_rng(7)
     held: list[tuple[int, I32]] = []
     outcomes = set()
-    for _ in range(3000):
+    for _ in range(4000):
         layer = int(rng.integers(-1, 4))
         if held and rng.random() < 0.4:
             layer, slots = held.pop(int(rng.integers(len(held))))
@@ -64,6 +70,13 @@ def test_native_and_python_calls_do_the_same(kind: PolicyKind) -> None:
             if name == "release":
                 assert python.complete(layer, slots) == native.call("complete", layer, slots)
             assert getattr(python, name)(layer, slots) == native.call(name, layer, slots) == 0
+        elif rng.random() < 0.2:
+            expert = int(rng.integers(-1, 17))
+            slot = python.begin_prefetch(layer, expert)
+            assert slot == native.begin_prefetch(layer, expert)
+            outcomes.add(min(slot, 0))
+            if slot >= 0:
+                held.append((layer, np.array([slot], np.int32)))
         else:
             experts = rng.permutation(17)[: int(rng.integers(0, 7))].astype(np.int32)
             first, second = experts.copy(), experts.copy()
@@ -98,6 +111,7 @@ def test_a_directory_of_another_version_is_refused() -> None:
     assert native.begin(0, one, one.copy(), one.copy()) == Outcome.BAD_CALL
     for name in ("complete", "abort", "release", "resident_first"):
         assert native.call(name, 0, one) == Outcome.BAD_CALL
+    assert native.begin_prefetch(0, 1) == Outcome.BAD_CALL
 
 
 def test_negative_counts_are_refused() -> None:
@@ -143,10 +157,14 @@ def test_without_compilation_there_are_no_entry_points() -> None:
 
 
 def test_the_second_start_compiles_nothing() -> None:
-    entry_points()  # fills the cache if it was empty
+    for kind in PolicyKind:
+        make(kind)  # fills the cache if it was empty
     program = (
-        "from expertier.planner.native import entry_points\n"
-        "print([owner.cache_hits for owner in entry_points()._owners])\n"
+        "import dataclasses\n"
+        "from expertier.planner import PolicyKind, native, python_calls\n"
+        "owners = [*native.entry_points()._owners, *(native.begin_of(kind) for kind in PolicyKind)]\n"
+        "calls = dataclasses.astuple(python_calls.python_calls())\n"
+        "print({owner.cache_hits for owner in owners}, [sum(c.stats.cache_misses.values()) for c in calls])\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[1, 1, 1, 1, 1]"
+    assert result.stdout.strip() == "{1} [0, 0, 0, 0, 0, 0, 0, 0]"

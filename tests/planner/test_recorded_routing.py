@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 
 from expertier.planner import PolicyKind
+from expertier.planner.replay import play
 from expertier.planner.residency import Residency
 
 TRACE = Path(__file__).parents[2].parent / "shared" / "traces" / "gptoss20b" / "gptoss20b_ids_only.npz"
@@ -30,14 +31,9 @@ def sequences() -> list[npt.NDArray[np.int32]]:
 def hit_percent(sequences: list[npt.NDArray[np.int32]], n_slots: int, kind: PolicyKind) -> float:
     """Replay single-row decode, each sequence from cold."""
     hits = requests = 0
-    slots, miss_index = np.zeros(4, np.int32), np.zeros(4, np.int32)
     for sequence in sequences:
         residency = Residency([N_EXPERTS] * N_LAYERS, [n_slots] * N_LAYERS, kind)
-        for step in sequence:
-            for layer, experts in enumerate(step):
-                residency.begin(layer, experts, slots, miss_index)
-                residency.complete(layer, slots)
-                residency.release(layer, slots)
+        play(residency, sequence)
         totals = residency.totals()
         hits += totals["hits"]
         requests += totals["hits"] + totals["misses"]

@@ -10,7 +10,8 @@ import pytest
 from expertier.errors import BudgetError
 from expertier.planner import plan_layers
 from expertier.planner.allocate import floor_bytes, full_bytes
-from expertier.tiers.budget import resolve
+from expertier.tiers.budget import Budgets, all_copies_bytes, experts_by_size, resolve, too_small_to_help
+from expertier.tiers.chunk_size import block_size
 from expertier.tiers.config import TierConfig
 from expertier.tiers.host_memory import available_bytes
 from expertier.tiers.table import ExpertTable
@@ -68,6 +69,64 @@ def test_no_more_than_a_slot_for_every_expert(table: ExpertTable) -> None:
 
 def test_the_pool_gets_what_was_asked(table: ExpertTable) -> None:
     assert resolve(TierConfig(host_pool_bytes=5 * MIB), table, 64 * GIB).host_pool_bytes == 5 * MIB
+
+
+# ---- a device with memory of its own
+
+
+def test_auto_takes_the_device_s_free_memory_and_a_share_of_the_experts_for_the_pool(
+    table: ExpertTable,
+) -> None:
+    floor, full = floor_bytes(table.layer_demands()), full_bytes(table.layer_demands())
+    everything = all_copies_bytes(table)
+    assert sorted(experts_by_size(table).values()) == [16, 16]
+    assert everything == sum(16 * block_size(layout.block_bytes) for layout in table.slot_layouts)
+    assert resolve(
+        TierConfig(), table, 64 * GIB, device_free_bytes=floor + 100, headroom_bytes=100
+    ) == Budgets(floor, everything // 4)
+    assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=GIB).expert_cache_bytes == full
+    for percent in (50, 100):
+        budgets = resolve(TierConfig(host_pool_percent=percent), table, 64 * GIB, device_free_bytes=GIB)
+        assert budgets.host_pool_bytes == everything * percent // 100
+
+
+def test_the_pool_leaves_half_of_the_memory_to_the_file_cache(table: ExpertTable) -> None:
+    available = all_copies_bytes(table) // 4
+    budgets = resolve(TierConfig(host_pool_percent=100), table, available, device_free_bytes=GIB)
+    assert budgets.host_pool_bytes == available // 2
+
+
+def test_numbers_are_taken_as_they_are_on_a_device_too(table: ExpertTable) -> None:
+    floor = floor_bytes(table.layer_demands())
+    config = TierConfig(expert_cache_bytes=floor, host_pool_bytes=5 * MIB)
+    assert resolve(config, table, 0, device_free_bytes=0) == Budgets(floor, 5 * MIB)
+
+
+def test_too_little_device_memory_says_what_is_missing(table: ExpertTable) -> None:
+    floor = floor_bytes(table.layer_demands())
+    with pytest.raises(
+        BudgetError, match=r"one expert slot in each of 2 layers takes .* are left to the driver"
+    ):
+        resolve(TierConfig(), table, 64 * GIB, device_free_bytes=floor + 99, headroom_bytes=100)
+
+
+# ---- pools that do not help
+
+
+def test_a_pool_that_helps_or_is_off_is_not_mentioned(table: ExpertTable) -> None:
+    assert too_small_to_help(Budgets(3 * MIB, 0), table) is None
+    assert too_small_to_help(Budgets(4096 * 4, 4096 * 4), table) is None
+    assert too_small_to_help(Budgets(3 * MIB, all_copies_bytes(table)), table) is None
+
+
+def test_a_pool_smaller_than_the_slots_or_an_expert_is_mentioned(table: ExpertTable) -> None:
+    text = too_small_to_help(Budgets(10 * 4096, 9 * 4096), table)
+    assert text is not None
+    assert "0.035 MiB is smaller than the 0.039 MiB of expert slots" in text
+    largest = max(layout.block_bytes for layout in table.slot_layouts)
+    text = too_small_to_help(Budgets(MIB, block_size(largest) - 1), table)
+    assert text is not None
+    assert "no room for the largest expert" in text
 
 
 # ---- what the machine has left

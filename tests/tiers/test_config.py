@@ -10,6 +10,7 @@ import pytest
 from expertier.errors import ConfigError
 from expertier.planner import PolicyKind
 from expertier.tiers.config import NOT_YET, VARIABLES, TierConfig
+from expertier.tiers.file_mode import FileMode
 from expertier.units import MIB
 
 
@@ -20,6 +21,7 @@ def test_nothing_set_is_the_default() -> None:
         host_pool_bytes="auto",
         host_pool_percent=25.0,
         policy=PolicyKind.LFU_DECAY,
+        file_mode=FileMode.AUTO,
     )
 
 
@@ -36,6 +38,9 @@ def test_nothing_set_is_the_default() -> None:
         ("MOE_HOST_POOL_FRAC", "100", "host_pool_percent", 100.0),
         ("MOE_POLICY", "lru", "policy", PolicyKind.LRU),
         ("MOE_POLICY", "lfu-decay", "policy", PolicyKind.LFU_DECAY),
+        ("MOE_FILE_MODE", "auto", "file_mode", FileMode.AUTO),
+        ("MOE_FILE_MODE", "page-cache", "file_mode", FileMode.PAGE_CACHE),
+        ("MOE_FILE_MODE", " direct", "file_mode", FileMode.DIRECT),
     ],
 )
 def test_values(name: str, text: str, field: str, value: object) -> None:
@@ -51,6 +56,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         ],
         *[("MOE_HOST_POOL_FRAC", text) for text in ("", "0", "100.1", "25%", "auto", "-5")],
         *[("MOE_POLICY", text) for text in ("", "lfu", "LRU", "belady")],
+        *[("MOE_FILE_MODE", text) for text in ("", "mmap", "DIRECT", "page cache")],
     ],
 )
 def test_a_text_that_does_not_parse_names_variable_value_and_form(name: str, text: str) -> None:

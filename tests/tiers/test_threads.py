@@ -14,6 +14,7 @@ from expertier.errors import BusyError, SourceError
 from expertier.hip.fault_plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.faulty_source import FaultySource
+from expertier.tiers.span import Span
 from gguf_files import Block, BytesSource, ModelFile, write_model
 
 N_THREADS = 6
@@ -44,11 +45,11 @@ class GatedSource:
         self.gate = threading.Event()
         self.reads = 0
 
-    def read_into(self, offset: int, buffer: memoryview) -> None:
+    def read_into(self, span: Span, buffer: memoryview) -> None:
         self.reads += 1
         self.reading.set()
         assert self.gate.wait(30)
-        self.inner.read_into(offset, buffer)
+        self.inner.read_into(span, buffer)
 
 
 def make(model: ModelFile, device: HostDevice, source: object, pool_pages: int) -> et.TierManager:

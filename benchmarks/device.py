@@ -1,0 +1,337 @@
+"""What a GPU device costs over the driver's own calls, side by side on the same GPU.
+
+`python benchmarks/device.py [--device cuda:0] [--json] [--arena-gib 8] [--quick]` measures and prints:
+
+copies     pinned host-to-device copies of an expert's size through the device, against a bare loop of driver calls
+boundary   a boundary move with half of the experts surviving, planning included, against one copy of the same bytes
+overlap    filling pinned blocks from pageable memory, copying them in, and both at once
+gather     one kernel that reads pinned memory, against a driver's copy for each expert
+
+Each number is the median of several rounds, with the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from expertier.hip import open_device
+from expertier.hip.bindings import CALLS
+from expertier.hip.gpu_device import GpuDevice
+from expertier.hip.move_plan import Scratch, plan_moves
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+COPY_SIZES = (512 * KIB, MIB, 3 * 512 * KIB, 2 * MIB, 4 * MIB, 8 * MIB)
+GATHER_COUNTS = (1, 2, 4, 8, 24)
+GATHER_SIZES = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
+CHUNKS = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB)
+SLOT_SIZES = (MIB, 3 * 512 * KIB, 4 * MIB)
+
+
+def timed(rounds: int, *ways: Callable[[], None]) -> list[list[float]]:
+    """Return the seconds of each round of each way; the ways take turns, and the first turn does not count."""
+    times: list[list[float]] = [[] for _ in ways]
+    for turn in range(rounds + 1):
+        for way, found in zip(ways, times, strict=True):
+            start = time.perf_counter()
+            way()
+            if turn:
+                found.append(time.perf_counter() - start)
+    return times
+
+
+def spread(values: list[float], scale: float) -> dict[str, float]:
+    """Return median, smallest and largest, scaled."""
+    scaled = sorted(value * scale for value in values)
+    return {"median": statistics.median(scaled), "min": scaled[0], "max": scaled[-1]}
+
+
+def ratios(times: list[list[float]]) -> dict[str, float]:
+    """Return the second way's time over the first one's, round by round."""
+    return spread([second / first for first, second in zip(*times, strict=True)], 1)
+
+
+def measure_copies(device: GpuDevice, rounds: int, total: int) -> list[dict[str, Any]]:
+    """Copy `total` bytes in pieces, through `copy_in` and through the bare driver function."""
+    bare = getattr(ctypes.CDLL(device.gpu.driver.path), CALLS["copy_in"][device.gpu.driver.traits.column])
+    bare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+    stream = device.create_stream()
+    source, target = device.alloc_pinned(total), device.alloc(total)
+    ctypes.memset(source, 1, total)
+    found = []
+    for size in COPY_SIZES:
+        offsets = range(0, total - size + 1, size)
+
+        def through_device(offsets: range = offsets, size: int = size) -> None:
+            for offset in offsets:
+                device.copy_in(target + offset, source + offset, size, stream)
+            device.gpu.call("stream_synchronize", stream)
+
+        def by_driver(offsets: range = offsets, size: int = size) -> None:
+            for offset in offsets:
+                bare(target + offset, source + offset, size, stream)
+            device.gpu.call("stream_synchronize", stream)
+
+        with device.gpu.current():
+            times = timed(rounds, through_device, by_driver)
+        copied = size * len(offsets)
+        found.append(
+            {
+                "bytes": size,
+                "device_gb_s": statistics.median(copied / value / 1e9 for value in times[0]),
+                "driver_gb_s": statistics.median(copied / value / 1e9 for value in times[1]),
+                "speed_of_driver": ratios(times),
+            }
+        )
+    device.free(source)
+    device.free(target)
+    device.destroy_stream(stream)
+    return found
+
+
+def measure_boundary(device: GpuDevice, rounds: int, arena: int) -> list[dict[str, Any]]:
+    """Pack half of the slots of an arena at its high end; check that each arrived."""
+    base, stream = device.alloc(arena), device.create_stream()
+    found = []
+    for slot in SLOT_SIZES:
+        n = arena // slot
+        kept = np.sort(np.random.default_rng(slot).choice(n, n // 2, replace=False))[::-1]
+        targets = base + (n - 1 - np.arange(len(kept))) * slot
+        moves = np.stack([targets, base + kept * slot, np.full(len(kept), slot)], axis=1).astype(np.int64)
+        moved = moves[moves[:, 0] != moves[:, 1]]
+        n_bytes = int(moved[:, 2].sum())
+        _number_slots(device, base, slot, n)
+        device.copy_within(moves, stream)
+        device.synchronize()
+        arrived = _slot_numbers(device, targets)
+        assert (arrived == kept).all(), "a slot did not arrive"
+
+        def move(moves: np.ndarray = moves) -> None:
+            device.copy_within(moves, stream)
+            device.gpu.call("stream_synchronize", stream)
+
+        def copy_once(n_bytes: int = n_bytes) -> None:
+            device.gpu.call("copy_within", base + arena - n_bytes, base, n_bytes, stream)
+            device.gpu.call("stream_synchronize", stream)
+
+        def plan(moves: np.ndarray = moves) -> None:
+            plan_moves(moves, Scratch(1 << 60, 16 * MIB))
+
+        times = timed(rounds, copy_once, move)
+        (planning,) = timed(rounds, plan)
+        found.append(
+            {
+                "slot_bytes": slot,
+                "slots": n,
+                "moved_bytes": n_bytes,
+                "launches": len(plan_moves(moves, Scratch(1 << 60, 16 * MIB)).ends),
+                "one_copy_ms": spread(times[0], 1e3),
+                "move_ms": spread(times[1], 1e3),
+                "planning_ms": spread(planning, 1e3),
+                "move_over_copy": ratios(times),
+            }
+        )
+    device.free(base)
+    device.destroy_stream(stream)
+    return found
+
+
+def _number_slots(device: GpuDevice, base: int, slot: int, n: int) -> None:
+    staging = device.alloc_pinned(8 * n)
+    ctypes.memmove(staging, np.arange(n, dtype=np.int64).ctypes.data, 8 * n)
+    for i in range(n):
+        device.copy_in(base + i * slot + slot - 8, staging + 8 * i, 8)
+    device.synchronize()
+    device.free(staging)
+    _number_slots.slot = slot  # type: ignore[attr-defined]
+
+
+def _slot_numbers(device: GpuDevice, targets: np.ndarray) -> np.ndarray:
+    slot = _number_slots.slot  # type: ignore[attr-defined]
+    staging = device.alloc_pinned(8 * len(targets))
+    for i, target in enumerate(targets.tolist()):
+        device.copy_out(staging + 8 * i, target + slot - 8, 8)
+    device.synchronize()
+    numbers = np.frombuffer(ctypes.string_at(staging, 8 * len(targets)), np.int64)
+    device.free(staging)
+    return numbers
+
+
+def measure_overlap(device: GpuDevice, rounds: int, total: int, block: int = 2 * MIB) -> dict[str, Any]:
+    """Fill pinned blocks by memory copy and copy them in: each alone, then pipelined through all blocks."""
+    n = total // block
+    pageable = np.ones(total, np.uint8)
+    pinned, target = device.alloc_pinned(total), device.alloc(total)
+    stream = device.create_stream()
+    begins = [i * block for i in range(n)]
+
+    def fill() -> None:
+        for begin in begins:
+            ctypes.memmove(pinned + begin, pageable.ctypes.data + begin, block)
+
+    def copy() -> None:
+        for begin in begins:
+            device.copy_in(target + begin, pinned + begin, block, stream)
+        device.gpu.call("stream_synchronize", stream)
+
+    def both() -> None:
+        filled = [threading.Event() for _ in begins]
+
+        def fill_in_thread() -> None:
+            for begin, event in zip(begins, filled, strict=True):
+                ctypes.memmove(pinned + begin, pageable.ctypes.data + begin, block)
+                event.set()
+
+        thread = threading.Thread(target=fill_in_thread)
+        thread.start()
+        for begin, event in zip(begins, filled, strict=True):
+            event.wait()
+            device.copy_in(target + begin, pinned + begin, block, stream)
+        device.gpu.call("stream_synchronize", stream)
+        thread.join()
+
+    times = timed(rounds, fill, copy, both)
+    hidden = [
+        (fill_s + copy_s - both_s) / min(fill_s, copy_s)
+        for fill_s, copy_s, both_s in zip(*times, strict=True)
+    ]
+    device.free(pinned)
+    device.free(target)
+    device.destroy_stream(stream)
+    names = ("fill", "copy", "both")
+    speeds = {
+        f"{name}_gb_s": total / statistics.median(found) / 1e9
+        for name, found in zip(names, times, strict=True)
+    }
+    return {"bytes": total, "block_bytes": block, **speeds, "share_of_the_shorter_hidden": spread(hidden, 1)}
+
+
+def measure_gather(device: GpuDevice, rounds: int, most: int) -> list[dict[str, Any]]:
+    """Bring scattered experts into slots with one launch, and with a copy each; from the call to done."""
+    if not device.mover.kernels:
+        return []
+    stream = device.create_stream()
+    source, target = device.alloc_pinned(most), device.alloc(most)
+    ctypes.memset(source, 1, most)
+    found = []
+    for size in GATHER_SIZES:
+        for count in GATHER_COUNTS:
+            if count * size > most:
+                continue
+            order = np.random.default_rng(count).permutation(most // size)[:count].astype(np.int64)
+            slots = np.arange(count, dtype=np.int64)
+            moves = np.stack([target + slots * size, source + order * size, np.full(count, size)], axis=1)
+
+            def copies(moves: np.ndarray = moves) -> None:
+                for to, origin, n_bytes in moves.tolist():
+                    device.gpu.call("copy_in", to, origin, n_bytes, stream)
+                device.gpu.call("stream_synchronize", stream)
+
+            def gather(moves: np.ndarray = moves, chunk: int = 0) -> None:
+                device.mover.gather(moves, stream, chunk_bytes=chunk)
+                device.gpu.call("stream_synchronize", stream)
+
+            ways = [lambda chunk=chunk, gather=gather: gather(chunk=chunk) for chunk in CHUNKS]
+            times = timed(rounds, copies, *ways)
+            best = min(range(len(CHUNKS)), key=lambda i: statistics.median(times[1 + i]))
+            found.append(
+                {
+                    "experts": count,
+                    "bytes": size,
+                    "copies_us": spread(times[0], 1e6),
+                    "gather_us": {
+                        str(chunk): spread(values, 1e6)
+                        for chunk, values in zip(CHUNKS, times[1:], strict=True)
+                    },
+                    "best_chunk": CHUNKS[best],
+                    "gather_over_copies": ratios([times[0], times[1 + best]]),
+                }
+            )
+    device.free(source)
+    device.free(target)
+    device.destroy_stream(stream)
+    return found
+
+
+def measure(device: GpuDevice, *, rounds: int, arena: int, total: int) -> dict[str, Any]:
+    """Run all four."""
+    gpu = device.gpu
+    return {
+        "device": {
+            "name": device.name,
+            "product": gpu.product(),
+            "architecture": gpu.architecture(),
+            "driver": gpu.driver.traits.version_text(gpu.version),
+            "kernels": device.mover.kernels,
+            "without_kernels_because": device.mover.without_kernels_because,
+        },
+        "rounds": rounds,
+        "copies": measure_copies(device, rounds, total),
+        "boundary": measure_boundary(device, rounds, arena),
+        "overlap": measure_overlap(device, rounds, total),
+        "gather": measure_gather(device, rounds, min(total, 24 * 8 * MIB)),
+    }
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print as text."""
+    print(found["device"], f"medians of {found['rounds']} rounds (smallest to largest)")
+
+    def text(values: dict[str, float]) -> str:
+        return f"{values['median']:.3f} ({values['min']:.3f} to {values['max']:.3f})"
+
+    print("pinned host-to-device copies: GB/s through the device, by bare driver calls, ratio")
+    for row in found["copies"]:
+        speeds = f"{row['device_gb_s']:7.2f} {row['driver_gb_s']:7.2f}"
+        print(f"  {row['bytes'] / MIB:4.1f} MiB {speeds}  {text(row['speed_of_driver'])}")
+    print("boundary move: ms of one copy of the bytes, of the move, of its planning; ratio")
+    for row in found["boundary"]:
+        print(
+            f"  {row['slots']} slots of {row['slot_bytes'] / MIB} MiB, {row['moved_bytes'] / GIB:.2f} GiB moved in "
+            f"{row['launches']} launches: {text(row['one_copy_ms'])}, {text(row['move_ms'])}, "
+            f"{text(row['planning_ms'])}; {text(row['move_over_copy'])}"
+        )
+    print("overlap of pinned fills and copies:", json.dumps(found["overlap"]))
+    print("gather against copies: µs of copies, of the best gather, its chunk; ratio")
+    for row in found["gather"]:
+        best = row["gather_us"][str(row["best_chunk"])]
+        print(
+            f"  {row['experts']:2d} of {row['bytes'] / MIB:.1f} MiB: {text(row['copies_us'])}, {text(best)}, "
+            f"{row['best_chunk'] // KIB} KiB; {text(row['gather_over_copies'])}"
+        )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="auto", help="as open_device takes it")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--arena-gib", type=float, default=8.0)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
+    options = parser.parse_args()
+    with open_device(options.device) as device:
+        if not isinstance(device, GpuDevice):
+            raise SystemExit(f"{device.name} is no GPU")
+        arena, total = int(options.arena_gib * GIB) // MIB * MIB, 512 * MIB
+        if options.quick:
+            arena, total = 96 * MIB, 16 * MIB
+        found = measure(device, rounds=2 if options.quick else options.rounds, arena=arena, total=total)
+    if options.json:
+        print(json.dumps(found))
+    else:
+        show(found)
+
+
+if __name__ == "__main__":
+    main()

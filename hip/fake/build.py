@@ -1,0 +1,112 @@
+"""Compiles the fake driver and the fake runtime compiler."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from expertier.errors import BuildError
+from expertier.hip.cache_folder import cache_subfolder
+from expertier.hip.vendor import TRAITS, Vendor
+
+_CORE = ("settings.c", "ranges.c", "memory.c", "virtual.c", "streams.c", "work.c", "modules.c")
+_FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread")
+_COMPILER_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=default")
+_PARALLEL = 2
+_SOURCES = (*_CORE, "hip_names.c", "cuda_names.c", "rtc.cpp", "fake.h", "cpu_device.h")
+
+
+@dataclass(frozen=True, slots=True)
+class FakeLibraries:
+    """Where the libraries are; each has the name that the vendor's own has."""
+
+    hip: Path
+    cuda: Path
+    hiprtc: Path
+    nvrtc: Path
+
+    def environ(self, *vendors: Vendor) -> dict[str, str]:
+        """Return the variables that make expertier open the fakes: of `vendors`, or of both."""
+        made = {Vendor.HIP: (self.hip, self.hiprtc), Vendor.CUDA: (self.cuda, self.nvrtc)}
+        variables = {}
+        for vendor in vendors or tuple(Vendor):
+            runtime, compiler = made[vendor]
+            variables[TRAITS[vendor].library_variable] = str(runtime)
+            variables[TRAITS[vendor].compiler_variable] = str(compiler)
+        return variables
+
+
+def build(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> FakeLibraries:
+    """Compile what is not there yet and return where it is.
+
+    `folder` is by default one of the user's cache folder, by a digest of the sources. Compilers are $CC and
+    $CXX, or cc and c++. Raises `BuildError` with the compiler's words.
+    """
+    sources = {name: files("expertier.hip.fake").joinpath(name).read_bytes() for name in _SOURCES}
+    cc, cxx = shlex.split(environ.get("CC") or "cc"), shlex.split(environ.get("CXX") or "c++")
+    parts = [*(name.encode() + sources[name] for name in _SOURCES), *(word.encode() for word in (*cc, *cxx))]
+    digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    try:
+        parent = folder or cache_subfolder("fake-gpu", environ)
+        target = parent / digest
+        libraries = FakeLibraries(
+            target / "libamdhip64.so.7",
+            target / "libcuda.so.1",
+            target / "libhiprtc.so.7",
+            target / "libnvrtc.so.13",
+        )
+        if not target.is_dir():
+            parent.mkdir(parents=True, exist_ok=True)
+            _build_into(parent, target, sources, cc, cxx)
+    except OSError as error:
+        raise BuildError(
+            f"the fake GPU libraries cannot be made: {error}; they need a C and a C++ compiler and a folder to "
+            "write to"
+        ) from error
+    return libraries
+
+
+def _build_into(
+    parent: Path, target: Path, sources: Mapping[str, bytes], cc: list[str], cxx: list[str]
+) -> None:
+    staging = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+    try:
+        for name, content in sources.items():
+            (staging / name).write_bytes(content)
+        commands = [
+            # Symbolic binding: HIP's and CUDA's fake in one process must not share their cores. No library has its
+            # vendor's soname, or whoever asks the loader for the vendor's own would get the fake that is loaded.
+            [*cc, *_FLAGS, *_CORE, names, "-Wl,-Bsymbolic", "-o", library, "-ldl"]
+            for library, names in (("libamdhip64.so.7", "hip_names.c"), ("libcuda.so.1", "cuda_names.c"))
+        ]
+        for library, prefix, size, code in (
+            ("libhiprtc.so.7", "hiprtc", "GetCodeSize", "GetCode"),
+            ("libnvrtc.so.13", "nvrtc", "GetCUBINSize", "GetCUBIN"),
+        ):
+            words = {"PREFIX": prefix, "CODE_SIZE": size, "CODE": code}
+            defines = [f"-DEXPERTIER_FAKE_{key}={value}" for key, value in words.items()]
+            commands.append([*cxx, *_COMPILER_FLAGS, *defines, "rtc.cpp", "-o", library, "-ldl"])
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(lambda command: _run(command, staging), commands))
+        with suppress(OSError):  # another process was first
+            staging.rename(target)
+        if not target.is_dir():
+            raise BuildError(f"the fake GPU libraries could not be moved to {target}")
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _run(command: list[str], folder: Path) -> None:
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    if result.returncode:
+        raise BuildError(f"{shlex.join(command)} failed: {result.stderr[-3000:]}")

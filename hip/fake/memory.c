@@ -1,0 +1,153 @@
+// Device memory, pinned memory, peers.
+#include "fake.h"
+
+#include <sys/mman.h>
+
+#define GARBAGE 0xa5
+
+static void *map_pages(size_t bytes) {
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    return memory == MAP_FAILED ? NULL : memory;
+}
+
+// Real memory comes with what was there before. Large blocks get it in places, to stay cheap.
+static void spoil(unsigned char *memory, size_t bytes) {
+    size_t whole = bytes < 4 * MIB ? bytes : MIB;
+    memset(memory, GARBAGE, whole);
+    for (size_t i = whole; i < bytes; i += MIB) memory[i] = GARBAGE;
+    if (bytes) memory[bytes - 1] = GARBAGE;
+}
+
+int core_alloc(void **out, size_t bytes, int device) {
+    if (!out || !bytes) return INVALID_VALUE;
+    pthread_mutex_lock(&fake_lock);
+    int code = OUT_OF_MEMORY;
+    if (bytes <= fake_vram_mib * MIB && vram_used[device] + bytes <= fake_vram_mib * MIB) {
+        void *memory = map_pages(bytes);
+        if (memory) {
+            spoil(memory, bytes);
+            range_add((uintptr_t)memory, bytes, DEVICE, device);
+            vram_used[device] += bytes;
+            count_live_allocations++;
+            *out = memory;
+            code = OK;
+        }
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+
+// Waits for the device first, as real ones do; freeing pinned memory does not.
+int core_free(void *address) {
+    if (!address) return OK;
+    pthread_mutex_lock(&fake_lock);
+    Range *range = range_beginning((uintptr_t)address, DEVICE);
+    int device = range ? range->device : 0;
+    pthread_mutex_unlock(&fake_lock);
+    if (!range) return INVALID_VALUE;
+    streams_synchronize(device);
+    pthread_rwlock_wrlock(&fake_touch);
+    pthread_mutex_lock(&fake_lock);
+    range = range_beginning((uintptr_t)address, DEVICE);
+    if (range) {
+        munmap(address, range->bytes);
+        vram_used[range->device] -= range->bytes;
+        count_live_allocations--;
+        range_drop(range);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    pthread_rwlock_unlock(&fake_touch);
+    return range ? OK : INVALID_VALUE;
+}
+
+int core_host_alloc(void **out, size_t bytes) {
+    if (!out || !bytes) return INVALID_VALUE;
+    pthread_mutex_lock(&fake_lock);
+    int code = OUT_OF_MEMORY;
+    if (!fake_pinned_fails && bytes <= fake_pinned_mib * MIB && pinned_used + bytes <= fake_pinned_mib * MIB) {
+        size_t shift = fake_pinned_misaligned ? PAGE / 2 : 0;
+        unsigned char *memory = map_pages(bytes + shift);
+        if (memory) {
+            Range *range = range_add((uintptr_t)memory + shift, bytes, PINNED, 0);
+            range->raw_offset = shift;
+            pinned_used += bytes;
+            count_live_pinned++;
+            *out = memory + shift;
+            code = OK;
+        }
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+
+int core_host_free(void *address) {
+    if (!address) return OK;
+    pthread_rwlock_wrlock(&fake_touch);
+    pthread_mutex_lock(&fake_lock);
+    Range *range = range_beginning((uintptr_t)address, PINNED);
+    if (range) {
+        munmap((char *)address - range->raw_offset, range->bytes + range->raw_offset);
+        pinned_used -= range->bytes;
+        count_live_pinned--;
+        range_drop(range);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    pthread_rwlock_unlock(&fake_touch);
+    return range ? OK : INVALID_VALUE;
+}
+
+int core_register(void *address, size_t bytes) {
+    if (!address || !bytes) return INVALID_VALUE;
+    pthread_mutex_lock(&fake_lock);
+    int code = OK;
+    if (range_overlaps((uintptr_t)address, bytes, PINNED | REGISTERED)) code = ALREADY_REGISTERED;
+    else if (fake_pinned_fails || pinned_used + bytes > fake_pinned_mib * MIB) code = OUT_OF_MEMORY;
+    else {
+        range_add((uintptr_t)address, bytes, REGISTERED, 0);
+        pinned_used += bytes;
+        count_live_registered++;
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return code;
+}
+
+int core_unregister(void *address) {
+    pthread_mutex_lock(&fake_lock);
+    Range *range = range_beginning((uintptr_t)address, REGISTERED);
+    if (range) {
+        pinned_used -= range->bytes;
+        count_live_registered--;
+        range_drop(range);
+    }
+    pthread_mutex_unlock(&fake_lock);
+    return range ? OK : NOT_REGISTERED;
+}
+
+int core_host_pointer(void **out, void *address) {
+    pthread_mutex_lock(&fake_lock);
+    Range *range = range_at((uintptr_t)address, PINNED | REGISTERED);
+    pthread_mutex_unlock(&fake_lock);
+    if (!range) return INVALID_VALUE;
+    *out = address;
+    return OK;
+}
+
+int core_memory_info(size_t *free_bytes, size_t *total, int device) {
+    pthread_mutex_lock(&fake_lock);
+    *total = fake_vram_mib * MIB;
+    *free_bytes = *total - vram_used[device];
+    pthread_mutex_unlock(&fake_lock);
+    return OK;
+}
+
+int core_can_access(int device, int peer) { return device != peer && !fake_no_peers; }
+
+int core_enable_peer(int device, int peer, int enable) {
+    if (peer < 0 || peer >= fake_devices || peer == device) return INVALID_DEVICE;
+    if (!core_can_access(device, peer)) return PEER_UNSUPPORTED;
+    pthread_mutex_lock(&fake_lock);
+    int was = peer_enabled[device][peer];
+    peer_enabled[device][peer] = (unsigned char)enable;
+    pthread_mutex_unlock(&fake_lock);
+    return was == enable ? (enable ? PEER_ALREADY_ENABLED : PEER_NOT_ENABLED) : OK;
+}

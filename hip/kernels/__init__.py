@@ -1,0 +1,1 @@
+"""Kernel sources: one file for both compilers."""

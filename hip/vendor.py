@@ -1,0 +1,70 @@
+"""The two vendors whose drivers one table drives, and what differs between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Vendor(StrEnum):
+    """A vendor by the prefix of its device names: `hip:0`, `cuda:0`."""
+
+    HIP = "hip"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What is not the same for both vendors.
+
+    `column` is the vendor's place in `bindings.CALLS`. The `attr_` fields are ids of device attributes. Versions
+    are as the driver encodes them: HIP major * 10^7 + minor * 10^5 + patch, CUDA major * 1000 + minor * 10.
+    """
+
+    column: int
+    library_names: tuple[str, ...]
+    library_variable: str
+    compiler_names: tuple[str, ...]
+    compiler_variable: str
+    attr_warp_size: int
+    attr_multiprocessors: int
+    attr_virtual_memory: int
+    oldest_version: int
+    oldest_vmm_version: int
+
+    def version_text(self, version: int) -> str:
+        """Return a version as people write it."""
+        if self.column == 0:
+            return f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}"
+        return f"{version // 1000}.{version // 10 % 100}"
+
+
+TRAITS: dict[Vendor, Traits] = {
+    Vendor.HIP: Traits(
+        column=0,
+        library_names=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"),
+        library_variable="EXPERTIER_HIP_LIBRARY",
+        compiler_names=("libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"),
+        compiler_variable="EXPERTIER_HIPRTC_LIBRARY",
+        attr_warp_size=87,
+        attr_multiprocessors=63,
+        attr_virtual_memory=89,
+        # 6.0 is the first with the properties structure that holds the architecture's name where we read it.
+        oldest_version=60_000_000,
+        # Before 7.14 virtual memory is unreliable: decision D5 in docs/gpu-devices.md.
+        oldest_vmm_version=71_400_000,
+    ),
+    Vendor.CUDA: Traits(
+        column=1,
+        library_names=("libcuda.so.1",),
+        library_variable="EXPERTIER_CUDA_LIBRARY",
+        compiler_names=("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"),
+        compiler_variable="EXPERTIER_NVRTC_LIBRARY",
+        attr_warp_size=10,
+        attr_multiprocessors=16,
+        attr_virtual_memory=102,
+        oldest_version=12_000,
+        oldest_vmm_version=12_000,
+    ),
+}
+"""The traits of each vendor."""

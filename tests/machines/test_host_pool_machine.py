@@ -1,0 +1,286 @@
+"""Host pools under random use: sizes that compete, pools that share a budget, faults, queued copies, pressure.
+
+The model knows when each expert was last used in each pool, which fills are open and which copies are queued. The
+device keeps its own books, and checks the budget at every allocation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
+
+from expertier.errors import DeviceError
+from expertier.tiers.bounce_blocks import N_BOUNCE_BLOCKS
+from expertier.tiers.host_budget import HostBudget
+from expertier.tiers.host_pool import HostPool
+from expertier.tiers.pressure import INTERVAL_S, MemoryPressure
+from expertier.tiers.staged import Staged
+from pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
+
+SIZES = (3000, 2 * PAGE, 5 * PAGE - 7)  # of the experts of each layer
+N_EXPERTS = 6
+FLOOR = 8 * PAGE
+
+keys = st.tuples(st.integers(0, len(SIZES) - 1), st.integers(0, N_EXPERTS - 1))
+budgets = st.integers(0, 60).map(lambda pages: pages * PAGE)
+faults = st.tuples(st.sampled_from([1, 1, 2, 3]), st.sampled_from([None, KeyboardInterrupt]))
+
+
+@dataclass(eq=False)
+class Fill:
+    """An open fill, and whether it has made its block's bytes complete."""
+
+    pool: int
+    staged: Staged
+    address: int
+    complete: bool
+
+
+@dataclass(eq=False)
+class Known:
+    """What the model knows of a pool: its budget, and when each expert with a copy was used last."""
+
+    pool: HostPool
+    budget_bytes: int
+    used_at: dict[tuple[int, int], int] = field(default_factory=dict)
+    fills: list[Fill] = field(default_factory=list)
+
+
+class HostPoolMachine(RuleBasedStateMachine):
+    """One or two pools, used by one thread."""
+
+    fills = Bundle("fills")
+
+    @initialize(
+        n_pools=st.integers(1, 2),
+        pages=st.lists(st.sampled_from([0, 1, 4, 9, 20, 60]), min_size=2, max_size=2),
+        limit=st.none() | budgets,
+        power=st.booleans(),
+        knows_experts=st.booleans(),
+    )
+    def start(
+        self, n_pools: int, pages: list[int], limit: int | None, power: bool, knows_experts: bool
+    ) -> None:
+        self.now_s = 0.0
+        self.uses = 0
+        self.available = 100 * FLOOR
+        pressure = MemoryPressure(FLOOR, available_bytes=lambda: self.available, clock=lambda: self.now_s)
+        self.limit = limit
+        self.budget = HostBudget(limit, pressure=pressure)
+        self.device = LedgerDevice(powers_of_two if power else whole_pages)
+        self.knows_experts = knows_experts
+        self.all_experts_bytes = N_EXPERTS * sum(self.device.rounding(whole_pages(size)) for size in SIZES)
+        self.staging: Known | None = None
+        self.known: list[Known] = []
+        for number in range(n_pools):
+            pool = HostPool(
+                self.device,
+                budget_bytes=pages[number] * PAGE,
+                largest_block_bytes=max(SIZES),
+                experts_by_size=dict.fromkeys(SIZES, N_EXPERTS) if knows_experts else None,
+                budget=self.budget,
+                clock=lambda: self.now_s,
+            )
+            self.known.append(Known(pool, pages[number] * PAGE))
+            self.device.pools.append(pool)
+        self.device.after_alloc = self.check_budget
+        self.last: list[dict[str, int]] = [{} for _ in self.known]
+
+    # ---- fills
+
+    @rule(target=fills, number=st.integers(0, 1), key=keys, fault=st.none() | faults)
+    def stage(
+        self, number: int, key: tuple[int, int], fault: tuple[int, type[BaseException] | None] | None
+    ) -> Fill | MultipleResults:
+        known = self.known[number % len(self.known)]
+        if any(
+            fill.staged.key == key and not fill.complete and not fill.staged.bounce for fill in known.fills
+        ):
+            return multiple()  # would wait for ourselves
+        if sum(fill.staged.bounce for fill in known.fills) == N_BOUNCE_BLOCKS:
+            return multiple()  # might
+        there = {at for at, _ in known.pool.copies()}
+        assert known.pool.contains(key) == (key in there)
+        staged = Staged(key, SIZES[key[0]], SIZES[key[0]])
+        expected: type[BaseException] = KeyError
+        if fault is not None:
+            nth, error = fault
+            expected = error or DeviceError
+            self.device.faults.arm("alloc_pinned", nth, error)
+        self.staging = known
+        try:
+            known.pool.stage(staged)
+        except expected:
+            known.pool.leave(staged)
+            assert staged.block is None
+            return multiple()
+        finally:
+            self.staging = None
+            self.device.faults.disarm()
+        assert staged.hit == (key in there), "a copy was lost, or a hit invented"
+        self.uses += 1
+        fill = Fill(number % len(self.known), staged, staged.address, complete=staged.hit)
+        if not staged.hit:
+            assert not self.device.read_within(fill.address, SIZES[key[0]]), "I10: lent while a copy reads it"
+            for other in (other for known in self.known for other in known.fills):
+                ends = fill.address + SIZES[key[0]], other.address + other.staged.n_bytes
+                assert ends[0] <= other.address or ends[1] <= fill.address, "lent twice"
+        if not staged.bounce:
+            known.used_at[key] = self.uses
+        assert fill.address % PAGE == 0
+        known.fills.append(fill)
+        return fill
+
+    @rule(fill=fills)
+    def commit(self, fill: Fill) -> None:
+        if not fill.complete and fill in self.known[fill.pool].fills:
+            self.known[fill.pool].pool.commit(fill.staged)
+            fill.complete = True
+
+    @rule(fill=consumes(fills), queued=st.booleans())
+    def leave(self, fill: Fill, queued: bool) -> None:
+        known = self.known[fill.pool]
+        if fill not in known.fills:
+            return
+        known.fills.remove(fill)
+        fence = ManualFence(self.device, fill.address) if queued else None
+        known.pool.leave(fill.staged, fence)
+        known.pool.leave(fill.staged)
+        if not fill.complete and not fill.staged.bounce:
+            known.used_at.pop(fill.staged.key)
+
+    @precondition(lambda self: self.device.fences)
+    @rule(which=st.integers(0, 20))
+    def a_queued_copy_ends(self, which: int) -> None:
+        self.device.fences[which % len(self.device.fences)].finish()
+
+    @rule(number=st.integers(0, 1), used=st.lists(keys, max_size=3))
+    def refresh(self, number: int, used: list[tuple[int, int]]) -> None:
+        known = self.known[number % len(self.known)]
+        there = {key for key, _ in known.pool.copies()}
+        filling = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
+        known.pool.refresh(used)
+        for key in used:
+            if key in there | filling:
+                self.uses += 1
+                known.used_at[key] = self.uses
+
+    # ---- sizes
+
+    @rule(number=st.integers(0, 1), budget_bytes=budgets)
+    def resize(self, number: int, budget_bytes: int) -> None:
+        known = self.known[number % len(self.known)]
+        known.budget_bytes = budget_bytes
+        known.pool.resize(budget_bytes)
+        self.check_shrunk()
+
+    @precondition(lambda self: self.limit is not None)
+    @rule(limit=budgets)
+    def resize_all(self, limit: int) -> None:
+        self.limit = limit
+        self.budget.resize(limit)
+        self.check_shrunk()
+
+    @rule(
+        available=st.sampled_from([0, FLOOR - 2 * PAGE, FLOOR, 2 * FLOOR, 2 * FLOOR + 3 * PAGE, 100 * FLOOR])
+    )
+    def memory_changes(self, available: int) -> None:
+        self.available = available
+        self.now_s += INTERVAL_S
+        used, ceiling = self.budget.used_bytes, self.budget.limit_bytes
+        self.budget.relieve()
+        if available < FLOOR:
+            assert self.budget.limit_bytes <= max(0, used - (FLOOR * 3 // 2 - available))
+            self.check_shrunk()
+        elif available <= 2 * FLOOR:
+            assert self.budget.limit_bytes == ceiling, "changed between the marks"
+        elif available == 100 * FLOOR:
+            assert self.budget.limit_bytes == self.whole_limit(), "does not come back"
+
+    def whole_limit(self) -> int:
+        """What all pools may take: without a limit the largest claim, of no more than all experts if known."""
+        if self.limit is not None:
+            return self.limit
+        largest = max(known.budget_bytes for known in self.known)
+        return min(largest, self.all_experts_bytes) if self.knows_experts else largest
+
+    def check_shrunk(self) -> None:
+        """Only what is in use keeps a pool above its budget."""
+        if not any(known.fills for known in self.known) and not self.device.fences:
+            assert self.budget.used_bytes <= self.budget.limit_bytes
+            for known in self.known:
+                assert known.pool.stats().used_bytes <= known.budget_bytes
+
+    # ---- after every step, and at every allocation
+
+    def check_budget(self) -> None:
+        """I3, by the device's own books."""
+        bounce = self.budget.bounce_bytes
+        assert self.device.pinned_bytes - bounce <= self.budget.limit_bytes <= self.whole_limit(), "I3"
+        if self.staging is not None:
+            assert self.staging.pool.stats().used_bytes <= self.staging.budget_bytes, "I3: of the pool"
+
+    @invariant()
+    def everything_holds(self) -> None:
+        if not hasattr(self, "known"):
+            return
+        for number, known in enumerate(self.known):
+            known.pool.check_valid()
+            copies = [key for key, _ in known.pool.copies()]
+            times = [known.used_at[key] for key in copies]
+            assert times == sorted(times), "the order of use"
+            for fill in known.fills:
+                if not fill.staged.bounce:
+                    assert known.pool.contains(fill.staged.key) == fill.complete, "a copy in use was evicted"
+                    assert fill.staged.address == fill.address
+            stats = known.pool.stats()
+            counters = {
+                name: getattr(stats, name)
+                for name in (
+                    "hits",
+                    "misses",
+                    "evictions",
+                    "bytes_in",
+                    "peak_bytes",
+                    "given_back_bytes",
+                    "refusals",
+                )
+            }
+            assert all(value >= self.last[number].get(name, 0) for name, value in counters.items()), "I14"
+            self.last[number] = counters
+            assert 0 <= stats.rounding_bytes <= stats.used_bytes
+            unit = self.device.rounding(whole_pages(max(SIZES)))
+            assert stats.bounce_bytes == N_BOUNCE_BLOCKS * unit
+        used = sum(known.pool.stats().used_bytes for known in self.known)
+        assert self.budget.used_bytes == used <= self.budget.peak_bytes
+        assert self.device.pinned_bytes == used + self.budget.bounce_bytes, "I3: the books differ"
+
+    def teardown(self) -> None:
+        if not hasattr(self, "known"):
+            return
+        for known in self.known:
+            for fill in list(known.fills):
+                self.leave(fill, queued=True)
+            known.pool.close()
+            known.pool.close()
+        assert self.device.live == {}, "I15"
+        assert self.budget.used_bytes == self.budget.bounce_bytes == 0
+
+
+TestHostPoolMachine = HostPoolMachine.TestCase
+TestHostPoolMachine.settings = settings(
+    stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+)

@@ -1,0 +1,169 @@
+"""The fill threads: everything runs once, the first error counts, demand goes first, and nothing outlives a close."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from expertier.tiers.fill_workers import FillWorkers
+
+
+@pytest.fixture(params=[0, 1, 3])
+def workers(request: pytest.FixtureRequest) -> Iterator[FillWorkers]:
+    workers = FillWorkers(request.param)
+    yield workers
+    workers.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fill-")]
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def test_every_task_runs_once_and_all_are_done_at_the_end(workers: FillWorkers) -> None:
+    for n in (0, 1, 2, 5, 40):
+        done: list[int] = []
+        workers.run([partial(done.append, i) for i in range(n)])
+        assert sorted(done) == list(range(n))
+
+
+def test_several_threads_may_ask_at_once(workers: FillWorkers) -> None:
+    counts: list[int] = []
+
+    def ask() -> None:
+        for _ in range(20):
+            done: list[int] = []
+            workers.run([partial(done.append, i) for i in range(7)])
+            counts.append(len(done))
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert counts == [7] * 80
+
+
+def test_the_first_error_by_order_is_raised_once_nothing_runs_any_more(workers: FillWorkers) -> None:
+    running: list[int] = []
+
+    def task(number: int) -> None:
+        running.append(number)
+        time.sleep(0.002)
+        try:
+            if number in (2, 4):
+                raise ValueError(str(number))
+        finally:
+            running.remove(number)
+
+    for _ in range(5):
+        with pytest.raises(ValueError, match=r"[24]"):
+            workers.run([partial(task, i) for i in range(8)])
+        assert running == []
+    done: list[int] = []
+    workers.run([partial(done.append, i) for i in range(4)])
+    assert sorted(done) == [0, 1, 2, 3]
+
+
+def test_after_an_error_what_has_not_begun_is_left_out() -> None:
+    workers = FillWorkers(2)
+    begun: list[int] = []
+
+    def task(number: int) -> None:
+        begun.append(number)
+        if number == 0:
+            raise KeyboardInterrupt
+        time.sleep(0.005)
+
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([partial(task, i) for i in range(200)])
+    assert len(begun) < 100
+    workers.close()
+
+
+def test_demand_goes_before_background_work() -> None:
+    workers = FillWorkers(1)
+    order: list[str] = []
+    gate, started = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        started.set()
+        assert gate.wait(30)
+
+    workers.later("hold", hold)
+    assert started.wait(30)
+    workers.later("background", lambda: order.append("background"))
+    demand = threading.Thread(target=workers.run, args=([partial(order.append, "demand")] * 6,))
+    demand.start()
+    demand.join()  # the asking thread does it all itself: the only worker is busy
+    gate.set()
+    workers.idle()
+    assert order == ["demand"] * 6 + ["background"]
+    workers.close()
+
+
+def test_background_work_can_be_cancelled_before_it_begins(workers: FillWorkers) -> None:
+    gate = threading.Event()
+    done: list[object] = []
+    for _ in range(3):
+        workers.later("hold", lambda: gate.wait(30) and None)
+    if workers._n_threads:
+        eventually(lambda: workers.n_waiting == 3 - workers._n_threads or workers.n_waiting == 0)
+    for label in ("a", "b", "a"):
+        workers.later(label, partial(done.append, label))
+    assert workers.cancel(lambda label: label == "a") == 2
+    gate.set()
+    workers.idle()
+    assert done == ["b"]
+
+
+def test_close_forgets_what_waits_and_ends_what_runs() -> None:
+    workers = FillWorkers(1)
+    done: list[str] = []
+    started = threading.Event()
+
+    def slow() -> None:
+        started.set()
+        time.sleep(0.05)
+        done.append("slow")
+
+    workers.later("slow", slow)
+    assert started.wait(30)
+    workers.later("never", lambda: done.append("never"))
+    workers.close()
+    workers.close()
+    workers.later("after", lambda: done.append("after"))
+    assert done == ["slow"]
+
+
+def test_an_error_of_background_work_ends_no_thread() -> None:
+    workers = FillWorkers(1)
+    done: list[int] = []
+
+    def fails() -> None:
+        raise ValueError("background")
+
+    workers.later("fails", fails)
+    workers.later("works", lambda: done.append(1))
+    workers.idle()
+    assert done == [1]
+    workers.close()
+
+
+def test_without_another_thread_the_asking_one_does_everything(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    workers = FillWorkers(4)
+    done: list[int] = []
+    workers.run([partial(done.append, i) for i in range(9)])
+    assert sorted(done) == list(range(9))
+    workers.close()

@@ -1,0 +1,153 @@
+"""The boundary between the slab's compute region and its slots."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from expertier.errors import BudgetError, BusyError, DeviceError
+from expertier.hip.fence import Fence
+from expertier.planner.allocate import LayerPlan, floor_bytes
+from expertier.planner.demand import LayerDemand
+from expertier.planner.shrink import shrink
+from expertier.tiers.relayout import Relayout
+from expertier.tiers.slab import Slab
+from expertier.tiers.slot_layout import RANGE_ALIGNMENT
+from expertier.tiers.usage import WAIT_S, Usage
+from expertier.units import MIB, round_up
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeRegion:
+    """Device memory that the slots leave alone: `n_bytes` from `address`, which never changes."""
+
+    address: int
+    n_bytes: int
+
+
+class Boundary:
+    """Moves the boundary: up at once when more is reserved, down again when that pays.
+
+    Hysteresis: a release only allows the boundary to go down. It goes when the misses since then have cost
+    as many bytes as the slots that it would give back can hold, which is what a needless move costs: what
+    is fetched into them is dropped at the next `reserve`. So alternating prefill and decode never pays more
+    than twice what the better of moving and staying would have cost.
+    """
+
+    def __init__(
+        self,
+        slab: Slab,
+        relayout: Relayout,
+        usage: Usage,
+        demands: Sequence[LayerDemand],
+        bytes_missed: Callable[[], int],
+    ) -> None:
+        """Start without a compute region; `bytes_missed` is what L1's misses have cost so far."""
+        self._slab = slab
+        self._relayout = relayout
+        self._usage = usage
+        self._demands = demands
+        self._bytes_missed = bytes_missed
+        self._lock = threading.Lock()  # of the wishes below; never held during a move
+        self._quotas = slab.slots  # what the layers get when all of the slab is theirs
+        self._wanted_bytes = 0
+        self._pays_at: int | None = (
+            None  # bytes missed at which going down pays; None: nothing to go down for
+        )
+
+    @property
+    def may_move(self) -> bool:
+        """Whether a release waits for its move; read without a lock, as a hint."""
+        return self._pays_at is not None
+
+    def reserve(self, n_bytes: int, stream: int | None) -> ComputeRegion:
+        """See `TierManager.reserve_compute`."""
+        most = self._slab.n_bytes - floor_bytes(self._demands)
+        if n_bytes > most:
+            raise BudgetError(
+                f"asked for {n_bytes / MIB:.3f} MiB to compute in, of a slab of {self._slab.n_bytes / MIB:.3f} "
+                f"MiB: with one slot a layer left, {max(most, 0) / MIB:.3f} MiB is the most; ask for less, or "
+                "give the expert cache more"
+            )
+        if n_bytes < 0:
+            raise ValueError(f"asked for {n_bytes} bytes to compute in")
+        with self._lock:
+            wanted, self._wanted_bytes = self._wanted_bytes, max(self._wanted_bytes, n_bytes)
+            self._pays_at = None
+        if n_bytes > self._slab.layout.compute_bytes:
+            try:
+                with self._usage.exclusively("reserve compute memory"):
+                    if n_bytes > self._slab.layout.compute_bytes:  # else another thread was faster
+                        _wait_for(self._lay_out(n_bytes), stream)
+            except BaseException:
+                with self._lock:
+                    self._wanted_bytes = wanted
+                raise
+        return ComputeRegion(self._slab.base, self._slab.layout.compute_bytes)
+
+    def release(self, n_bytes: int) -> None:
+        """See `TierManager.release_compute`."""
+        with self._lock:
+            if n_bytes >= self._wanted_bytes:
+                return
+            self._wanted_bytes = n_bytes
+            gained = self._slab.layout.compute_bytes - n_bytes
+            if gained > 0 and self._pays_at is None:
+                self._pays_at = self._bytes_missed() + gained
+
+    def settle(self, *, now: bool) -> bool:
+        """Go down to what is still wanted where that pays, or `now` whether it does or not.
+
+        Returns whether the boundary moved. Without `now` it gives up where someone is in the way or a call
+        fails, and tries again the next time.
+        """
+        with self._lock:
+            pays_at, wanted = self._pays_at, self._wanted_bytes
+        if wanted >= self._slab.layout.compute_bytes:
+            return False
+        if not now and (pays_at is None or self._bytes_missed() < pays_at):
+            return False
+        try:
+            with self._usage.exclusively("give compute memory back", wait_s=WAIT_S if now else 0):
+                self._lay_out(wanted)
+        except (BusyError, DeviceError):
+            if now:
+                raise
+            return False
+        return True
+
+    def apply(self, plan: LayerPlan) -> None:
+        """Make `plan` the quotas of the whole slab, shrunk to what the compute region leaves."""
+        self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
+        with self._usage.exclusively("apply a plan"):
+            quotas, self._quotas = self._quotas, tuple(plan.slots)
+            try:
+                self._lay_out(self._slab.layout.compute_bytes)
+            except BaseException:
+                self._quotas = quotas
+                raise
+
+    # ---- inside
+
+    def _lay_out(self, compute_bytes: int) -> Fence | None:
+        """Give the layers their quotas, or what of them a compute region leaves."""
+        compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
+        slots: Sequence[int] = self._quotas
+        try:
+            self._slab.plan(slots, compute_bytes)
+        except BudgetError:
+            left = self._slab.n_bytes - compute_bytes
+            slots = shrink(slots, self._demands, budget_bytes=left).slots
+        fence = self._relayout.run(slots, compute_bytes)
+        with self._lock:
+            self._pays_at = None
+        return fence
+
+
+def _wait_for(fence: Fence | None, stream: int | None) -> None:
+    if fence is not None:
+        if stream is None:
+            fence.wait()
+        else:
+            fence.hold(stream)

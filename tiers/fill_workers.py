@@ -1,0 +1,200 @@
+"""Threads that fill slots beside the one that asked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+
+_log = logging.getLogger(__name__)
+
+Task = Callable[[], None]
+
+
+class _Batch:
+    """Tasks that someone waits for; the first error by their order counts."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self.tasks = deque(enumerate(tasks))
+        self.running = 0
+        self.errors: dict[int, BaseException] = {}
+
+
+class FillWorkers:
+    """A few threads for reads and copies. Demand goes first; background tasks run when no demand waits.
+
+    Threads start with the first work that needs them, and `close` joins them. Thread-safe.
+    """
+
+    def __init__(self, n_threads: int) -> None:
+        """Use up to `n_threads` threads; 0: demand runs on the thread that asks, background work at `idle`."""
+        self._n_threads = n_threads
+        self._changed = threading.Condition(threading.Lock())
+        self._threads: list[threading.Thread] = []
+        self._batches: deque[_Batch] = deque()
+        self._background: deque[tuple[object, Task]] = deque()
+        self._background_running = 0
+        self._n_busy = 0  # threads of ours that run a task
+        self._closed = False
+
+    def run(self, tasks: Sequence[Task]) -> None:
+        """Run `tasks`, some of them on other threads, and return when all are done.
+
+        After the first failure those that have not begun are left out; then the first error, by the order of
+        `tasks`, is raised. The calling thread works, too, so that this needs no free thread.
+        """
+        if len(tasks) == 1 or not self._n_threads:
+            for task in tasks:
+                task()
+            return
+        batch = _Batch(tasks)
+        with self._changed:
+            self._batches.append(batch)
+            self._start_threads(len(tasks) - 1)
+            self._changed.notify_all()
+        try:
+            while self._run_one(batch):
+                pass
+        finally:
+            self._wait_for(batch)
+        if batch.errors:
+            raise batch.errors[min(batch.errors)]
+
+    def later(self, label: object, task: Task) -> None:
+        """Run `task` when a thread has nothing better to do; what it raises is its own business.
+
+        `label` is what `cancel` names it by. Does nothing once closed.
+        """
+        with self._changed:
+            if self._closed:
+                return
+            self._background.append((label, task))
+            self._start_threads(len(self._background))
+            self._changed.notify_all()
+
+    def cancel(self, chosen: Callable[[object], bool]) -> int:
+        """Forget background tasks that have not begun and whose label `chosen` accepts; return how many."""
+        with self._changed:
+            before = len(self._background)
+            self._background = deque(entry for entry in self._background if not chosen(entry[0]))
+            return before - len(self._background)
+
+    @property
+    def n_waiting(self) -> int:
+        """Background tasks that have not begun."""
+        return len(self._background)
+
+    def idle(self) -> None:
+        """Return when no background task waits or runs; without threads, run them here."""
+        while not self._n_threads:
+            with self._changed:
+                if not self._background:
+                    return
+                _, task = self._background.popleft()
+            task()
+        with self._changed:
+            while self._background or self._background_running:
+                self._changed.wait()
+
+    def close(self) -> None:
+        """Forget what has not begun, wait for what runs, and end the threads; a second call does nothing."""
+        with self._changed:
+            self._closed = True
+            self._background.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads.clear()
+
+    # ---- inside
+
+    def _start_threads(self, n_wanted: int) -> None:
+        """Have `n_wanted` threads that do nothing yet, if there may be so many; the caller holds the lock."""
+        while not self._closed and len(self._threads) < min(self._n_threads, n_wanted + self._n_busy):
+            thread = threading.Thread(target=self._work, name=f"fill-{len(self._threads)}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads: the caller does the work
+                return
+            self._threads.append(thread)
+
+    def _run_one(self, batch: _Batch) -> bool:
+        """Run a task of the batch; False when none is left."""
+        with self._changed:
+            if not batch.tasks:
+                return False
+            number, task = self._take(batch)
+        self._run(batch, number, task)
+        return True
+
+    def _take(self, batch: _Batch) -> tuple[int, Task]:
+        number, task = batch.tasks.popleft()
+        batch.running += 1
+        if not batch.tasks and batch in self._batches:
+            self._batches.remove(batch)
+        return number, task
+
+    def _run(self, batch: _Batch, number: int, task: Task) -> None:
+        error: BaseException | None = None
+        try:
+            task()
+        except BaseException as raised:
+            error = raised
+        with self._changed:
+            if error is not None:
+                batch.errors[number] = error
+                batch.tasks.clear()
+                if batch in self._batches:
+                    self._batches.remove(batch)
+            batch.running -= 1
+            if not batch.running:
+                self._changed.notify_all()
+
+    def _wait_for(self, batch: _Batch) -> None:
+        """Return when no task of the batch runs any more; interrupts are raised after that."""
+        interrupt: BaseException | None = None
+        while True:
+            try:
+                with self._changed:
+                    if interrupt is not None:
+                        batch.tasks.clear()
+                    if batch in self._batches and not batch.tasks:
+                        self._batches.remove(batch)
+                    while batch.running or batch.tasks:
+                        self._changed.wait()
+                break
+            except BaseException as raised:
+                interrupt = raised
+        if interrupt is not None:
+            raise interrupt
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                while not self._batches and not self._background and not self._closed:
+                    self._changed.wait()
+                batch = self._batches[0] if self._batches else None
+                if batch is not None:
+                    number, task = self._take(batch)
+                elif self._background:
+                    _, task = self._background.popleft()
+                    self._background_running += 1
+                else:
+                    return
+                self._n_busy += 1
+            if batch is not None:
+                self._run(batch, number, task)
+            else:
+                self._run_background(task)
+            with self._changed:
+                self._n_busy -= 1
+
+    def _run_background(self, task: Task) -> None:
+        try:
+            task()
+        except Exception:
+            _log.exception("background work failed, which it should report itself")
+        with self._changed:
+            self._background_running -= 1
+            self._changed.notify_all()

@@ -1,0 +1,163 @@
+"""Experts fetched before anyone asks for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
+
+from expertier.planner.residency import Residency
+from expertier.tiers.fill_workers import FillWorkers
+from expertier.tiers.filler import Filler
+from expertier.tiers.host_block import ExpertKey
+from expertier.tiers.host_pool import HostPool
+from expertier.tiers.layer_locks import LayerLocks
+from expertier.tiers.stats import PrefetchStats
+from expertier.tiers.usage import Usage
+
+MAX_WAITING = 256
+"""Experts that may wait to be prefetched; what is asked for beyond that is dropped."""
+
+_log = logging.getLogger(__name__)
+
+
+class Target(StrEnum):
+    """Where a prefetch brings experts."""
+
+    L1 = "l1"
+    """Into a slot, at the cold end: it is the next to leave unless someone asks for it."""
+
+    L2 = "l2"
+    """Into the host pool only."""
+
+
+class Prefetcher:
+    """Fills at low priority that nobody waits for. Nothing here raises, blocks a caller, or evicts a pin.
+
+    An expert that is asked for while its prefetch waits is fetched by whoever asks; one that is being
+    prefetched is waited for. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        locks: LayerLocks,
+        usage: Usage,
+        workers: FillWorkers,
+        filler: Filler,
+        pool: HostPool,
+    ) -> None:
+        """Connect; nothing is fetched."""
+        self._residency = residency
+        self._locks = locks
+        self._usage = usage
+        self._workers = workers
+        self._filler = filler
+        self._pool = pool
+        self._lock = threading.Lock()
+        self._waiting: set[tuple[ExpertKey, Target]] = set()
+        self._stats = PrefetchStats()
+
+    def ask(self, layer: int, experts: Sequence[int], target: Target, *, n_asked: int) -> None:
+        """Fetch experts of a layer that are not there yet, when there is time.
+
+        `n_asked` counts those as well that were left out because the model does not have them.
+        """
+        self._add(asked=n_asked - len(experts), dropped=n_asked - len(experts))
+        for expert in experts:
+            label = ((layer, expert), target)
+            if self._is_there((layer, expert), target):
+                continue
+            with self._lock:
+                if label in self._waiting:
+                    continue
+                full = len(self._waiting) >= MAX_WAITING
+                if not full:
+                    self._waiting.add(label)
+            self._add(asked=1, dropped=full)
+            if full:
+                continue
+            self._workers.later(label, partial(self._fetch, (layer, expert), target))
+
+    def cancel(self, layer: int | None = None) -> int:
+        """Forget the prefetches that have not begun, of one layer or of all; return how many."""
+        cancelled: list[tuple[ExpertKey, Target]] = []
+
+        def chosen(label: object) -> bool:
+            assert isinstance(label, tuple)
+            if layer is not None and label[0][0] != layer:
+                return False
+            cancelled.append(label)
+            return True
+
+        self._workers.cancel(chosen)
+        with self._lock:
+            self._waiting.difference_update(cancelled)
+        self._add(dropped=len(cancelled))
+        return len(cancelled)
+
+    def stats(self, useful_bytes: int, wasted_bytes: int) -> PrefetchStats:
+        """Return the counts so far, with the bytes that the residency tables counted."""
+        return replace(self._stats, useful_bytes=useful_bytes, wasted_bytes=wasted_bytes)
+
+    # ---- on a worker's thread
+
+    def _fetch(self, key: ExpertKey, target: Target) -> None:
+        with self._lock:
+            self._waiting.discard((key, target))
+        if not self._usage.enter_background():
+            self._add(dropped=1)
+            return
+        try:
+            if self._is_there(key, target):
+                self._add(dropped=1)
+            elif target is Target.L2:
+                self._filler.stage_one(*key)
+                self._add(done=1)
+            else:
+                came = self._into_slot(*key)
+                self._add(done=came, dropped=not came)
+        except Exception as error:
+            self._add(failed=1)
+            _log.debug("prefetch of expert %d of layer %d failed: %s", key[1], key[0], error)
+        finally:
+            self._usage.leave_background()
+
+    def _into_slot(self, layer: int, expert: int) -> bool:
+        """Fill a slot that nobody needs; False where there is none, or the expert came another way."""
+        with self._locks.held(layer):
+            slot = self._residency.begin_prefetch(layer, expert)
+        if slot < 0:
+            return False
+        slots = np.array([slot], np.int32)
+        try:
+            self._pool.refresh((layer, evicted) for evicted in self._residency.evicted_from(layer, slots))
+            self._filler.fill_one(layer, expert, slot, prefetch=True)
+        except BaseException:
+            with self._locks.held(layer):
+                self._residency.abort(layer, slots)
+                self._locks.notify_all(layer)
+            raise
+        with self._locks.held(layer):
+            self._residency.complete(layer, slots)
+            self._residency.release(layer, slots)
+            self._locks.notify_all(layer)
+        return True
+
+    def _is_there(self, key: ExpertKey, target: Target) -> bool:
+        """Whether a prefetch has nothing to do; looks without a lock, as it is asked again with one."""
+        if self._residency.slot_of[key] >= 0:
+            return True
+        return target is Target.L2 and self._pool.contains(key)
+
+    def _add(self, *, asked: int = 0, done: int = 0, dropped: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            now = self._stats
+            self._stats = PrefetchStats(
+                now.asked + asked, now.done + done, now.dropped + dropped, now.failed + failed
+            )

@@ -1,0 +1,90 @@
+"""The transaction that gives the layers other numbers of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from expertier.errors import DeviceError
+from expertier.hip.fence import Fence
+from expertier.planner.repack import Survivors, survivors
+from expertier.planner.residency import Residency
+from expertier.tiers.host_pool import HostPool
+from expertier.tiers.kept import free_slots, in_place
+from expertier.tiers.slab import Slab
+from expertier.tiers.slot_fences import SlotFences
+from expertier.tiers.stats import MoveStats
+
+
+class Relayout:
+    """Moves the slots: all or nothing, while nobody else uses the tiers (I12).
+
+    A new layout ──► who stays, and where ──► moves on the device ──► zeros ──► tables
+                                                └── fails ──► the old layout, with the experts that are intact
+
+    The hottest experts of each layer stay; the others leave as if evicted.
+    """
+
+    def __init__(
+        self, slab: Slab, residency: Residency, pool: HostPool, fences: SlotFences, stream: int
+    ) -> None:
+        """Connect; the work is queued on `stream`."""
+        self._slab = slab
+        self._residency = residency
+        self._pool = pool
+        self._fences = fences
+        self._stream = stream
+        self._stats = MoveStats()
+
+    def run(self, slots: Sequence[int], compute_bytes: int) -> Fence | None:
+        """Lay out `slots[layer]` slots a layer above `compute_bytes`.
+
+        Returns the fence after which the new layout holds; None where it does already. Raises `BudgetError`
+        where that does not fit and `DeviceError` where a call failed; slots and compute region are as before
+        then, and experts whose bytes were lost are no longer resident.
+        """
+        new = self._slab.plan(slots, compute_bytes)
+        old = self._slab.slots
+        shifts = [self._slab.layout.shift_to(new, layer) for layer in range(len(old))]
+        kept = survivors(self._residency, new.slots, shifts)
+        dropped = self._dropped(kept)
+        self._fences.before_move(self._stream)
+        try:
+            moved_bytes = self._slab.relayout(new, kept, self._stream)
+        except BaseException:
+            intact = in_place(self._slab.still_there(new, kept))
+            lost = self._dropped(intact)
+            self._residency.repack(old, intact)
+            self._fences.after_move(self._stream)
+            self._pool.refresh(lost)
+            with suppress(DeviceError):  # else before the next use
+                self.restore_guards()
+            raise
+        self._residency.repack(new.slots, kept)
+        self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
+        fence = self._fences.after_move(self._stream)
+        self._pool.refresh(dropped)
+        return fence
+
+    def restore_guards(self) -> None:
+        """Zero again what a failed `run` may have left, while nobody uses the slots; `DeviceError`."""
+        if self._slab.stale_guards:
+            here = survivors(self._residency, self._slab.slots, [0] * len(self._slab.slots))
+            self._slab.restore_guards(free_slots(here, self._slab.slots), self._stream)
+            self._fences.after_move(self._stream)
+
+    def stats(self) -> MoveStats:
+        """Return the counts so far."""
+        return self._stats
+
+    # ---- inside
+
+    def _dropped(self, kept: Survivors) -> list[tuple[int, int]]:
+        """Return (layer, expert) of the residents that are not in `kept`."""
+        stay = set(zip(kept.layer.tolist(), kept.expert.tolist(), strict=True))
+        return [
+            (layer, expert)
+            for layer in range(len(self._slab.slots))
+            for expert in self._residency.residents(layer)
+            if (layer, expert) not in stay
+        ]
