@@ -9,7 +9,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 
 # Strict editable installs link single files: a new or removed one needs the install again.
-SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -name '*.cpp' -o -name '*.h' -o -name py.typed)
+SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.h' -o -name py.typed)
 
 SECONDS ?= 60
 

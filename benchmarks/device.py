@@ -4,6 +4,7 @@
 
 copies     pinned host-to-device copies of an expert's size through the device, against a bare loop of driver calls
 boundary   a boundary move with half of the experts surviving, planning included, against one copy of the same bytes
+pinned     what a pinned block takes, beside what is counted for it
 overlap    filling pinned blocks from pageable memory, copying them in, and both at once
 gather     one kernel that reads pinned memory, against a driver's copy for each expert
 
@@ -15,10 +16,12 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import mmap
 import statistics
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,7 @@ GATHER_COUNTS = (1, 2, 4, 8, 24)
 GATHER_SIZES = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 CHUNKS = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB)
 SLOT_SIZES = (MIB, 3 * 512 * KIB, 4 * MIB)
+PINNED_SIZES = (8 * KIB, 516 * KIB, 3 * 512 * KIB, 3 * MIB + 4 * KIB)
 
 
 def timed(rounds: int, *ways: Callable[[], None]) -> list[list[float]]:
@@ -111,7 +115,7 @@ def measure_boundary(device: GpuDevice, rounds: int, arena: int) -> list[dict[st
         _number_slots(device, base, slot, n)
         device.copy_within(moves, stream)
         device.synchronize()
-        arrived = _slot_numbers(device, targets)
+        arrived = _slot_numbers(device, targets, slot)
         assert (arrived == kept).all(), "a slot did not arrive"
 
         def move(moves: np.ndarray = moves) -> None:
@@ -145,24 +149,58 @@ def measure_boundary(device: GpuDevice, rounds: int, arena: int) -> list[dict[st
 
 
 def _number_slots(device: GpuDevice, base: int, slot: int, n: int) -> None:
+    """Write each slot's number into its last eight bytes."""
     staging = device.alloc_pinned(8 * n)
     ctypes.memmove(staging, np.arange(n, dtype=np.int64).ctypes.data, 8 * n)
     for i in range(n):
-        device.copy_in(base + i * slot + slot - 8, staging + 8 * i, 8)
+        device.copy_in(base + (i + 1) * slot - 8, staging + 8 * i, 8)
     device.synchronize()
     device.free(staging)
-    _number_slots.slot = slot  # type: ignore[attr-defined]
 
 
-def _slot_numbers(device: GpuDevice, targets: np.ndarray) -> np.ndarray:
-    slot = _number_slots.slot  # type: ignore[attr-defined]
-    staging = device.alloc_pinned(8 * len(targets))
-    for i, target in enumerate(targets.tolist()):
-        device.copy_out(staging + 8 * i, target + slot - 8, 8)
+def _slot_numbers(device: GpuDevice, slots: np.ndarray, slot: int) -> np.ndarray:
+    """Return the numbers in the slots that begin at the addresses `slots`."""
+    staging = device.alloc_pinned(8 * len(slots))
+    for i, begin in enumerate(slots.tolist()):
+        device.copy_out(staging + 8 * i, begin + slot - 8, 8)
     device.synchronize()
-    numbers = np.frombuffer(ctypes.string_at(staging, 8 * len(targets)), np.int64)
+    numbers = np.frombuffer(ctypes.string_at(staging, 8 * len(slots)), np.int64)
     device.free(staging)
     return numbers
+
+
+def measure_pinned(device: GpuDevice, blocks: int) -> list[dict[str, Any]]:
+    """Pin and touch blocks: what the process and the machine have less of, a block, beside what is counted."""
+    found = []
+    for size in PINNED_SIZES:
+        before = _memory()
+        start = time.perf_counter()
+        taken = [device.alloc_pinned(size) for _ in range(blocks)]
+        seconds = time.perf_counter() - start
+        for address in taken:
+            ctypes.memset(address, 1, size)
+        after = _memory()
+        found.append(
+            {
+                "bytes": size,
+                "counted_bytes": device.pinned_bytes / blocks,
+                "resident_bytes": (after["resident"] - before["resident"]) / blocks,
+                "unavailable_bytes": (before["available"] - after["available"]) / blocks,
+                "alloc_us": seconds / blocks * 1e6,
+            }
+        )
+        for address in taken:
+            device.free(address)
+    return found
+
+
+def _memory() -> dict[str, int]:
+    """Return the bytes that this process has resident and that the machine has available."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    line = next(
+        line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable")
+    )
+    return {"resident": resident, "available": int(line.split()[1]) * KIB}
 
 
 def measure_overlap(device: GpuDevice, rounds: int, total: int, block: int = 2 * MIB) -> dict[str, Any]:
@@ -262,7 +300,7 @@ def measure_gather(device: GpuDevice, rounds: int, most: int) -> list[dict[str, 
 
 
 def measure(device: GpuDevice, *, rounds: int, arena: int, total: int) -> dict[str, Any]:
-    """Run all four."""
+    """Run all of them."""
     gpu = device.gpu
     return {
         "device": {
@@ -276,6 +314,7 @@ def measure(device: GpuDevice, *, rounds: int, arena: int, total: int) -> dict[s
         "rounds": rounds,
         "copies": measure_copies(device, rounds, total),
         "boundary": measure_boundary(device, rounds, arena),
+        "pinned": measure_pinned(device, 64 if total > 64 * MIB else 4),
         "overlap": measure_overlap(device, rounds, total),
         "gather": measure_gather(device, rounds, min(total, 24 * 8 * MIB)),
     }
@@ -299,6 +338,10 @@ def show(found: dict[str, Any]) -> None:
             f"{row['launches']} launches: {text(row['one_copy_ms'])}, {text(row['move_ms'])}, "
             f"{text(row['planning_ms'])}; {text(row['move_over_copy'])}"
         )
+    print("pinned blocks: bytes asked, counted, resident, unavailable to others; µs of one allocation")
+    for row in found["pinned"]:
+        sizes = [row[name] for name in ("bytes", "counted_bytes", "resident_bytes", "unavailable_bytes")]
+        print("  " + ", ".join(f"{value:,.0f}" for value in sizes) + f"; {row['alloc_us']:.1f}")
     print("overlap of pinned fills and copies:", json.dumps(found["overlap"]))
     print("gather against copies: µs of copies, of the best gather, its chunk; ratio")
     for row in found["gather"]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from expertier.errors import DeviceError, DriverError
@@ -28,6 +29,8 @@ class Gpu:
     Each call finds the GPU current in the calling thread, and leaves the thread's own choice as it was: an
     engine's thread may be working on another GPU.
     """
+
+    _closed = True  # until the constructor has a context to give back
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
         """Check that the GPU is there and take its context. Raises `DeviceError`."""
@@ -173,6 +176,12 @@ class Gpu:
             self._closed = True
             if self.driver.vendor is Vendor.CUDA:
                 self.driver.call("context_release", self.ordinal)
+
+    def __del__(self) -> None:
+        """Give the context back where nobody did: what is on the GPU complains for itself."""
+        if not self._closed and not sys.is_finalizing():
+            with suppress(DriverError):
+                self.close()
 
     def _enter(self) -> int | None:
         """Make the GPU current; return what was, or None where nothing changed."""

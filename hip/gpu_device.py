@@ -252,17 +252,19 @@ class GpuDevice:
             n_left = len(self._memory) + len(self._pinned)
             idle: list[Owned] = [*self._streams.values(), *self._events.values()]
             self._streams, self._events = {}, {}
+        # Everything is closed even where one close fails; the first error is raised.
+        closers: list[Callable[[], None]] = []
         if not was_closed:
-            # Everything is closed even where one close fails; the first error is raised.
-            closers: list[Callable[[], None]] = [self.gpu.synchronize, *(owned.close for owned in idle)]
+            closers += [self.gpu.synchronize, *(owned.close for owned in idle)]
             closers += [self._clearing.close, self.mover.close]
-            _run_all(closers)
+        if not n_left:
+            closers.append(self.gpu.close)
+        _run_all(closers)
         if n_left:
             return (
                 f"{self.name} closed with {n_left} allocations still live: {mib(self.device_bytes)} of device "
                 f"and {mib(self.pinned_bytes)} of pinned memory; close the TierManager first"
             )
-        self.gpu.close()
         return ""
 
     def _copies(self, moves: Moves, stream: int) -> None:

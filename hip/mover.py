@@ -84,8 +84,8 @@ class Mover:
 
     def move(self, moves: Moves, stream: int) -> None:
         """Queue moves within the device, as if one after another. Raises `DriverError`."""
+        plan = (plan_moves if self.kernels else plan_in_order)(moves, self._scratch)
         with self._lock:
-            plan = (plan_moves if self.kernels else plan_in_order)(moves, self._scratch)
             if plan.uses_scratch:
                 # Another stream may still have pieces there.
                 self._gpu.call("stream_wait_event", stream, self._scratch_free.handle, 0)

@@ -51,7 +51,7 @@ TRAITS: dict[Vendor, Traits] = {
         attr_virtual_memory=89,
         # 6.0 is the first with the properties structure that holds the architecture's name where we read it.
         oldest_version=60_000_000,
-        # Before 7.14 virtual memory is unreliable: decision D5 in docs/gpu-devices.md.
+        # Before 7.14 virtual memory is unreliable: docs/gpu-devices.md lists what was reported.
         oldest_vmm_version=71_400_000,
     ),
     Vendor.CUDA: Traits(

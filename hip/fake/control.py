@@ -16,6 +16,7 @@ LIVE = (
     "live_streams",
     "live_events",
     "live_modules",
+    "live_contexts",
 )
 """Counters of what a program has to give back."""
 

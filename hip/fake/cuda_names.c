@@ -76,8 +76,17 @@ int cuDeviceCanAccessPeer(int *out, int device, int peer) {
     *out = core_can_access(device, peer);
     return OK;
 }
-int cuDevicePrimaryCtxRetain(Context **out, int device) { DEVICE_CALL(device); *out = &contexts[device]; return OK; }
-int cuDevicePrimaryCtxRelease_v2(int device) { DEVICE_CALL(device); return OK; }
+int cuDevicePrimaryCtxRetain(Context **out, int device) {
+    DEVICE_CALL(device);
+    *out = &contexts[device];
+    __atomic_add_fetch(&count_live_contexts, 1, __ATOMIC_SEQ_CST);
+    return OK;
+}
+int cuDevicePrimaryCtxRelease_v2(int device) {
+    DEVICE_CALL(device);
+    __atomic_sub_fetch(&count_live_contexts, 1, __ATOMIC_SEQ_CST);
+    return OK;
+}
 int cuCtxSetCurrent(Context *context) { CALL; current = context; return OK; }
 int cuCtxGetCurrent(Context **out) { CALL; *out = current; return OK; }
 int cuCtxSynchronize(void) { CONTEXT_CALL; return streams_synchronize(HERE); }

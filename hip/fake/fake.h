@@ -63,7 +63,7 @@ enum {
 
 #define COUNTERS(X)                                                                                                    \
     X(live_allocations) X(live_pinned) X(live_registered) X(live_handles) X(live_reservations) X(live_streams)         \
-    X(live_events) X(live_modules) X(pageable_copies) X(copies_in) X(copies_out) X(copies_within) X(launches)          \
+    X(live_events) X(live_modules) X(live_contexts) X(pageable_copies) X(copies_in) X(copies_out) X(copies_within) X(launches)          \
     X(bytes_in) X(faults)
 
 #define DECLARE(name, ...) extern long long fake_##name;

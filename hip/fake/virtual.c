@@ -52,6 +52,13 @@ int core_unreserve(void *address, size_t bytes) {
     return code;
 }
 
+// Physical memory comes with what was there before: here, in its first and last page.
+static int spoil(int fd, size_t bytes) {
+    static unsigned char garbage[PAGE];
+    memset(garbage, 0xa5, sizeof garbage);
+    return pwrite(fd, garbage, PAGE, 0) == (ssize_t)PAGE && pwrite(fd, garbage, PAGE, (off_t)(bytes - PAGE)) == (ssize_t)PAGE;
+}
+
 int core_create(Handle **out, size_t bytes, const Properties *properties) {
     if (!fake_vmm) return NOT_SUPPORTED;
     if (!out || !bytes || bytes % fake_granularity || !is_device_memory(properties)) return INVALID_VALUE;
@@ -60,7 +67,7 @@ int core_create(Handle **out, size_t bytes, const Properties *properties) {
     int handles_left = !fake_handle_limit || count_live_handles < fake_handle_limit;
     if (handles_left && vram_used[device] + bytes <= fake_vram_mib * MIB) {
         int fd = memfd_create("expertier-fake-vram", MFD_CLOEXEC);
-        if (fd >= 0 && !ftruncate(fd, (off_t)bytes)) {
+        if (fd >= 0 && !ftruncate(fd, (off_t)bytes) && spoil(fd, bytes)) {
             Handle *handle = calloc(1, sizeof *handle);
             *handle = (Handle){.fd = fd, .device = device, .references = 1, .user_references = 1, .bytes = bytes};
             vram_used[device] += bytes;

@@ -174,14 +174,16 @@ def test_a_threads_own_device_stays(fake: FakeDriver, open_fake: OpenFake, vendo
             if vendor is Vendor.HIP:
                 driver.call("set_device", 2)
             else:
-                driver.call("context_set", driver.handle("context_retain", 2))
+                theirs = driver.handle("context_retain", 2)
+                driver.call("context_set", theirs)
             device.zero(address, 1 << 20)
             with pytest.raises(DriverError):
                 device.alloc(1 << 62)
             if vendor is Vendor.HIP:
                 seen.append(driver.integer("get_device") == 2)
             else:
-                seen.append(driver.handle("context_get") == driver.handle("context_retain", 2))
+                seen.append(driver.handle("context_get") == theirs)
+                driver.call("context_release", 2)
 
         seen: list[bool] = []
         thread = threading.Thread(target=in_thread)
@@ -213,15 +215,16 @@ def test_owned_objects_close_once_and_complain_when_dropped(fake: FakeDriver, gp
         lambda: DeviceBuffer(gpu, 4096),
         lambda: PinnedBuffer(gpu, 4096),
     ]
+    before = fake.live()
     for make in makers:
         with make() as owned:
             assert not owned.closed
         assert owned.closed
         owned.close()
-        assert fake.live() == {}
+        assert fake.live() == before
         with pytest.warns(ResourceWarning, match=r"(Stream|Event|Buffer)\(.*\) was never closed"):
             make()
-        assert fake.live() == {}
+        assert fake.live() == before
 
 
 def test_an_object_that_could_not_be_made_does_not_complain(fake: FakeDriver, gpu: Gpu) -> None:

@@ -265,6 +265,23 @@ def test_peers_that_do_not_reach_each_other(
         other.free(target)
 
 
+def test_a_bounce_between_gpus_is_not_overwritten_too_early(
+    fake: FakeDriver, open_fake: OpenFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("expertier.hip.peers._BOUNCE_BYTES", 4096)
+    fake.set("devices", 2)
+    fake.set("no_peers", 1)
+    content = random_bytes(100_003)
+    with open_fake(0) as one, open_fake(1) as other:
+        source, target = one.alloc(len(content)), other.alloc(len(content))
+        write(one, source, content)
+        fake.set("jitter_us", 2000)
+        PeerLinks([one, other]).copy(other, target, one, source, len(content))
+        assert read(other, target, len(content)) == content
+        one.free(source)
+        other.free(target)
+
+
 def test_peers_get_access_to_every_mapping_and_the_owner_keeps_its_own(
     fake: FakeDriver, open_fake: OpenFake
 ) -> None:
@@ -296,6 +313,21 @@ def test_a_mapping_without_access_for_the_peer(fake: FakeDriver, open_fake: Open
         fake.reset()
         fake.set("devices", 2)
         other.free(target)
+        slab.close()
+
+
+def test_memory_that_a_slab_grows_by_is_zero(fake: FakeDriver, open_fake: OpenFake) -> None:
+    del fake
+    with open_fake() as device:
+        slab = open_slab_memory(device, CHUNK, vmm=True, capacity_bytes=2 * CHUNK)
+        for _ in range(2):
+            for begin in range(0, slab.n_bytes, CHUNK):
+                assert read(device, slab.base + begin, 4096) == bytes(4096)
+                assert read(device, slab.base + begin + CHUNK - 4096, 4096) == bytes(4096)
+            slab.resize(2 * CHUNK)
+        with pytest.raises(DeviceError, match=r"its addresses end at 128\.0 MiB"):
+            slab.resize(2 * CHUNK + 1)
+        slab.close()
         slab.close()
 
 

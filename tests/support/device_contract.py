@@ -127,6 +127,7 @@ class DeviceContract:
             [(5, 5, 100)],
             [(0, 4096, 4096)],
             [(1, 4098, 777)],
+            [(8008, 8, 5)],  # ends before the first whole vector
             [(2, 4098, 776), (8192, 0, 16)],
             # a swap through a third place, and a chain
             [(9000, 0, 500), (0, 500, 500), (500, 9000, 500)],

@@ -1,0 +1,28 @@
+"""The contract of a device, on a real GPU: with kernels, and with the driver's copies alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from device_contract import DeviceContract
+from expertier.hip import Device
+from expertier.hip.choose import open_driver_gpu
+from expertier.hip.gpu_device import GpuDevice
+from expertier.hip.vendor import Vendor
+
+
+class TestRealGpu(DeviceContract):
+    @pytest.fixture(params=[True, False], ids=["kernels", "copies"])
+    def device(self, request: pytest.FixtureRequest, gpu_name: str) -> Iterator[Device]:
+        vendor, _, ordinal = gpu_name.partition(":")
+        device = GpuDevice(open_driver_gpu(Vendor(vendor), int(ordinal), os.environ), kernels=request.param)
+        assert device.mover.kernels == request.param, device.mover.without_kernels_because
+        yield device
+        device.close()
+
+    @pytest.fixture
+    def new_stream(self, device: Device) -> Callable[[], int]:
+        return device.create_stream
