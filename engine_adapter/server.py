@@ -95,7 +95,7 @@ class TieredServer:
             closing.callback(engine.keep_log)
             _check_address(options)
             skeleton = ensure_skeleton(table)
-            manager = TierManager(table, device=open_device("auto"), config=config)
+            manager = TierManager(table, device=open_device("host"), config=config)
             closing.callback(manager.close)
             binding = TierBinding(engine, manager)
             closing.callback(binding.close)

@@ -35,7 +35,7 @@ class TieredModel:
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
         """
-        tiers = TierManager(table, device=open_device("auto"), config=config)
+        tiers = TierManager(table, device=open_device("host"), config=config)
         try:
             return cls(LlamaModel.open(engine, table.path, tiers=tiers), tiers)
         except BaseException:

@@ -62,12 +62,12 @@ def best_slots(
     slots += np.bincount(layer[:n_fitting], minlength=len(slots))
     left -= int(total[n_fitting - 1]) if n_fitting else 0
     smallest = int(slot_bytes.min())
-    for layer_, place_ in zip(layer[n_fitting:].tolist(), place[n_fitting:].tolist(), strict=True):
+    for number in layer[n_fitting:].tolist():  # a layer's slots come in order, and all have one size
         if left < smallest:
             break
-        if slots[layer_] == place_ and slot_bytes[layer_] <= left:
-            slots[layer_] += 1
-            left -= int(slot_bytes[layer_])
+        if slot_bytes[number] <= left:
+            slots[number] += 1
+            left -= int(slot_bytes[number])
     chosen: list[int] = slots.tolist()
     return chosen
 

@@ -70,13 +70,13 @@ class Hysteresis:
     The counts rest on `uses_seen` uses of the average expert or more; the saving within `horizon_steps` is
     `payback` times the bytes of the move or more; and it is a share of `min_share` of all missed bytes or more.
     Use counts say more about wide quotas than about tight ones, where it matters who was used just now: on
-    recorded routing, moves for a forecast of 2 to 3 % cost up to 3 % (docs/measurements.md).
+    recorded routing, moves for a forecast of 2 to 6 % cost up to 3 % (docs/measurements.md).
     """
 
     uses_seen: float = 4.0
     horizon_steps: float = 256.0
     payback: float = 2.0
-    min_share: float = 0.05
+    min_share: float = 0.08
 
 
 def propose(

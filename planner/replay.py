@@ -8,9 +8,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from expertier.planner.python_calls import how
 from expertier.planner.residency import Residency
-from expertier.planner.tables import COMPLETE, I32, RELEASE, source_stamp
+from expertier.planner.tables import COMPILED, COMPLETE, I32, RELEASE, source_stamp
+
+if COMPILED:
+    from expertier.planner import c_calls as how
+else:
+    from expertier.planner import interpreted as how  # type: ignore[no-redef]
 
 
 def play(residency: Residency, steps: I32) -> None:

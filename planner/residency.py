@@ -160,6 +160,20 @@ class Residency:
         """Look up and pin `experts`; see `policy.begin_for`. `slots` and `miss_index` are at least as long."""
         return self._calls.begin(self._address, layer, experts, slots, miss_index)
 
+    def take_hits(self, locks_address: int, layer: int, experts: I32, slots: I32) -> int:
+        """Pin `experts` if all are READY and the layer's lock is free, which the caller does not hold.
+
+        Returns 0, and what `begin` does for hits is done; or another number, and nothing is.
+        """
+        return self._calls.take_hits(self._address, locks_address, layer, experts, slots)
+
+    def give_back(self, locks_address: int, layer: int, slots: I32) -> int:
+        """Unpin slots and wake waiters, if the layer's lock is free, which the caller does not hold.
+
+        Returns 0; BUSY where the lock is taken, or BAD_CALL as `release`, and nothing is done.
+        """
+        return self._calls.give_back(self._address, locks_address, layer, slots)
+
     def begin_prefetch(self, layer: int, expert: int) -> int:
         """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
         return self._calls.begin_prefetch(self._address, layer, expert)

@@ -33,6 +33,21 @@ class Admission:
         self._locks = locks
         self._fill = fill
 
+    def take_hits(self, layer: int, experts: I32) -> I32 | None:
+        """Return the slots of distinct `experts`, at least one, pinned, if they are all there; otherwise None.
+
+        The usual case, in one compiled call. None also where `experts` are not the layer's; nothing has
+        changed then.
+        """
+        slots = np.empty(len(experts), np.int32)
+        slots[0] = -1
+        try:
+            status = self._residency.take_hits(self._locks.address, layer, experts, slots)
+        except BaseException:
+            self._undo(layer, slots)
+            raise
+        return slots if status == 0 else None
+
     def take(self, layer: int, experts: I32, may_wait: Callable[[], bool]) -> I32:
         """Return the slots of distinct `experts`, pinned and READY.
 
@@ -57,7 +72,9 @@ class Admission:
         return slots
 
     def drop(self, layer: int, slots: I32) -> None:
-        """Unpin slots that `take` returned."""
+        """Unpin slots that `take` or `take_hits` returned."""
+        if self._residency.give_back(self._locks.address, layer, slots) == 0:
+            return
         with self._locks.held(layer):
             status = self._residency.release(layer, slots)
             self._locks.notify_all(layer)

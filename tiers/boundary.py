@@ -117,10 +117,15 @@ class Boundary:
             return False
         return True
 
-    def apply(self, plan: LayerPlan) -> None:
+    @property
+    def quotas(self) -> tuple[int, ...]:
+        """What the layers get when all of the slab is theirs."""
+        return self._quotas
+
+    def apply(self, plan: LayerPlan, *, wait_s: float = WAIT_S) -> None:
         """Make `plan` the quotas of the whole slab, shrunk to what the compute region leaves."""
         self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
-        with self._usage.exclusively("apply a plan"):
+        with self._usage.exclusively("apply a plan", wait_s=wait_s):
             quotas, self._quotas = self._quotas, tuple(plan.slots)
             try:
                 self._lay_out(self._slab.layout.compute_bytes)

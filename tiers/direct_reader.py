@@ -28,8 +28,9 @@ class DirectReader:
     def read(self, position: int, buffer: memoryview, address: int, scratch: memoryview) -> int:
         """Read bytes from `position` on into the beginning of `buffer`; return how many, 0 past the end.
 
-        As `os.preadv`, it may return fewer than asked for. `address` is the buffer's, `scratch` aligned memory
-        of at least two blocks, each of them aligned. Raises `OSError`: EINVAL where the file system does not read like this.
+        As `os.preadv`, it may return fewer than asked for. `address` is the buffer's, `scratch` aligned memory of
+        at least two blocks, each of them aligned. Raises `OSError`: EINVAL where the file system does not read
+        like this.
         """
         block = self._alignment.offset
         lead = position % block
@@ -37,7 +38,9 @@ class DirectReader:
         middle = (len(buffer) - head) // block * block
         if middle > 0 and (address + head) % self._alignment.memory == 0:
             return self._read_in_place(position - lead, lead, buffer, head, middle, scratch)
-        n_bytes = min(-(-(lead + len(buffer)) // block) * block, len(scratch) // block * block)
+        n_blocks = -(-(lead + len(buffer)) // block)
+        n_pieces = -(-n_blocks // (len(scratch) // block))
+        n_bytes = -(-n_blocks // n_pieces) * block  # pieces of a size: a small last one takes as long as any
         n_read = os.preadv(self._descriptor, [scratch[:n_bytes]], position - lead)
         n_useful = max(min(n_read - lead, len(buffer)), 0)
         buffer[:n_useful] = scratch[lead : lead + n_useful]

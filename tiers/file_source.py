@@ -20,7 +20,7 @@ from expertier.tiers.scratch import ScratchPool
 from expertier.tiers.span import Span
 from expertier.units import MIB
 
-_SCRATCH_BYTES = MIB  # a read of this size takes its time for the disk, hardly for the system call
+_SCRATCH_BYTES = 4 * MIB  # most expert matrices in one piece; what is not used is never touched
 _UNCACHED = 2  # a first read that takes longer than this many second ones came from the disk
 _PAGE_CACHE, _DIRECT, _PLAIN = (
     FileMode.PAGE_CACHE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ from expertier.tiers.matrix import Role
 I32 = npt.NDArray[np.int32]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Part:
+class Part(NamedTuple):
     """Experts that are in slots at the same time: `experts[i]` is in `slots[i]`. Both int32, distinct."""
 
     experts: I32
@@ -61,6 +60,8 @@ class Lease:
     `parts` gives them in one part where they fit the layer's slots, otherwise in several, of which one at a
     time is valid: taking the next one gives up the one before. The first is in place when `acquire` returns.
     """
+
+    __slots__ = ("_groups", "_held", "_holder", "_layer", "_released", "_stream", "_thread")
 
     def __init__(self, holder: LeaseHolder, layer: int, thread: int, stream: int | None = None) -> None:
         """Make a lease that holds nothing yet; `thread` is who asked for it, `stream` where it is read."""
@@ -126,6 +127,11 @@ class Lease:
         self._drop()
         self._released = True
         self._holder.forget(self)
+
+    def hold(self, part: Part) -> None:
+        """Set the only part, which is taken already; for `TierManager.acquire` only."""
+        self._groups = (part.experts,)
+        self._held = (0, part)
 
     def open(self, groups: tuple[I32, ...]) -> None:
         """Set the experts of each part and take the first; for `TierManager.acquire` only."""

@@ -22,6 +22,8 @@ import numpy.typing as npt
 from expertier.errors import BusyError, DeviceError
 from expertier.hip.device import Device
 from expertier.planner.allocate import LayerPlan, plan_layers
+from expertier.planner.profile import warm_order
+from expertier.planner.quotas import Proposal
 from expertier.planner.repack import Survivors
 from expertier.planner.residency import Residency
 from expertier.tiers.admission import Admission
@@ -32,7 +34,7 @@ from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.counted_source import CountedSource
 from expertier.tiers.engine_binding import EngineBinding, bound_layer
-from expertier.tiers.expert_ids import distinct
+from expertier.tiers.expert_ids import distinct, distinct_array
 from expertier.tiers.file_source import FileSource
 from expertier.tiers.fill_workers import FillWorkers
 from expertier.tiers.filler import Filler
@@ -42,6 +44,7 @@ from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
 from expertier.tiers.prefetcher import Prefetcher, Target
+from expertier.tiers.rebalance import Rebalance
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_fences import SlotFences
@@ -81,6 +84,7 @@ class TierManager:
         config = config if config is not None else TierConfig()
         self._table = table
         self._device = device
+        self._has_streams = device.has_streams
         budgets = resolve(config, table, available_bytes())
         self._arena_bytes = budgets.expert_cache_bytes
         plan = plan_layers(table.layer_demands(), budget_bytes=self._arena_bytes)
@@ -122,6 +126,7 @@ class TierManager:
         self._prefetcher = Prefetcher(
             self._residency, self._locks, self._usage, self._workers, self._filler, self._pool
         )
+        self._rebalance = Rebalance(self._residency, self._boundary, table.layer_demands())
         for line in advise(table, plan.slots, budgets):
             _log.warning("%s: %s", table.path.name, line)
         self.last_error: BaseException | None = None
@@ -159,27 +164,37 @@ class TierManager:
         `SourceError` or `DeviceError` where a fill failed; nothing is half-present then, and the next call
         works.
         """
-        if stream is not None and not self._device.has_streams:
+        if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
-        wanted = distinct(experts)
-        self._table.check_experts(layer, wanted)
         if self._boundary.may_move:
             self._boundary.settle(now=False)
         if self._slab.stale_guards:
             self._restore_guards()
+        wanted = distinct_array(experts)
+        if wanted is None:
+            numbers = distinct(experts)
+            self._table.check_experts(layer, numbers)
+            wanted = np.array(numbers, np.int32)
         lease = Lease(self, layer, threading.get_ident(), stream)
         try:
             self._usage.add(lease)
-            lease.open(self._groups(layer, np.array(wanted, np.int32)))
+            slots = self._admission.take_hits(layer, wanted) if len(wanted) else None
+            if slots is not None:
+                lease.hold(Part(wanted, slots))
+                if self._has_streams:
+                    self._fences.before_read(layer, slots.tolist(), stream)
+            else:
+                self._table.check_experts(layer, wanted.tolist())
+                lease.open(self._groups(layer, wanted))
         except BaseException:
-            self._usage.forget(lease)
+            self._give_up(lease)
             raise
         return lease
 
     def take_part(self, lease: Lease, experts: I32) -> Part:
         """Bring one part's experts into slots; for `Lease`."""
         slots = self._admission.take(lease.layer, experts, lambda: not self._usage.holds_slots(lease.thread))
-        if self._device.has_streams:
+        if self._has_streams:
             try:
                 self._fences.before_read(lease.layer, slots.tolist(), lease.stream)
             except BaseException:
@@ -189,7 +204,7 @@ class TierManager:
 
     def drop_part(self, lease: Lease, part: Part) -> None:
         """Unpin a part's slots; for `Lease`."""
-        if self._device.has_streams:
+        if self._has_streams:
             self._fences.after_read(lease.layer, part.slots.tolist(), lease.stream)
         self._admission.drop(lease.layer, part.slots)
 
@@ -315,6 +330,29 @@ class TierManager:
         """
         self._boundary.apply(plan)
 
+    def rebalance(self) -> Proposal | None:
+        """Between steps: give the layers other numbers of slots where observed demand says that this pays.
+
+        Returns what the new quotas promise, in bytes a step, or None where all stays as it is: little was
+        seen yet, the saving is not worth the move (`planner/quotas.py`), or someone holds slots. The policy
+        must keep heat, as LFU-decay does; with LRU nothing ever pays.
+        """
+        return self._rebalance.settle(self._arena_bytes)
+
+    def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
+        """Begin with a routing profile: `uses` of every expert, shape (layers, most experts of a layer).
+
+        The experts' heat is taken from it, and the most used ones are fetched into the slots in the
+        background, every layer's first one first. Returns how many were asked for; raises `ValueError` for
+        another shape and `BusyError` as `apply` does.
+        """
+        with self._usage.exclusively("take the heat of a profile"):
+            self._residency.seed_heat(uses)
+        layers, experts = warm_order(uses, self.slots)
+        for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
+            self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=len(layers))
+        return len(layers)
+
     def resize_host_pool(self, n_bytes: int) -> None:
         """Give the host pool another budget; what is above it is given back as soon as no fill uses it."""
         self._pool.resize(n_bytes)
@@ -403,6 +441,12 @@ class TierManager:
         """Fill the slots of missing experts; what they evicted becomes the youngest in the pool."""
         self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))
         self._filler.fill(layer, experts.tolist(), slots.tolist())
+
+    def _give_up(self, lease: Lease) -> None:
+        """Undo an `acquire` that failed."""
+        if lease.held is not None:
+            self._admission.drop(lease.layer, lease.held.slots)
+        self._usage.forget(lease)
 
     def _restore_guards(self) -> None:
         """Finish what a failed move of the slots left to do, before anyone uses them."""

@@ -63,10 +63,13 @@ class Prefetcher:
         self._waiting: set[tuple[ExpertKey, Target]] = set()
         self._stats = PrefetchStats()
 
-    def ask(self, layer: int, experts: Sequence[int], target: Target, *, n_asked: int) -> None:
+    def ask(
+        self, layer: int, experts: Sequence[int], target: Target, *, n_asked: int, limit: int = MAX_WAITING
+    ) -> None:
         """Fetch experts of a layer that are not there yet, when there is time.
 
-        `n_asked` counts those as well that were left out because the model does not have them.
+        `n_asked` counts those as well that were left out because the model does not have them; `limit` is how
+        many may wait.
         """
         self._add(asked=n_asked - len(experts), dropped=n_asked - len(experts))
         for expert in experts:
@@ -76,7 +79,7 @@ class Prefetcher:
             with self._lock:
                 if label in self._waiting:
                     continue
-                full = len(self._waiting) >= MAX_WAITING
+                full = len(self._waiting) >= limit
                 if not full:
                     self._waiting.add(label)
             self._add(asked=1, dropped=full)

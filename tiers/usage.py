@@ -26,7 +26,8 @@ class Usage:
 
     def __init__(self) -> None:
         """Start open, with nobody there."""
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._leases: set[Lease] = set()
         self._engine_fills = 0
         self._background = 0
@@ -47,16 +48,16 @@ class Usage:
 
     def add(self, lease: Lease) -> None:
         """Note a new lease; waits for a change of the slots. `LeaseError` when the tiers are closed."""
-        with self._changed:
-            while self._n_exclusive and not self._has_lease(lease.thread) and not self._closed:
-                self._changed.wait()
-            if self._closed:
+        with self._lock:
+            if self._n_exclusive or self._closed:
+                while self._n_exclusive and not self._has_lease(lease.thread) and not self._closed:
+                    self._changed.wait()
                 self._require_open()
             self._leases.add(lease)
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended."""
-        with self._changed:
+        with self._lock:
             self._leases.discard(lease)
             if self._n_exclusive:
                 self._changed.notify_all()

@@ -75,7 +75,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         table = ExpertTable.from_gguf(model_path)
         engine = open_bindings(_say if arguments.get("verbose", True) else lambda _: None)
         wrap(llama_cpp, engine.stock_devices)
-        tiers = TierManager(table, device=open_device("auto"), config=config)
+        tiers = TierManager(table, device=open_device("host"), config=config)
 
         def open_model(params: Any) -> int:
             model = LlamaModel.open(engine, table.path, tiers=tiers, params=as_parameters(params))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 from collections.abc import Callable
@@ -186,3 +187,13 @@ def test_many_readers_of_a_file_that_is_overwritten(path: Path) -> None:
     with pytest.raises(SourceError, match="it was written to"):
         source.read_into(Span(0, 1), memoryview(bytearray(1)))
     source.close()
+
+
+@pytest.mark.parametrize("field", ["n_bytes", "mtime_ns", "inode", "device"])
+def test_each_part_of_an_identity_counts(path: Path, field: str) -> None:
+    identity = FileIdentity.of(path.stat())
+    assert identity.matches(path.stat())
+    assert identity.difference(identity) is None
+    other = dataclasses.replace(identity, **{field: getattr(identity, field) + 1})
+    assert not other.matches(path.stat())
+    assert other.difference(identity) is not None

@@ -92,7 +92,7 @@ def test_direct_reads_are_direct(path: Path) -> None:
     assert all(flags)
     stats = source.stats()
     assert (stats.direct_reads, stats.direct_bytes, stats.page_cache_reads) == (1, 70_000, 0)
-    assert 0 < stats.scratch_bytes <= 2 << 20
+    assert 0 < stats.scratch_bytes <= 5 << 20
     source.close()
 
 
@@ -225,14 +225,52 @@ def test_auto_goes_where_it_is_faster_and_says_so(
     source.close()
 
 
+@pytest.mark.parametrize(("again_s", "forgets"), [(1.0, True), (3.0, False)], ids=["from the disk", "cached"])
+def test_a_trial_leaves_the_page_cache_as_it_found_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch, again_s: float, forgets: bool
+) -> None:
+    if not has_direct_reads(path):
+        pytest.skip("this file system has no direct reads")
+    forgotten: list[tuple[int, int]] = []
+
+    def advise(_: int, offset: int, n_bytes: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_DONTNEED
+        forgotten.append((offset, n_bytes))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    page_cache_s = itertools.cycle([3.0, again_s])
+    clock = Clock(monkeypatch, lambda direct: 1.0 if direct else next(page_cache_s))
+    source = opened(path, working_set_bytes=SIZE, room=lambda: 0, clock=clock)
+    for _ in range(200):
+        read(source, 100, 5000)
+    stats = source.stats()
+    assert (stats.mode, stats.page_cache_reads) == (FileMode.DIRECT, stats.trial_reads)
+    assert stats.trial_reads > 1
+    assert forgotten == [(100, 5000)] * (stats.trial_reads if forgets else 0)
+    source.close()
+
+
 def test_hints_change_nothing_but_speed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = opened(path, FileMode.PAGE_CACHE)
     asked: list[tuple[int, int]] = []
+    cached: set[int] = set()
+
+    def try_read(_fd: int, buffers: list[bytearray], offset: int, flags: int) -> int:
+        assert flags == os.RWF_NOWAIT
+        if offset not in cached:
+            raise BlockingIOError
+        return len(buffers[0])
+
+    monkeypatch.setattr(open_file_module, "_try_read", try_read)
     monkeypatch.setattr(
         os, "posix_fadvise", lambda _fd, offset, n_bytes, _advice: asked.append((offset, n_bytes))
     )
     source.will_need([Span(5, 10), Span(1000, 2000)])
     assert asked == [(5, 10), (1000, 2000)]
+    cached.add(2000)
+    asked.clear()
+    source.will_need([Span(5, 10), Span(1000, 2000)])
+    assert asked == [(5, 10)], "the other one is there already"
 
     def fail(*_: object) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

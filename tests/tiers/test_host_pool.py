@@ -221,6 +221,19 @@ def test_one_expert_is_read_once_at_a_time(three: Pool, succeeds: bool) -> None:
     three.check()
 
 
+def test_a_copy_may_be_used_as_soon_as_its_bytes_are_complete(three: Pool) -> None:
+    first = three.stage(7)
+    hits: list[bool] = []
+    thread = threading.Thread(target=lambda: hits.append(three.bring(7)), daemon=True)
+    thread.start()
+    thread.join(0.05)
+    assert hits == []
+    three.pool.commit(first)
+    thread.join(10)
+    assert hits == [True], "the second waits until the first has copied"
+    three.pool.leave(first)
+
+
 def test_many_threads_keep_the_budget() -> None:
     pool = Pool(5)
     errors: list[BaseException] = []

@@ -172,6 +172,41 @@ def test_hits_go_on_and_other_misses_wait_while_a_chunk_is_allocated() -> None:
     assert len(pool.copies()) == 3
 
 
+def test_a_miss_that_waits_for_an_allocation_goes_on_when_that_is_refused() -> None:
+    device = LedgerDevice()
+    pool = make(device, 4 * PAGE)
+    device.pools.clear()
+    allocating, gate = threading.Event(), threading.Event()
+    inner = device.alloc_pinned
+
+    def refuse_late(_n_bytes: int) -> int:
+        device.alloc_pinned = inner
+        allocating.set()
+        assert gate.wait(30)
+        raise DeviceError("asked for more than there is")
+
+    device.alloc_pinned = refuse_late
+    results: list[object] = []
+
+    def use(expert: int) -> None:
+        try:
+            results.append(bring(pool, (0, expert), PAGE))
+        except DeviceError as error:
+            results.append(str(error))
+
+    threads = [threading.Thread(target=use, args=(expert,), daemon=True) for expert in range(2)]
+    threads[0].start()
+    assert allocating.wait(30)
+    threads[1].start()
+    threads[1].join(0.05)
+    assert results == []
+    gate.set()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive(), "a thread waits for ever"
+    assert sorted(map(str, results)) == ["False", "asked for more than there is"]
+
+
 def test_blocks_are_pages_of_their_own_in_real_memory() -> None:
     with HostDevice() as host:
         faults = FaultPlan()

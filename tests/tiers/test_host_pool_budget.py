@@ -70,6 +70,22 @@ def test_shares_are_in_proportion_to_the_claims() -> None:
     assert pools.used == [2, 4, 6]
 
 
+def test_a_pool_is_not_taken_below_its_share_by_one_that_has_something() -> None:
+    pools = Pools(100, 100, 100)  # chunks of three pages, shares of fifty
+    pools.fill(0, range(100))
+    pools.fill(1, range(100))
+    assert pools.used == [51, 49]
+
+
+def test_a_pool_with_nothing_gets_a_chunk_although_it_is_larger_than_the_others_excess() -> None:
+    pools = Pools(96, 96, 2)
+    pools.fill(0, range(96))
+    pools.fill(1, range(10))
+    assert pools.used == [93, 2], "one page that was given up for it, and one that nobody had"
+    pools.fill(0, range(96))
+    assert pools.used == [94, 2]
+
+
 def test_what_is_in_use_is_not_taken() -> None:
     pools = Pools(4, 4, 4)
     pools.fill(0, range(4))

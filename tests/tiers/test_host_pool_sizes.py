@@ -115,6 +115,17 @@ def test_the_coldest_chunk_goes(close_all: list[Sizes]) -> None:
     assert there == set(range(12)) - {1, 3, 4}
 
 
+def test_a_size_takes_no_more_than_its_quota_of_a_chunk_that_was_given_up(close_all: list[Sizes]) -> None:
+    sizes = Sizes(126, knows=False)
+    close_all.append(sizes)
+    for expert in range(42):
+        sizes.bring(1, expert)
+    assert sizes.pool.stats().used_bytes == 126 * PAGE
+    sizes.bring(0, 0)
+    assert sizes.pool.contains((0, 0))
+    assert sizes.pool.stats().used_bytes == 124 * PAGE, "one expert of that size is known: it needs one page"
+
+
 def test_chunks_in_use_do_not_go(close_all: list[Sizes]) -> None:
     sizes = Sizes(12)
     close_all.append(sizes)

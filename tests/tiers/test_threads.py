@@ -99,7 +99,7 @@ def test_leases_of_many_threads_show_the_right_bytes(model: ModelFile, pool_page
         assert run_threads(run) == []
         faults.disarm()
         tiers.check_valid()
-        assert sum(failures) == faults.injected["read"]
+        assert 0 < sum(failures) <= faults.injected["read"]  # two experts of one call may have failed
         assert tiers._residency.pins_of(0) == tiers._residency.pins_of(1) == [0] * N_SLOTS
         tiers.close()
 
