@@ -151,7 +151,8 @@ def measure_boundary(device: GpuDevice, rounds: int, arena: int) -> list[dict[st
 def _number_slots(device: GpuDevice, base: int, slot: int, n: int) -> None:
     """Write each slot's number into its last eight bytes."""
     staging = device.alloc_pinned(8 * n)
-    ctypes.memmove(staging, np.arange(n, dtype=np.int64).ctypes.data, 8 * n)
+    numbers = np.arange(n, dtype=np.int64)  # named: `.ctypes.data` alone would not keep it alive
+    ctypes.memmove(staging, numbers.ctypes.data, 8 * n)
     for i in range(n):
         device.copy_in(base + (i + 1) * slot - 8, staging + 8 * i, 8)
     device.synchronize()
