@@ -20,6 +20,9 @@ The engine's dense weights, its key-value cache and the file cache, which is a t
 rest: a pool that takes all of the RAM makes every miss a read from the disk.
 """
 
+HEADROOM_BYTES = 512 * MIB
+"""Device memory that `auto` leaves to the driver, its kernels and the BLAS libraries."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budgets:

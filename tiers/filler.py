@@ -55,10 +55,7 @@ class Filler:
             self._stage(staged)
             fence = self._transfer.into_slot(layer, slot, staged.address, prefetch=prefetch)
         finally:
-            if fence is None:
-                self._pool.leave(staged)
-            else:
-                self._pool.leave(staged, fence)
+            self._pool.leave(staged, fence)
 
     def stage_one(self, layer: int, expert: int) -> None:
         """Bring an expert into the host pool only, where that has room for it."""

@@ -29,7 +29,7 @@ from expertier.planner.residency import Residency
 from expertier.tiers.admission import Admission
 from expertier.tiers.advice import advise
 from expertier.tiers.boundary import Boundary, ComputeRegion
-from expertier.tiers.budget import resolve
+from expertier.tiers.budget import HEADROOM_BYTES, experts_by_size, resolve
 from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.counted_source import CountedSource
@@ -85,7 +85,15 @@ class TierManager:
         self._table = table
         self._device = device
         self._has_streams = device.has_streams
-        budgets = resolve(config, table, available_bytes())
+        budgets = resolve(
+            config,
+            table,
+            available_bytes(),
+            device_free_bytes=device.free_bytes()
+            if device.has_streams
+            else None,  # else it is the host itself
+            headroom_bytes=HEADROOM_BYTES,
+        )
         self._arena_bytes = budgets.expert_cache_bytes
         plan = plan_layers(table.layer_demands(), budget_bytes=self._arena_bytes)
         layouts = table.slot_layouts
@@ -100,6 +108,7 @@ class TierManager:
                 device,
                 budget_bytes=budgets.host_pool_bytes,
                 largest_block_bytes=max(layout.block_bytes for layout in layouts),
+                experts_by_size=experts_by_size(table),
             )
             undo.callback(self._pool.close)
             if source is None:

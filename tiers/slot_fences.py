@@ -128,3 +128,6 @@ class SlotFences:
         except DeviceError:
             self._device.synchronize()
             return None
+        except BaseException:  # an interrupt: nothing may stay queued that nobody waits for
+            self._device.synchronize()
+            raise

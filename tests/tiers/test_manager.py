@@ -373,12 +373,12 @@ def test_a_budget_below_the_floor_is_refused_before_anything_is_allocated(
 def test_budgets_that_work_badly_are_said_once(
     model: ModelFile, device: HostDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with et.TierManager(model.table, device=device, config=config(model, 1, 4096)) as tiers:
+    with et.TierManager(model.table, device=device, config=config(model, 1, 2 * 4096)) as tiers:
         use(model, tiers, 0, range(8))
     few, small = caplog.messages
     assert "layer 0 has 1 expert slots and a token uses 2 experts" in few
     assert "1 MiB of slots (MOE_EXPERT_CACHE_MIB) avoid that" in few
-    assert "the host pool of 0.004 MiB is smaller than the 0.0" in small
+    assert "the host pool of 0.008 MiB is smaller than the 0.0" in small
     caplog.clear()
     with et.TierManager(model.table, device=device, config=config(model, 2, 0)):
         assert caplog.messages == []
