@@ -3,8 +3,9 @@
     python benchmarks/decode_side.py SIDE MODEL --steps N --warm N --threads N [--cache-mib N]
 
 SIDE is `stock-mmap`, `stock-none`, `stock-dio` (the engine's load modes, without weight repacking, which would keep a
-second copy of all weights) or `tiers-auto`, `tiers-page-cache`, `tiers-direct` (the tiers' file modes). MODEL is a trace
-model (`expertier synth`), which replays its recording when it decodes greedily; that it did is checked. Prints JSON.
+second copy of all weights) or `tiers-auto`, `tiers-page-cache`, `tiers-direct` (the tiers' file modes). MODEL is a
+trace model (`expertier synth`), which replays its recording when it decodes greedily; that it did is checked. Prints
+JSON.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from expertier.engine_adapter.measured_run import rss_peak_bytes
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.engine_adapter.server import ServerOptions, TieredServer, stock_params
 from expertier.engine_adapter.trace_model import FIRST_TOKEN
@@ -117,6 +119,7 @@ def main() -> None:
             l1 = tiers.stats().l1
             result["hit_rate"] = l1.hits / (l1.hits + l1.misses)
             result["slots"] = l1.slots
+        result["rss_peak_mib"] = rss_peak_bytes() / (1 << 20)
     print(json.dumps(result), flush=True)
 
 

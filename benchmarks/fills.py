@@ -14,6 +14,8 @@ numbers are of "our page cache is empty", not of a disk's platter or flash.
     bare direct          O_DIRECT at aligned offsets, which is not where experts lie
     source direct        FileSource.read_into, the experts as they lie
     source auto          FileSource.read_into, left to choose; RAM enough for the file
+
+Sources are opened once, as for a model that runs; what `auto` has learnt in one round holds in the next.
 """
 
 from __future__ import annotations
@@ -30,7 +32,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 
 import gguf
@@ -75,6 +76,10 @@ def write_model(path: Path, n_bytes: int) -> None:
         os.fsync(file.fileno())
 
 
+Way = tuple[str, str | None, Callable[[], float]]
+"""A name, the way that it is compared with, and what runs it and returns seconds."""
+
+
 class Bench:
     """One model, the order in which its experts are read, and every way of reading them."""
 
@@ -97,6 +102,7 @@ class Bench:
         self.largest = max(span.n_bytes for spans in self.spans for span in spans)
         self.descriptor = os.open(path, os.O_RDONLY)
         self.direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self.sources = {mode: FileSource(self.table.files, mode) for mode in FileMode}
 
     def drop(self) -> None:
         """Empty the page cache of the file."""
@@ -160,7 +166,7 @@ class Bench:
         return self.over_threads(read)
 
     def source(self, mode: FileMode, *, hints: bool = False) -> float:
-        source = FileSource(self.table.files, mode)
+        source = self.sources[mode]
         firsts = {spans[0]: spans for spans in self.spans} if hints else {}
 
         def read(span: Span, buffer: memoryview, _: memoryview) -> None:
@@ -168,12 +174,9 @@ class Bench:
                 source.will_need(firsts[span])
             source.read_into(span, buffer[: span.n_bytes])
 
-        try:
-            return self.over_threads(read)
-        finally:
-            source.close()
+        return self.over_threads(read)
 
-    def fill(self, mode: FileMode) -> float:
+    def fill(self, mode: FileMode, *, cold: bool) -> float:
         """Acquire every batch; the slots of a layer are too few for any expert to be found again."""
         budget = sum(demand.bytes_for(SLOTS) for demand in self.table.layer_demands())
         config = et.TierConfig(
@@ -184,12 +187,13 @@ class Bench:
         )
         with (
             et.open_device("host") as device,
-            closing(FileSource(self.table.files, mode)) as source,
-            et.TierManager(self.table, device=device, config=config, source=source) as tiers,
+            et.TierManager(self.table, device=device, config=config, source=self.sources[mode]) as tiers,
         ):
             n_experts = self.table.layers[0].n_experts
             for layer, experts in self.batches[: SLOTS // TOP_K * LAYERS]:  # touch the memory
                 tiers.acquire(layer, [n_experts - 1 - expert for expert in experts]).release()
+            if cold:
+                self.drop()
             before = tiers.stats()
             begin = time.perf_counter()
             for layer, experts in self.batches:
@@ -206,19 +210,20 @@ def _address(memory: memoryview) -> int:
 
 def measure(bench: Bench, rounds: int) -> list[dict[str, object]]:
     """Return a row for each way and state of the page cache: bytes a second and the ratio to the bare loop."""
-    hot: list[tuple[str, str | None, Callable[[], float]]] = [
+    both: list[Way] = [
         ("bare", None, bench.bare),
         ("bare + copy", "bare", bench.bare_and_copy),
         ("source", "bare", lambda: bench.source(FileMode.PAGE_CACHE)),
         ("source, hints", "bare", lambda: bench.source(FileMode.PAGE_CACHE, hints=True)),
         ("source auto", "bare", lambda: bench.source(FileMode.AUTO)),
-        ("fill", "bare", lambda: bench.fill(FileMode.PAGE_CACHE)),
     ]
-    cold = [
-        *hot,
+    hot: list[Way] = [*both, ("fill", "bare", lambda: bench.fill(FileMode.PAGE_CACHE, cold=False))]
+    cold: list[Way] = [
+        *both,
+        ("fill", "bare", lambda: bench.fill(FileMode.PAGE_CACHE, cold=True)),
         ("bare direct", "bare", bench.bare_direct),
         ("source direct", "bare direct", lambda: bench.source(FileMode.DIRECT)),
-        ("fill direct", "bare direct", lambda: bench.fill(FileMode.DIRECT)),
+        ("fill direct", "bare direct", lambda: bench.fill(FileMode.DIRECT, cold=True)),
     ]
     rows = []
     for state, ways in (("hot", hot), ("cold", cold)):

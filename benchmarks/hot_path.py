@@ -7,8 +7,8 @@ and a release, and a completion where something was missing.
     hit_us, hit_ratio     all hit; by hand: the same look-ups and counter updates
     miss_us, miss_ratio   half missing; by hand: an LRU with a linked list
 
-Times are microseconds of the thread's own time a layer call, the median of many short rounds. A ratio is the median of the rounds' own ratios, as
-both sides of a round run one right after the other.
+Times are microseconds of the thread's own time a layer call, the median of many short rounds. A ratio is the median of
+the rounds' own ratios, as both sides of a round run one right after the other.
 """
 
 from __future__ import annotations

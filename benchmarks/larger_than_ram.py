@@ -5,15 +5,19 @@
 Writes a model that replays recorded routing (`expertier synth`, gpt-oss-20b's layers and experts), and runs each side
 in a process of its own under a limit on memory that counts the page cache (`memory_limit.py`): all have the same RAM.
 The file is dropped from the page cache before each. The sides take turns, so that what else the machine does meets all
-of them. Beside tokens/s, each side's share of what the disk allows: the speed of random reads of the same spans by four
-threads under the same limit, divided by the bytes of the experts that a token uses (`of_all_from_disk`, above 1 where
-RAM helps) and by those that this side really had read a token (`of_its_reads`).
+of them. `stock-mmap-unlimited` has all the RAM that is free: what the processor alone would allow.
+
+Beside tokens/s, each side's share of what the disk allows: the speed of random reads of the same spans by four threads
+under the same limit, divided by the bytes of the experts that a token uses (`of_all_from_disk`, above 1 where RAM
+helps) and by those that this side really had read a token (`of_its_reads`). How much a page fault reads is up to the
+disk's read-ahead, which is printed: stock with mmap depends on it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import tempfile
@@ -31,7 +35,8 @@ from expertier.engine_adapter.trace_ids import read_trace_ids
 from expertier.engine_adapter.trace_model import write_trace_model
 from expertier.tiers.table import ExpertTable
 
-SIDES = ("tiers-auto", "stock-mmap", "stock-dio", "stock-none")
+_UNLIMITED = "-unlimited"
+SIDES = ("tiers-auto", "stock-mmap", "stock-dio", "stock-none", f"stock-mmap{_UNLIMITED}")
 _N_FF_STEP = 256
 _TIMEOUT_S = 900
 _OTHER_MIB = 640  # of the limit: the process itself, dense weights, key-value cache, buffers
@@ -56,6 +61,9 @@ def run_side(
     limit: MemoryLimit | NoLimit, side: str, model: Path, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Run one side under the limit; `failed` says why there is no speed."""
+    if side.endswith(_UNLIMITED):
+        found = run_side(NoLimit(), side.removesuffix(_UNLIMITED), model, options)
+        return {**found, "side": side}
     drop_from_cache(str(model))
     killed_before = limit.kills()
     child = limit.run(
@@ -87,6 +95,16 @@ def disk_speeds(limit: MemoryLimit | NoLimit, model: Path, span_bytes: int) -> d
     return dict(json.loads(child.stdout))
 
 
+def read_ahead_kib(path: Path) -> int | None:
+    """Return what the kernel reads ahead on the file's disk, in KiB; None where it does not say."""
+    device = path.stat().st_dev
+    for name in ("queue", "../queue"):  # of a whole disk, or of a partition's
+        file = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/{name}/read_ahead_kb")
+        if file.exists():
+            return int(file.read_text())
+    return None
+
+
 def summary(
     side: str, runs: list[dict[str, Any]], speed_mib: float, bytes_a_token: int, base: float
 ) -> dict[str, Any]:
@@ -108,6 +126,7 @@ def summary(
         "hit_rate": runs[-1].get("hit_rate"),
         "slots": runs[-1].get("slots"),
         "major_faults_a_token": runs[-1]["major_faults"] / runs[-1]["steps"],
+        "rss_peak_mib": runs[-1]["rss_peak_mib"],
         "load_s": statistics.median(run["load_s"] for run in runs),
     }
 
@@ -148,6 +167,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "model_to_ram": model.stat().st_size / (options.ram_mib << 20),
             "mib_a_token": bytes_a_token / (1 << 20),
             "span_kib": span >> 10,
+            "read_ahead_kib": read_ahead_kib(model),
             "disk_before": disk,
             "disk_after": disk_after,
             "tokens_per_s_all_from_disk": speed * (1 << 20) / bytes_a_token,
@@ -159,7 +179,8 @@ def print_document(document: dict[str, Any]) -> None:
     """Print for a person."""
     print(
         f"{document['model_mib']:.0f} MiB model, {document['ram_mib']} MiB of RAM ({document['limit']}): "
-        f"{document['model_to_ram']:.2f} times; a token uses {document['mib_a_token']:.0f} MiB of experts"
+        f"{document['model_to_ram']:.2f} times; a token uses {document['mib_a_token']:.0f} MiB of experts; "
+        f"read-ahead {document['read_ahead_kib']} KiB"
     )
     for name in ("disk_before", "disk_after"):
         print(f"{name}: " + ", ".join(f"{key} {value:.0f} MiB/s" for key, value in document[name].items()))

@@ -14,24 +14,25 @@ import time
 import numpy as np
 from numba import njit
 
-from expertier.planner import policy
+from expertier.planner import c_calls
 from expertier.planner.policy_kind import PolicyKind
-from expertier.planner.residency import ARRAYS, Residency
+from expertier.planner.residency import Residency
+from expertier.planner.tables import COMPLETE, RELEASE
 
 EXPERTS, SLOTS, TOP_K = 128, 64, 8
 CALLS, ROUNDS = 20_000, 9
 
 
 @njit
-def look_up(layer, steps, slots, miss_index, begin, complete, release):
+def look_up(directory, layer, steps, slots, miss_index):
     """Run every row of `steps` (int32 [calls, top-k]) through the policy; returns the misses."""
     misses = 0
     for i in range(steps.shape[0]):
-        found = policy.begin(layer, steps[i], steps.shape[1], slots, miss_index, *begin)
+        found = c_calls.begin(directory, layer, steps[i], slots, miss_index)
         if found > 0:
             misses += found
-            policy.complete(layer, slots, steps.shape[1], *complete)
-        policy.release(layer, slots, steps.shape[1], *release)
+            c_calls.on_slots(directory, COMPLETE, layer, slots)
+        c_calls.on_slots(directory, RELEASE, layer, slots)
     return misses
 
 
@@ -41,19 +42,12 @@ def measure(hot: int) -> dict[str, float]:
     random = np.random.default_rng(hot)
     steps = np.array([random.permutation(hot)[:TOP_K] for _ in range(CALLS)], np.int32)
     slots, miss_index = np.zeros(TOP_K, np.int32), np.zeros(TOP_K, np.int32)
-    arrays = tuple(
-        tuple(getattr(residency, name) for name in names)
-        for names in (
-            ARRAYS,
-            ("owner", "ready", "first", "n_slots", "counters"),
-            ("pins", "first", "n_slots"),
-        )
-    )
-    look_up(0, steps, slots, miss_index, *arrays)  # compiles, and fills the slots
+    arguments = (residency.directory_address, 0, steps, slots, miss_index)
+    look_up(*arguments)  # compiles, and fills the slots
     times, misses = [], 0
     for _ in range(ROUNDS):
         start = time.perf_counter()
-        misses = look_up(0, steps, slots, miss_index, *arrays)
+        misses = look_up(*arguments)
         times.append((time.perf_counter() - start) / CALLS * 1e6)
     return {
         "hit_rate": 1 - misses / (CALLS * TOP_K),

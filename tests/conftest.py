@@ -1,11 +1,20 @@
-"""Hypothesis profiles: the default one for `make test`, and `deep` for `make test-deep`."""
+"""Hypothesis profiles: the default one for `make test`, and `deep` for `make test-deep`; a clean start."""
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from expertier.tiers.host_budget import process_budget
 
 settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _own_host_budget() -> None:
+    """Give each test a budget of its own: pools that an earlier test left open would take part of it."""
+    process_budget.cache_clear()

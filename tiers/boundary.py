@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from expertier.errors import BudgetError, BusyError, DeviceError
-from expertier.hip.fence import Fence
 from expertier.planner.allocate import LayerPlan, floor_bytes
 from expertier.planner.demand import LayerDemand
 from expertier.planner.shrink import shrink
@@ -52,6 +51,7 @@ class Boundary:
         self._lock = threading.Lock()  # of the wishes below; never held during a move
         self._quotas = slab.slots  # what the layers get when all of the slab is theirs
         self._wanted_bytes = 0
+        self._going_to: int | None = None  # where a move down is on its way to
         self._pays_at: int | None = (
             None  # bytes missed at which going down pays; None: nothing to go down for
         )
@@ -73,17 +73,16 @@ class Boundary:
         if n_bytes < 0:
             raise ValueError(f"asked for {n_bytes} bytes to compute in")
         with self._lock:
-            wanted, self._wanted_bytes = self._wanted_bytes, max(self._wanted_bytes, n_bytes)
-            self._pays_at = None
-        if n_bytes > self._slab.layout.compute_bytes:
-            try:
-                with self._usage.exclusively("reserve compute memory"):
-                    if n_bytes > self._slab.layout.compute_bytes:  # else another thread was faster
-                        _wait_for(self._lay_out(n_bytes), stream)
-            except BaseException:
+            enough = n_bytes <= self._steady_bytes()
+            if enough:
+                self._want(n_bytes)
+        if not enough:
+            with self._usage.exclusively("reserve compute memory"):
+                if n_bytes > self._slab.layout.compute_bytes:  # else another thread was faster
+                    self._lay_out(n_bytes)
                 with self._lock:
-                    self._wanted_bytes = wanted
-                raise
+                    self._want(n_bytes)
+        self._relayout.let_in(stream)
         return ComputeRegion(self._slab.base, self._slab.layout.compute_bytes)
 
     def release(self, n_bytes: int) -> None:
@@ -92,9 +91,8 @@ class Boundary:
             if n_bytes >= self._wanted_bytes:
                 return
             self._wanted_bytes = n_bytes
-            gained = self._slab.layout.compute_bytes - n_bytes
-            if gained > 0 and self._pays_at is None:
-                self._pays_at = self._bytes_missed() + gained
+            if self._pays_at is None:
+                self._pays_at = self._pays_from_now()
 
     def settle(self, *, now: bool) -> bool:
         """Go down to what is still wanted where that pays, or `now` whether it does or not.
@@ -102,15 +100,22 @@ class Boundary:
         Returns whether the boundary moved. Without `now` it gives up where someone is in the way or a call
         fails, and tries again the next time.
         """
-        with self._lock:
-            pays_at, wanted = self._pays_at, self._wanted_bytes
-        if wanted >= self._slab.layout.compute_bytes:
-            return False
+        pays_at = self._pays_at
         if not now and (pays_at is None or self._bytes_missed() < pays_at):
+            return False
+        if not self._gain():
             return False
         try:
             with self._usage.exclusively("give compute memory back", wait_s=WAIT_S if now else 0):
-                self._lay_out(wanted)
+                with self._lock:  # asked again: someone may have reserved meanwhile
+                    wanted = self._wanted_bytes
+                    if not self._gain():
+                        return False
+                    self._going_to = wanted
+                try:
+                    self._lay_out(wanted)
+                finally:
+                    self._going_to = None
         except (BusyError, DeviceError):
             if now:
                 raise
@@ -126,16 +131,18 @@ class Boundary:
         """Make `plan` the quotas of the whole slab, shrunk to what the compute region leaves."""
         self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
         with self._usage.exclusively("apply a plan", wait_s=wait_s):
-            quotas, self._quotas = self._quotas, tuple(plan.slots)
+            quotas, layout = self._quotas, self._slab.layout
+            self._quotas = tuple(plan.slots)
             try:
-                self._lay_out(self._slab.layout.compute_bytes)
+                self._lay_out(layout.compute_bytes)
             except BaseException:
-                self._quotas = quotas
+                if self._slab.layout is layout:
+                    self._quotas = quotas
                 raise
 
     # ---- inside
 
-    def _lay_out(self, compute_bytes: int) -> Fence | None:
+    def _lay_out(self, compute_bytes: int) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slots: Sequence[int] = self._quotas
@@ -144,15 +151,30 @@ class Boundary:
         except BudgetError:
             left = self._slab.n_bytes - compute_bytes
             slots = shrink(slots, self._demands, budget_bytes=left).slots
-        fence = self._relayout.run(slots, compute_bytes)
-        with self._lock:
-            self._pays_at = None
-        return fence
+        layout = self._slab.layout
+        try:
+            self._relayout.run(slots, compute_bytes)
+        finally:  # an interrupt may come when all is done
+            if self._slab.layout is not layout:
+                with self._lock:
+                    self._pays_at = self._pays_from_now()
 
+    # ---- with the lock held
 
-def _wait_for(fence: Fence | None, stream: int | None) -> None:
-    if fence is not None:
-        if stream is None:
-            fence.wait()
-        else:
-            fence.hold(stream)
+    def _steady_bytes(self) -> int:
+        """Return how much is free of slots, whatever move is on its way."""
+        compute_bytes = self._slab.layout.compute_bytes
+        return compute_bytes if self._going_to is None else min(self._going_to, compute_bytes)
+
+    def _want(self, n_bytes: int) -> None:
+        self._wanted_bytes = max(self._wanted_bytes, n_bytes)
+        self._pays_at = self._pays_from_now()
+
+    def _pays_from_now(self) -> int | None:
+        """Return how many bytes missed make a move down pay, counted from now; None where there is no move."""
+        gained = self._gain()
+        return self._bytes_missed() + gained if gained else None
+
+    def _gain(self) -> int:
+        """Return how many bytes a move down would give to the slots."""
+        return self._slab.layout.compute_bytes - round_up(self._wanted_bytes, RANGE_ALIGNMENT)

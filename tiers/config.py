@@ -57,8 +57,9 @@ class TierConfig:
     """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
 
     `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of
-    all expert bytes that `auto` takes. `fill_threads` read and copy beside the thread that needs experts; with
-    0 it works alone, and prefetches run in `TierManager.drain`. Raises `ConfigError` for values that cannot be used.
+    all expert bytes that `auto` takes. `file_mode` is how the file is read. `fill_threads` read and copy beside
+    the thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
+    `ConfigError` for values that cannot be used.
     """
 
     expert_cache_bytes: AutoBytes = "auto"

@@ -112,7 +112,7 @@ class TierManager:
             )
             undo.callback(self._pool.close)
             if source is None:
-                file = FileSource(table.files)
+                file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
                 undo.callback(file.close)
                 source = file
             self._fences = SlotFences(device)
@@ -124,7 +124,7 @@ class TierManager:
             self._stores = undo.pop_all()
         self._source = CountedSource(source)
         self._filler = Filler(table.layers, layouts, self._pool, self._source, transfer, self._workers)
-        self._admission = Admission(self._residency, self._locks, self._serve)
+        self._admission = Admission(self._residency, self._locks, self._serve_lease)
         self._usage = Usage()
         self._relayout = Relayout(
             self._slab, self._residency, self._pool, self._fences, transfer.demand_stream
@@ -133,7 +133,13 @@ class TierManager:
             self._slab, self._relayout, self._usage, table.layer_demands(), self._demand_bytes
         )
         self._prefetcher = Prefetcher(
-            self._residency, self._locks, self._usage, self._workers, self._filler, self._pool
+            self._residency,
+            self._locks,
+            self._usage,
+            self._workers,
+            self._filler,
+            self._pool,
+            self._before_ready,
         )
         self._rebalance = Rebalance(self._residency, self._boundary, table.layer_demands())
         for line in advise(table, plan.slots, budgets):
@@ -240,6 +246,7 @@ class TierManager:
         if self._slab.stale_guards:
             self._restore_guards()
         self._usage.bind()
+        self._device.synchronize()  # what was queued before it came is READY, and has to be there
         self.last_error = None
         return EngineBinding(
             slab_base=self._slab.base,
@@ -450,6 +457,19 @@ class TierManager:
         """Fill the slots of missing experts; what they evicted becomes the youngest in the pool."""
         self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))
         self._filler.fill(layer, experts.tolist(), slots.tolist())
+
+    def _serve_lease(self, layer: int, experts: I32, slots: I32) -> None:
+        """Fill the slots of a lease's missing experts."""
+        self._serve(layer, experts, slots)
+        self._before_ready(layer, slots)
+
+    def _before_ready(self, layer: int, slots: I32) -> None:
+        """Have the bytes in the slots before they count as READY, where an engine would believe that (I8).
+
+        A lease has its stream wait for copies that are queued; an engine reads what is READY at once.
+        """
+        if self._usage.bound:
+            self._fences.before_read(layer, slots.tolist(), None)
 
     def _give_up(self, lease: Lease) -> None:
         """Undo an `acquire` that failed."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from expertier.planner.residency import Residency
 from expertier.tiers.fill_workers import FillWorkers
@@ -19,6 +20,8 @@ from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.stats import PrefetchStats
 from expertier.tiers.usage import Usage
+
+I32 = npt.NDArray[np.int32]
 
 MAX_WAITING = 256
 """Experts that may wait to be prefetched; what is asked for beyond that is dropped."""
@@ -51,14 +54,16 @@ class Prefetcher:
         workers: FillWorkers,
         filler: Filler,
         pool: HostPool,
+        before_ready: Callable[[int, I32], None],
     ) -> None:
-        """Connect; nothing is fetched."""
+        """Connect; nothing is fetched. `before_ready(layer, slots)` is called before slots count as READY."""
         self._residency = residency
         self._locks = locks
         self._usage = usage
         self._workers = workers
         self._filler = filler
         self._pool = pool
+        self._before_ready = before_ready
         self._lock = threading.Lock()
         self._waiting: set[tuple[ExpertKey, Target]] = set()
         self._stats = PrefetchStats()
@@ -125,8 +130,10 @@ class Prefetcher:
             else:
                 came = self._into_slot(*key)
                 self._add(done=came, dropped=not came)
-        except Exception as error:
+        except BaseException as error:
             self._add(failed=1)
+            if not isinstance(error, Exception):  # an interrupt of `drain`, where there are no threads
+                raise
             _log.debug("prefetch of expert %d of layer %d failed: %s", key[1], key[0], error)
         finally:
             self._usage.leave_background()
@@ -141,6 +148,7 @@ class Prefetcher:
         try:
             self._pool.refresh((layer, evicted) for evicted in self._residency.evicted_from(layer, slots))
             self._filler.fill_one(layer, expert, slot, prefetch=True)
+            self._before_ready(layer, slots)
         except BaseException:
             with self._locks.held(layer):
                 self._residency.abort(layer, slots)

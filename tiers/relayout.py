@@ -66,6 +66,13 @@ class Relayout:
         self._pool.refresh(dropped)
         return fence
 
+    def let_in(self, stream: int | None) -> None:
+        """Have `stream` wait until no move that is queued touches what lies below the slots; None: the caller."""
+        try:
+            self._fences.before_read(0, (), stream)
+        except DeviceError:  # the move is made, so this must not fail any more
+            self._fences.before_read(0, (), None)
+
     def restore_guards(self) -> None:
         """Zero again what a failed `run` may have left, while nobody uses the slots; `DeviceError`."""
         if self._slab.stale_guards:

@@ -160,6 +160,17 @@ def test_slots_go_where_routing_is_spread() -> None:
     assert plan.slots == (2, 8)
 
 
+def test_every_layer_keeps_its_floor() -> None:
+    demands = [
+        LayerDemand(layer=layer, n_experts=8, top_k=3, slot_bytes=10, fixed_bytes=0) for layer in range(2)
+    ]
+    profile = np.array([[1, 0, 0, 0, 0, 0, 0, 0], [9] * 8])
+    assert plan_layers(demands, budget_bytes=100, profile=profile).slots == (3, 7)
+    assert plan_layers(demands, budget_bytes=50, profile=profile).slots == (2, 3), (
+        "too little for top-k slots"
+    )
+
+
 def test_a_profile_of_another_model_is_refused() -> None:
     demands = [LayerDemand(layer=0, n_experts=4, top_k=1, slot_bytes=1, fixed_bytes=0)]
     with pytest.raises(ValueError, match=r"\(1, 3\).*\(1, 4\)"):

@@ -174,6 +174,17 @@ def test_enough_unpinned_slots_are_enough() -> None:
     assert layer.release(held) == 0
 
 
+def test_a_call_does_not_count_on_the_slots_of_its_own_hits() -> None:
+    layer = Layer(8, 3)
+    layer.use([0, 1, 2])
+    _, held, _ = layer.begin([2])
+    before = layer.arrays()
+    assert layer.begin([0, 1, 5])[0] == Outcome.BUSY
+    layer.assert_unchanged(before)
+    assert layer.release(held) == 0
+    assert layer.begin([0, 1, 5])[0] == 1
+
+
 def test_an_empty_call_changes_nothing() -> None:
     layer = Layer(8, 3)
     before = layer.arrays()

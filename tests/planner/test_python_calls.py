@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator
 
@@ -128,22 +129,27 @@ def test_giving_back_wakes_who_waits(locks: LayerLocks) -> None:
     residency = filled()
     slots = array(-1, -1, -1)
     assert take(residency, locks, array(0, 1, 2), slots) == 0
+    libc = ctypes.CDLL(None)
+    mutex, condition = (ctypes.c_void_p(locks.address + LOCK_BYTES + at) for at in (0, CONDITION_OFFSET))
     waits, woken = threading.Event(), threading.Event()
 
     def wait() -> None:
         with locks.held(1):
             waits.set()
             while residency.pins_of(1)[0] > 0:
-                locks.wait(1)
+                libc.pthread_cond_wait(condition, mutex)  # not `locks.wait`: that one wakes by itself
         woken.set()
 
-    thread = threading.Thread(target=wait)
-    thread.start()
+    threading.Thread(target=wait, daemon=True).start()
     waits.wait()
     while give(residency, locks, slots) == Outcome.BUSY:
         pass
-    assert woken.wait(10)
-    thread.join()
+    try:
+        assert woken.wait(10)
+    finally:
+        with locks.held(1):
+            locks.notify_all(1)  # a failing test must not hang: nobody may wait when the locks are destroyed
+        woken.wait()
 
 
 def test_arrays_of_another_kind_are_refused() -> None:

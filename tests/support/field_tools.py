@@ -75,16 +75,16 @@ class WatchedDevice:
         self.pinned.pop(address, None)
         self.inner.free(address)
 
-    def copy_in(self, target: int, source: int, n_bytes: int) -> None:
+    def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Copy one half, wait where a test wants that, copy the other half."""
         self.n_copies += 1
         if not any(begin <= source and source + n_bytes <= begin + n for begin, n in self.pinned.items()):
             self.strangers.append(source)
         half = n_bytes // 2
-        self.inner.copy_in(target, source, half)
+        self.inner.copy_in(target, source, half, stream)
         if self.hold_up is not None:
             self.hold_up()
-        self.inner.copy_in(target + half, source + half, n_bytes - half)
+        self.inner.copy_in(target + half, source + half, n_bytes - half, stream)
 
 
 class GatedSource:

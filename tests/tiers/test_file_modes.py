@@ -9,12 +9,15 @@ import logging
 import os
 import random
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+import expertier as et
 from expertier.errors import SourceError
+from expertier.hip.host import HostDevice
+from expertier.tiers import manager as manager_module
 from expertier.tiers import open_file as open_file_module
 from expertier.tiers.dio_alignment import DioAlignment
 from expertier.tiers.file_identity import FileIdentity
@@ -23,6 +26,7 @@ from expertier.tiers.file_source import FileSource
 from expertier.tiers.mode_chooser import TRIAL_EVERY
 from expertier.tiers.model_file import ModelFile
 from expertier.tiers.span import Span
+from gguf_files import Block, write_model
 
 SIZE = 100_003
 DATA = random.Random(0).randbytes(SIZE)
@@ -365,3 +369,26 @@ def test_many_threads_and_a_close(path: Path, mode: FileMode) -> None:
     stats = source.stats()
     assert stats.page_cache_reads + stats.direct_reads == n_reads > 600
     assert not [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(path)]
+
+
+@pytest.mark.parametrize("mode", FileMode)
+def test_the_tiers_read_as_they_are_told(tmp_path: Path, mode: FileMode) -> None:
+    model = write_model(tmp_path / "m.gguf", [Block()])
+    budget = sum(demand.bytes_for(2) for demand in model.table.layer_demands())
+    config = et.TierConfig(expert_cache_bytes=budget, file_mode=mode)
+    made: list[FileMode] = []
+
+    class Watched(FileSource):
+        def __init__(self, files: Sequence[ModelFile], mode: FileMode, *, working_set_bytes: int) -> None:
+            assert working_set_bytes == model.table.expert_bytes_total
+            made.append(mode)
+            super().__init__(files, mode, working_set_bytes=working_set_bytes)
+
+    with pytest.MonkeyPatch.context() as patch, HostDevice() as device:
+        patch.setattr(manager_module, "FileSource", Watched)
+        with et.TierManager(model.table, device=device, config=config) as tiers:
+            for expert in range(8):
+                with tiers.acquire(0, [expert]) as lease:
+                    assert lease.held is not None
+                    assert model.wrong_bytes(lease, lease.held) == []
+    assert made == [mode]
