@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from expertier.tiers.span import Span
@@ -15,3 +16,10 @@ class ByteSource(Protocol):
 
         `SourceError` by preference. The buffer may not be kept after the call.
         """
+
+
+class HintedSource(ByteSource, Protocol):
+    """A source that can begin to read before it is asked for the bytes."""
+
+    def will_need(self, spans: Sequence[Span]) -> None:
+        """Take note of what is read next. A hint: raises nothing."""

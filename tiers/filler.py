@@ -1,4 +1,10 @@
-"""The serving of misses: an expert's bytes from host memory or the file into its slot."""
+"""The serving of misses: an expert's bytes from host memory or the file into its slot.
+
+        ┌─ L2 has it ────────────────────────────► copy
+miss ───┼─ it does not ─► read into an L2 block ─► copy
+        ├─ no block to be had ─► a bounce block ─► copy
+        └─ no pool, and slots are host memory ─► read into the slot
+"""
 
 from __future__ import annotations
 
@@ -7,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from expertier.hip.fence import Fence
-from expertier.tiers.byte_source import ByteSource
+from expertier.tiers.byte_source import HintedSource
 from expertier.tiers.fill_workers import FillWorkers
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer import ExpertLayer
@@ -17,8 +23,7 @@ from expertier.tiers.transfer import Transfer
 
 
 class Filler:
-    """Fills slots: from L2 where it has a copy, otherwise from the source, through an L2 block or a bounce
-    block.
+    """Fills slots, several at a time.
 
     Thread-safe; called with no layer's lock held. An exception leaves the host pool as if the failed expert
     had not been asked for, and the bytes of the slots undefined.
@@ -29,9 +34,11 @@ class Filler:
         layers: Sequence[ExpertLayer],
         layouts: Sequence[SlotLayout],
         pool: HostPool,
-        source: ByteSource,
+        source: HintedSource,
         transfer: Transfer,
         workers: FillWorkers,
+        *,
+        slots_are_host_memory: bool,
     ) -> None:
         """Connect the tiers; nothing is read."""
         self._layers = layers
@@ -40,15 +47,21 @@ class Filler:
         self._source = source
         self._transfer = transfer
         self._workers = workers
+        self._slots_are_host_memory = slots_are_host_memory
 
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that."""
+        if len(experts) > 1:
+            self._hint(layer, experts)
         self._workers.run(
             [partial(self.fill_one, layer, expert, slot) for expert, slot in zip(experts, slots, strict=True)]
         )
 
     def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
         """Fill one slot on this thread; a prefetch has a stream of its own."""
+        if self._slots_are_host_memory and not self._pool.is_on:
+            self._read(layer, expert, self._transfer.addresses(layer, slot))
+            return
         staged = self._empty(layer, expert)
         fence: Fence | None = None
         try:
@@ -68,16 +81,24 @@ class Filler:
     def _empty(self, layer: int, expert: int) -> Staged:
         return Staged((layer, expert), self._layouts[layer].block_bytes, self._layers[layer].expert_bytes)
 
+    def _hint(self, layer: int, experts: Sequence[int]) -> None:
+        """Have the disk work on everything that is about to be read, and not on one expert after another."""
+        spans = self._layers[layer].spans
+        self._source.will_need(
+            [span for expert in experts if not self._pool.contains((layer, expert)) for span in spans(expert)]
+        )
+
     def _stage(self, staged: Staged) -> None:
         """Have the expert's bytes in a block of host memory."""
         self._pool.stage(staged)
         if not staged.hit:
-            self._read(*staged.key, staged.address)
+            layer, expert = staged.key
+            begins = self._layouts[layer].block_offsets
+            self._read(layer, expert, [staged.address + begin for begin in begins])
             self._pool.commit(staged)
 
-    def _read(self, layer: int, expert: int, block: int) -> None:
-        """Read an expert's matrices into the host block at address `block`."""
-        spans = self._layers[layer].spans(expert)
-        for span, begin in zip(spans, self._layouts[layer].block_offsets, strict=True):
-            memory = (ctypes.c_ubyte * span.n_bytes).from_address(block + begin)
+    def _read(self, layer: int, expert: int, addresses: Sequence[int]) -> None:
+        """Read an expert's matrices to `addresses`, one a matrix."""
+        for span, address in zip(self._layers[layer].spans(expert), addresses, strict=True):
+            memory = (ctypes.c_ubyte * span.n_bytes).from_address(address)
             self._source.read_into(span, memoryview(memory).cast("B"))

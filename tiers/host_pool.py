@@ -149,6 +149,11 @@ class HostPool:
 
     # ---- the order of use
 
+    @property
+    def is_on(self) -> bool:
+        """Whether the pool may keep anything."""
+        return self._store.budget_bytes > 0
+
     def refresh(self, keys: Iterable[ExpertKey]) -> None:
         """Note that L1 evicted these experts: copies that exist become the youngest."""
         with self._lock:

@@ -123,7 +123,15 @@ class TierManager:
             undo.callback(self._workers.close)
             self._stores = undo.pop_all()
         self._source = CountedSource(source)
-        self._filler = Filler(table.layers, layouts, self._pool, self._source, transfer, self._workers)
+        self._filler = Filler(
+            table.layers,
+            layouts,
+            self._pool,
+            self._source,
+            transfer,
+            self._workers,
+            slots_are_host_memory=not device.has_streams,
+        )
         self._admission = Admission(self._residency, self._locks, self._serve_lease)
         self._usage = Usage()
         self._relayout = Relayout(

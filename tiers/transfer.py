@@ -48,6 +48,10 @@ class Transfer:
             raise
         return self._fences.after_fill(layer, slot, stream)
 
+    def addresses(self, layer: int, slot: int) -> list[int]:
+        """Return where a slot's matrices lie, for devices whose memory is the host's."""
+        return [self._slab.base + place.offset + slot * place.stride for place in self._slab.places(layer)]
+
     def close(self) -> None:
         """Destroy the streams, whose work is done."""
         self._undo.close()
