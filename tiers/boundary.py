@@ -52,14 +52,8 @@ class Boundary:
         self._quotas = slab.slots  # what the layers get when all of the slab is theirs
         self._wanted_bytes = 0
         self._going_to: int | None = None  # where a move down is on its way to
-        self._pays_at: int | None = (
-            None  # bytes missed at which going down pays; None: nothing to go down for
-        )
-
-    @property
-    def may_move(self) -> bool:
-        """Whether a release waits for its move; read without a lock, as a hint."""
-        return self._pays_at is not None
+        self.pays_at: int | None = None
+        """Bytes missed at which going down pays; None: there is nothing to go down for. Read without a lock."""
 
     def reserve(self, n_bytes: int, stream: int | None) -> ComputeRegion:
         """See `TierManager.reserve_compute`."""
@@ -91,8 +85,8 @@ class Boundary:
             if n_bytes >= self._wanted_bytes:
                 return
             self._wanted_bytes = n_bytes
-            if self._pays_at is None:
-                self._pays_at = self._pays_from_now()
+            if self.pays_at is None:
+                self.pays_at = self._pays_from_now()
 
     def settle(self, *, now: bool) -> bool:
         """Go down to what is still wanted where that pays, or `now` whether it does or not.
@@ -100,7 +94,7 @@ class Boundary:
         Returns whether the boundary moved. Without `now` it gives up where someone is in the way or a call
         fails, and tries again the next time.
         """
-        pays_at = self._pays_at
+        pays_at = self.pays_at
         if not now and (pays_at is None or self._bytes_missed() < pays_at):
             return False
         if not self._gain():
@@ -157,7 +151,7 @@ class Boundary:
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:
-                    self._pays_at = self._pays_from_now()
+                    self.pays_at = self._pays_from_now()
 
     # ---- with the lock held
 
@@ -168,7 +162,7 @@ class Boundary:
 
     def _want(self, n_bytes: int) -> None:
         self._wanted_bytes = max(self._wanted_bytes, n_bytes)
-        self._pays_at = self._pays_from_now()
+        self.pays_at = self._pays_from_now()
 
     def _pays_from_now(self) -> int | None:
         """Return how many bytes missed make a move down pay, counted from now; None where there is no move."""

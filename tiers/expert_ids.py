@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 I32 = npt.NDArray[np.int32]
 
+_INT32 = np.dtype(np.int32)
+
 
 def distinct_array(experts: Iterable[int]) -> I32 | None:
     """Return a copy of an int32 array of distinct numbers; None for everything else, which takes longer."""
-    if isinstance(experts, np.ndarray) and experts.dtype == np.int32 and experts.ndim == 1:
+    if isinstance(experts, np.ndarray) and experts.dtype is _INT32 and experts.ndim == 1:
         numbers = experts.tolist()
         if len(set(numbers)) == len(numbers):
             return experts.copy()

@@ -123,8 +123,12 @@ class Lease:
 
     def release(self) -> None:
         """Let the experts go. Raises `LeaseError` the second time."""
-        self._require_live()
-        self._drop()
+        if self._released:
+            self._require_live()
+        held = self._held
+        if held is not None:
+            self._holder.drop_part(self, held[1])
+            self._held = None
         self._released = True
         self._holder.forget(self)
 

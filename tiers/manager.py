@@ -189,7 +189,7 @@ class TierManager:
         """
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
-        if self._boundary.may_move:
+        if self._boundary.pays_at is not None:
             self._boundary.settle(now=False)
         if self._slab.stale_guards:
             self._restore_guards()

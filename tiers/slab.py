@@ -35,7 +35,8 @@ class Slab:
         self._layouts = tuple(layouts)
         self._n_bytes = round_up(n_bytes, RANGE_ALIGNMENT)
         self._layout: ArenaLayout | None = None
-        self._stale_guards = False
+        self.stale_guards = False
+        """Whether `restore_guards` has work to do before the slab is used."""
         self._base = device.alloc(self._n_bytes)
         self._closed = False
 
@@ -84,14 +85,14 @@ class Slab:
             self._layout = new  # of a new slab every byte is zero
             return 0
         moves = self._moves(new, kept)
-        self._stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
+        self.stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
         if len(moves):
             at = moves.copy()
             at[:, :2] += self._base
             self._device.copy_within(at, stream)
         self._zero(new, free_slots(kept, new.slots), stream)
         self._layout = new
-        self._stale_guards = False
+        self.stale_guards = False
         return int(moves[:, 2].sum())
 
     def still_there(self, new: ArenaLayout, kept: Survivors) -> Survivors:
@@ -109,14 +110,9 @@ class Slab:
 
     def restore_guards(self, free: Sequence[I64], stream: int = 0) -> None:
         """Zero what must be zero, where a failed `relayout` may have left bytes; `DeviceError` if that fails."""
-        if self._stale_guards:
+        if self.stale_guards:
             self._zero(self.layout, free, stream)
-            self._stale_guards = False
-
-    @property
-    def stale_guards(self) -> bool:
-        """Whether `restore_guards` has work to do before the slab is used."""
-        return self._stale_guards
+            self.stale_guards = False
 
     def check_valid(self) -> None:
         """Assert that ranges and compute region are aligned and disjoint and fill the slab (I2)."""
