@@ -39,7 +39,9 @@ _UNLIMITED = "-unlimited"
 SIDES = ("tiers-auto", "stock-mmap", "stock-dio", "stock-none", f"stock-mmap{_UNLIMITED}")
 _N_FF_STEP = 256
 _TIMEOUT_S = 900
-_OTHER_MIB = 384  # of the limit: the process itself, dense weights, key-value cache, buffers; some 260 were used
+_OTHER_MIB = (
+    384  # of the limit: the process itself, dense weights, key-value cache, buffers; some 260 were used
+)
 
 
 def shape_of(expert_mib: int, n_experts: int, n_layers: int) -> ModelShape:

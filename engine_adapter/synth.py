@@ -15,11 +15,19 @@ import numpy as np
 from gguf import GGUFWriter, LlamaFileType, TokenType
 
 from expertier.engine_adapter.model_shape import N_SPECIAL_TOKENS, ModelShape
-from expertier.engine_adapter.synth_arch import ARCHITECTURES, Tensor
+from expertier.engine_adapter.synth_arch import ARCHITECTURES, Tensor, WritableTensor
 from expertier.engine_adapter.synth_blocks import block_elements, ggml_type
 from expertier.errors import ConfigError
 
-__all__ = ["DEMO_SHAPE", "TINY_SHAPE", "ModelShape", "Progress", "write_model"]
+__all__ = [
+    "DEMO_SHAPE",
+    "TINY_SHAPE",
+    "ModelShape",
+    "Progress",
+    "model_tensors",
+    "write_model",
+    "write_tensors",
+]
 
 Progress = Callable[[int, int], None]
 """Called with (bytes of weights written so far, bytes in all) after each tensor."""
@@ -40,19 +48,34 @@ TINY_SHAPE = ModelShape(
 def write_model(path: str | os.PathLike[str], shape: ModelShape, progress: Progress | None = None) -> Path:
     """Write a model of `shape` to `path`, whole or not at all, and return the path.
 
-    The data go to `path` + ".tmp", which is renamed when it is complete. One tensor at a time is in memory.
+    The data go to `path` + ".tmp", which is renamed when it is complete. A few MiB are in memory at a time.
     The same shape gives the same bytes (with the same NumPy, whose generators may change between releases).
     Errors: ConfigError, when the shape is none that its architecture can have. OSError, when the file cannot be
     written; the partial file is removed.
     """
-    tensors = model_tensors(shape)
+    return write_tensors(path, shape, model_tensors(shape), progress=progress)
+
+
+def write_tensors(
+    path: str | os.PathLike[str],
+    shape: ModelShape,
+    tensors: Sequence[WritableTensor],
+    *,
+    progress: Progress | None = None,
+    add_keys: Callable[[GGUFWriter], None] | None = None,
+) -> Path:
+    """Write a model of `shape` from `tensors`, which are those of `model_tensors` or stand in their place.
+
+    As `write_model`; a few MiB are in memory at a time. `add_keys` adds keys to the file's head.
+    """
     target = Path(path)
     partial = target.with_name(target.name + ".tmp")
-    total = sum(tensor.n_bytes for tensor in tensors)
     writer = GGUFWriter(partial, shape.architecture)
     try:
         _add_metadata(writer, shape)
         ARCHITECTURES[shape.architecture].add_keys(writer, shape)
+        if add_keys is not None:
+            add_keys(writer)
         _add_tokenizer(writer, shape.vocab)
         for tensor in tensors:
             element = np.dtype(np.float32)  # names no type: raw_dtype does
@@ -62,12 +85,7 @@ def write_model(path: str | os.PathLike[str], shape: ModelShape, progress: Progr
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        written = 0
-        for index, tensor in enumerate(tensors):
-            writer.write_tensor_data(tensor.draw(np.random.default_rng([shape.seed, index])))
-            written += tensor.n_bytes
-            if progress is not None:
-                progress(written, total)
+        _write_data(writer, shape.seed, tensors, progress)
         writer.close()
         partial.replace(target)
     except BaseException:
@@ -75,6 +93,27 @@ def write_model(path: str | os.PathLike[str], shape: ModelShape, progress: Progr
         partial.unlink(missing_ok=True)
         raise
     return target
+
+
+def _write_data(
+    writer: GGUFWriter, seed: int, tensors: Sequence[WritableTensor], progress: Progress | None
+) -> None:
+    """Write the tensors' data, chunk by chunk: the gguf package's own call takes a tensor as a whole."""
+    assert writer.fout is not None
+    file = writer.fout[0]
+    total = sum(tensor.n_bytes for tensor in tensors)
+    written = 0
+    for index, tensor in enumerate(tensors):
+        writer.write_padding(file, file.tell())
+        n_bytes = 0
+        for chunk in tensor.chunks(np.random.default_rng([seed, index])):
+            chunk.tofile(file)
+            n_bytes += chunk.nbytes
+        assert n_bytes == tensor.n_bytes, f"{tensor.name}: {n_bytes} bytes for {tensor.n_bytes}"
+        writer.write_padding(file, n_bytes)
+        written += n_bytes
+        if progress is not None:
+            progress(written, total)
 
 
 def model_tensors(shape: ModelShape) -> Sequence[Tensor]:

@@ -18,9 +18,9 @@ from expertier.engine_adapter.synth_arch.nemotron_h_moe import NEMOTRON_H_MOE
 from expertier.engine_adapter.synth_arch.olmoe import OLMOE
 from expertier.engine_adapter.synth_arch.qwen3moe import QWEN3MOE
 from expertier.engine_adapter.synth_arch.qwen4exp import QWEN4EXP
-from expertier.engine_adapter.synth_arch.tensor import Tensor
+from expertier.engine_adapter.synth_arch.tensor import Tensor, WritableTensor
 
-__all__ = ["ARCHITECTURES", "Architecture", "Tensor"]
+__all__ = ["ARCHITECTURES", "Architecture", "Tensor", "WritableTensor"]
 
 ARCHITECTURES: dict[str, Architecture] = {
     architecture.name: architecture

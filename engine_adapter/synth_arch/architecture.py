@@ -19,7 +19,8 @@ Rule = Callable[[ModelShape], str | None]
 class Architecture:
     """One architecture: its `name` in a file, its tensors in the file's order, and the keys beside the common ones.
 
-    `layouts` are the expert layouts that the engine loads for it.
+    `layouts` are the expert layouts that the engine loads for it. `replays`: each MoE layer of a shape has a router,
+    and it reads the one residual stream, so that a `trace_model` can decide what it picks.
     """
 
     name: str
@@ -27,6 +28,7 @@ class Architecture:
     add_keys: Callable[[GGUFWriter, ModelShape], None]
     layouts: frozenset[ExpertLayout] = frozenset({"split"})
     rule: Rule | None = None
+    replays: bool = True
 
     def check(self, shape: ModelShape) -> None:
         """Raise ConfigError for a shape that an engine could not run as this architecture."""

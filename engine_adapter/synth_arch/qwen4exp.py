@@ -121,4 +121,11 @@ def _rule(shape: ModelShape) -> str | None:
     )
 
 
-QWEN4EXP = Architecture("qwen4exp", _tensors, _add_keys, layouts=frozenset({"split", "fused"}), rule=_rule)
+QWEN4EXP = Architecture(
+    "qwen4exp",
+    _tensors,
+    _add_keys,
+    layouts=frozenset({"split", "fused"}),
+    rule=_rule,
+    replays=False,  # its routers read a mix of several residual streams
+)

@@ -1,0 +1,93 @@
+"""Codes for recorded steps: vectors that a layer's router turns back into the experts of that step.
+
+A step's code is its token's embedding. The residual stream carries it, far larger than all that attention and
+experts add to it, to each layer's router, which is a matrix. So the router has to give the recorded experts of
+step t the largest scores for code t. Two ways:
+
+slices       Each layer has `experts` coordinates of its own; code t is above 0 at the experts that layer chose at
+             step t, and the router reads them off. Any number of steps; needs layers * experts coordinates.
+orthogonal   The codes are orthonormal, and a router's row of an expert is the sum of the codes of the steps that
+             chose it. Any number of experts; at most as many steps as coordinates.
+
+In a step's scores the first of the recorded experts is the highest. A little noise tells steps apart that chose
+the same experts everywhere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.errors import ConfigError
+
+F32 = npt.NDArray[np.float32]
+I32 = npt.NDArray[np.int32]
+
+_RANK_STEP = 0.05  # by which a score exceeds that of the next rank
+_NOISE = 0.1  # the noise's share of a code, by norm
+_LOGIT_GAP = 8.0  # between the experts of a step and all others, about
+
+
+@dataclass(frozen=True, slots=True)
+class TraceCodes:
+    """Codes and routers of one recording. Codes have a root mean square of 1, as after a norm."""
+
+    codes: F32  # [steps, n_embd]
+    ids: I32  # [steps, layers, top-k]
+    n_experts: int
+    slices: bool
+
+    def router(self, layer: int) -> F32:
+        """Return the router's matrix of a layer: [experts, n_embd]."""
+        n_steps, n_embd = self.codes.shape
+        top_k = self.ids.shape[2]
+        rows = np.zeros((self.n_experts, n_embd), np.float32)
+        if self.slices:
+            first = layer * self.n_experts
+            gain = _LOGIT_GAP / sqrt(n_embd / (self.ids.shape[1] * top_k))
+            rows[:, first : first + self.n_experts] = np.eye(self.n_experts, dtype=np.float32) * gain
+            return rows
+        scores = np.zeros((n_steps, self.n_experts), np.float32)
+        np.put_along_axis(scores, self.ids[:, layer], _rank_scores(top_k), axis=1)
+        return (scores.T @ self.codes) * np.float32(_LOGIT_GAP / n_embd)
+
+
+def make_codes(ids: I32, n_experts: int, n_embd: int, seed: int) -> TraceCodes:
+    """Make the codes of recorded steps `ids` (int32 [steps, layers, top-k]) for a model `n_embd` wide.
+
+    Raises ConfigError, with the widths and steps that would do, where neither way has room.
+    """
+    n_steps, n_layers, top_k = ids.shape
+    most = int(ids.max())
+    if most >= n_experts:
+        raise ConfigError(
+            f"the recording names expert {most}, but the model shall have {n_experts}: give more"
+        )
+    rng = np.random.default_rng([seed, n_steps])
+    slices = n_layers * n_experts <= n_embd
+    if slices:
+        codes = np.zeros((n_steps, n_embd), np.float32)
+        columns = ids + (np.arange(n_layers, dtype=np.int32) * n_experts)[None, :, None]
+        scores = np.broadcast_to(_rank_scores(top_k), ids.shape)
+        np.put_along_axis(codes, columns.reshape(n_steps, -1), scores.reshape(n_steps, -1), axis=1)
+        size = np.float32(_NOISE * sqrt(n_layers * top_k / n_embd))
+        codes += np.where(rng.integers(0, 2, codes.shape, np.int8), size, -size)
+    elif n_steps <= n_embd:
+        # QR of a random square leaves every direction equally likely.
+        codes = np.linalg.qr(rng.standard_normal((n_embd, n_steps)))[0].T.astype(np.float32)
+    else:
+        raise ConfigError(
+            f"{n_steps} steps of {n_layers} layers with {n_experts} experts do not fit a model {n_embd} wide: "
+            f"make n_embd at least {n_layers * n_experts} (then any number of steps fits), or take at most "
+            f"{n_embd} steps"
+        )
+    codes *= np.float32(sqrt(n_embd)) / np.linalg.norm(codes, axis=1, keepdims=True)
+    return TraceCodes(codes, ids, n_experts, slices)
+
+
+def _rank_scores(top_k: int) -> F32:
+    """Scores of a step's experts, the first the highest and the last 1: [top-k]."""
+    return (1 + _RANK_STEP * np.arange(top_k - 1, -1, -1)).astype(np.float32)
