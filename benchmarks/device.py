@@ -3,10 +3,13 @@
 `python benchmarks/device.py [--device cuda:0] [--json] [--arena-gib 8] [--quick]` measures and prints:
 
 copies     pinned host-to-device copies of an expert's size through the device, against a bare loop of driver calls
-boundary   a boundary move with half of the experts surviving, planning included, against one copy of the same bytes
+boundary   a boundary move with half of the experts surviving, planning included, against one copy of the same bytes:
+           a row for each slot, and as the tiers send it, neighbours that move together in one row
 pinned     what a pinned block takes, beside what is counted for it
 overlap    filling pinned blocks from pageable memory, copying them in, and both at once
 gather     one kernel that reads pinned memory, against a driver's copy for each expert
+
+`--planning` times nothing but the planning of the boundary moves, for which it needs no GPU.
 
 Each number is the median of several rounds, with the smallest and the largest.
 """
@@ -30,12 +33,14 @@ from expertier.hip import open_device
 from expertier.hip.bindings import CALLS
 from expertier.hip.gpu_device import GpuDevice
 from expertier.hip.move_plan import Scratch, plan_moves
+from expertier.tiers.moves import order_moves
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 COPY_SIZES = (512 * KIB, MIB, 3 * 512 * KIB, 2 * MIB, 4 * MIB, 8 * MIB)
 GATHER_COUNTS = (1, 2, 4, 8, 24)
 GATHER_SIZES = (512 * KIB, MIB, 2 * MIB, 4 * MIB, 8 * MIB)
 CHUNKS = (8 * KIB, 16 * KIB, 32 * KIB, 64 * KIB)
+REPACK_CHUNKS = (16 * KIB, 32 * KIB, 64 * KIB, 128 * KIB)
 SLOT_SIZES = (MIB, 3 * 512 * KIB, 4 * MIB)
 PINNED_SIZES = (8 * KIB, 516 * KIB, 3 * 512 * KIB, 3 * MIB + 4 * KIB)
 
@@ -101,51 +106,82 @@ def measure_copies(device: GpuDevice, rounds: int, total: int) -> list[dict[str,
     return found
 
 
+def boundary_moves(base: int, arena: int, slot: int) -> dict[str, np.ndarray]:
+    """Return the moves, in two forms, that pack a random half of the slots at the arena's high end."""
+    n = arena // slot
+    kept = np.sort(np.random.default_rng(slot).choice(n, n // 2, replace=False))[::-1]
+    sources, targets = base + kept * slot, base + (n - 1 - np.arange(len(kept))) * slot
+    moves = np.stack([targets, sources, np.full(len(kept), slot)], axis=1).astype(np.int64)
+    old, new = (np.stack([at[::-1], moves[:, 2], moves[:, 2]], axis=1) for at in (sources, targets))
+    return {"a row a slot": moves, "runs of slots": order_moves(old, new)}
+
+
+def show_planning(rounds: int, arena: int) -> None:
+    """Time planning alone, and print it."""
+    for slot in SLOT_SIZES:
+        for form, moves in boundary_moves(1 << 40, arena, slot).items():
+            (times,) = timed(rounds, lambda moves=moves: plan_moves(moves, Scratch(1 << 60, 16 * MIB)))
+            found = spread(times, 1e3)
+            values = f"{found['median']:.3f} ({found['min']:.3f} to {found['max']:.3f})"
+            print(f"  {arena // slot} slots of {slot / MIB} MiB, {form}, {len(moves)} rows: {values} ms")
+
+
 def measure_boundary(device: GpuDevice, rounds: int, arena: int) -> list[dict[str, Any]]:
     """Pack half of the slots of an arena at its high end; check that each arrived."""
     base, stream = device.alloc(arena), device.create_stream()
     found = []
     for slot in SLOT_SIZES:
         n = arena // slot
-        kept = np.sort(np.random.default_rng(slot).choice(n, n // 2, replace=False))[::-1]
-        targets = base + (n - 1 - np.arange(len(kept))) * slot
-        moves = np.stack([targets, base + kept * slot, np.full(len(kept), slot)], axis=1).astype(np.int64)
-        moved = moves[moves[:, 0] != moves[:, 1]]
-        n_bytes = int(moved[:, 2].sum())
+        forms = boundary_moves(base, arena, slot)
+        targets, sources, _ = next(iter(forms.values())).T
         _number_slots(device, base, slot, n)
-        device.copy_within(moves, stream)
+        device.copy_within(next(iter(forms.values())), stream)
         device.synchronize()
         arrived = _slot_numbers(device, targets, slot)
-        assert (arrived == kept).all(), "a slot did not arrive"
-
-        def move(moves: np.ndarray = moves) -> None:
-            device.copy_within(moves, stream)
-            device.gpu.call("stream_synchronize", stream)
-
-        def copy_once(n_bytes: int = n_bytes) -> None:
-            device.gpu.call("copy_within", base + arena - n_bytes, base, n_bytes, stream)
-            device.gpu.call("stream_synchronize", stream)
-
-        def plan(moves: np.ndarray = moves) -> None:
-            plan_moves(moves, Scratch(1 << 60, 16 * MIB))
-
-        times = timed(rounds, copy_once, move)
-        (planning,) = timed(rounds, plan)
-        found.append(
-            {
-                "slot_bytes": slot,
-                "slots": n,
-                "moved_bytes": n_bytes,
-                "launches": len(plan_moves(moves, Scratch(1 << 60, 16 * MIB)).ends),
-                "one_copy_ms": spread(times[0], 1e3),
-                "move_ms": spread(times[1], 1e3),
-                "planning_ms": spread(planning, 1e3),
-                "move_over_copy": ratios(times),
-            }
-        )
+        assert (arrived == (sources - base) // slot).all(), "a slot did not arrive"
+        for form, moves in forms.items():
+            row = {"slot_bytes": slot, "slots": n, "form": form}
+            found.append({**row, **_measure_move(device, rounds, base, arena, moves, stream)})
     device.free(base)
     device.destroy_stream(stream)
     return found
+
+
+def _measure_move(
+    device: GpuDevice, rounds: int, base: int, arena: int, moves: np.ndarray, stream: int
+) -> dict[str, Any]:
+    """Time moves, their planning alone, other chunks of the kernel, and one copy of as many bytes."""
+    n_bytes = int(moves[moves[:, 0] != moves[:, 1], 2].sum())
+    scratch = Scratch(1 << 60, 16 * MIB)
+
+    def move(chunk: int | None = None) -> None:
+        if chunk is None:
+            device.copy_within(moves, stream)
+        else:
+            device.mover.move(moves, stream, chunk_bytes=chunk)
+        device.gpu.call("stream_synchronize", stream)
+
+    def copy_once() -> None:
+        device.gpu.call("copy_within", base + arena - n_bytes, base, n_bytes, stream)
+        device.gpu.call("stream_synchronize", stream)
+
+    times = timed(rounds, copy_once, move, *(lambda chunk=chunk: move(chunk) for chunk in REPACK_CHUNKS))
+    (planning,) = timed(rounds, lambda: plan_moves(moves, scratch))
+    plan = plan_moves(moves, scratch)
+    return {
+        "rows": len(moves),
+        "pieces": len(plan.rows),
+        "moved_bytes": n_bytes,
+        "launches": len(plan.ends),
+        "one_copy_ms": spread(times[0], 1e3),
+        "move_ms": spread(times[1], 1e3),
+        "planning_ms": spread(planning, 1e3),
+        "move_over_copy": ratios(times[:2]),
+        "over_copy_by_chunk": {
+            str(chunk): ratios([times[0], values])
+            for chunk, values in zip(REPACK_CHUNKS, times[2:], strict=True)
+        },
+    }
 
 
 def _number_slots(device: GpuDevice, base: int, slot: int, n: int) -> None:
@@ -250,7 +286,14 @@ def measure_overlap(device: GpuDevice, rounds: int, total: int, block: int = 2 *
         f"{name}_gb_s": total / statistics.median(found) / 1e9
         for name, found in zip(names, times, strict=True)
     }
-    return {"bytes": total, "block_bytes": block, **speeds, "share_of_the_shorter_hidden": spread(hidden, 1)}
+    over_longer = [both_s / max(fill_s, copy_s) for fill_s, copy_s, both_s in zip(*times, strict=True)]
+    return {
+        "bytes": total,
+        "block_bytes": block,
+        **speeds,
+        "share_of_the_shorter_hidden": spread(hidden, 1),
+        "both_over_the_longer": spread(over_longer, 1),
+    }
 
 
 def measure_gather(device: GpuDevice, rounds: int, most: int) -> list[dict[str, Any]]:
@@ -334,11 +377,14 @@ def show(found: dict[str, Any]) -> None:
         print(f"  {row['bytes'] / MIB:4.1f} MiB {speeds}  {text(row['speed_of_driver'])}")
     print("boundary move: ms of one copy of the bytes, of the move, of its planning; ratio")
     for row in found["boundary"]:
+        counts = f"{row['rows']} rows, {row['pieces']} pieces, {row['launches']} launches"
         print(
-            f"  {row['slots']} slots of {row['slot_bytes'] / MIB} MiB, {row['moved_bytes'] / GIB:.2f} GiB moved in "
-            f"{row['launches']} launches: {text(row['one_copy_ms'])}, {text(row['move_ms'])}, "
-            f"{text(row['planning_ms'])}; {text(row['move_over_copy'])}"
+            f"  {row['slots']} slots of {row['slot_bytes'] / MIB} MiB, {row['form']}: "
+            f"{row['moved_bytes'] / GIB:.2f} GiB in {counts}: {text(row['one_copy_ms'])}, "
+            f"{text(row['move_ms'])}, {text(row['planning_ms'])}; {text(row['move_over_copy'])}"
         )
+        chunks = (f"{int(n) // KIB}: {ratio['median']:.3f}" for n, ratio in row["over_copy_by_chunk"].items())
+        print("    ratio with KiB a block of threads: " + ", ".join(chunks))
     print("pinned blocks: bytes asked, counted, resident, unavailable to others; µs of one allocation")
     for row in found["pinned"]:
         sizes = [row[name] for name in ("bytes", "counted_bytes", "resident_bytes", "unavailable_bytes")]
@@ -362,8 +408,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--arena-gib", type=float, default=8.0)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--planning", action="store_true", help="time planning alone, without a GPU")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that everything runs")
     options = parser.parse_args()
+    if options.planning:
+        show_planning(options.rounds, int(options.arena_gib * GIB))
+        return
     with open_device(options.device) as device:
         if not isinstance(device, GpuDevice):
             raise SystemExit(f"{device.name} is no GPU")

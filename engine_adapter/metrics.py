@@ -52,6 +52,17 @@ class TierCollector(Collector):
         ):
             paths.add_metric([path], n_bytes)
         yield paths
+        yield _counter("l2_refusals", "Allocations that the host pool was refused.", l2.refusals)
+        yield _counter(
+            "l2_given_back_bytes", "What the host pool gave back under pressure.", l2.given_back_bytes
+        )
+        yield _counter("moves", "Moves of the slots.", stats.moves.moves)
+        yield _counter("moved_bytes", "Bytes that these copied within the device.", stats.moves.moved_bytes)
+        yield _counter("prefetches", "Experts that were prefetched.", stats.prefetch.done)
+        yield _counter(
+            "prefetch_useful_bytes", "Prefetched, and then asked for.", stats.prefetch.useful_bytes
+        )
+        yield _counter("prefetch_wasted_bytes", "Prefetched for nothing.", stats.prefetch.wasted_bytes)
         yield _counter("file_reads", "Reads of the model's file that gave all bytes.", file.reads)
         yield _counter("file_read_failures", "Reads of the model's file that failed.", file.failures)
         yield _counter("proxy_graphs", "Graphs with experts that the engine ran.", proxy.graphs)

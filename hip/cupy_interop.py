@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,6 +51,54 @@ def as_cupy(
     n_bytes = 0 if 0 in shape else last + kind.itemsize
     memory = cupy.cuda.UnownedMemory(address, n_bytes, owner, device_id=ordinal)
     return cupy.ndarray(tuple(shape), kind, cupy.cuda.MemoryPointer(memory, 0), strides=steps)
+
+
+class SlotsView(Protocol):
+    """One matrix of several slots in device memory; what a lease's `view` returns is one.
+
+    Slot `i`'s matrix begins at `address + i * stride_bytes` and has `matrix_bytes`; `shape` is (ne0, ne1, slots) in
+    elements, fastest first.
+    """
+
+    @property
+    def address(self) -> int:
+        """Where slot 0's matrix begins."""
+
+    @property
+    def stride_bytes(self) -> int:
+        """From one slot to the next."""
+
+    @property
+    def matrix_bytes(self) -> int:
+        """The bytes of one slot's matrix."""
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(ne0, ne1, slots)."""
+
+
+def slots_as_cupy(
+    view: SlotsView, dtype: npt.DTypeLike | None = None, *, owner: object = None, ordinal: int = 0
+) -> Any:
+    """Return a matrix of all slots as a `cupy.ndarray`, without a copy: the bytes that lie between are left out.
+
+    Without `dtype` the array is uint8 [slots, matrix_bytes], quantisation blocks as the model has them; with the
+    matrix's own element type it is [slots, ne1, ne0]. Raises `ValueError` for a `dtype` that is not of the matrix's
+    size. As with `as_cupy`, `owner` is kept alive and not more: slots that are leased stay where they are.
+    """
+    ne0, ne1, slots = view.shape
+    if dtype is None:
+        shape: tuple[int, ...] = (slots, view.matrix_bytes)
+        strides: tuple[int, ...] = (view.stride_bytes, 1)
+    else:
+        size = np.dtype(dtype).itemsize
+        if ne0 * ne1 * size != view.matrix_bytes:
+            raise ValueError(
+                f"asked for a matrix of {ne1} rows of {ne0} as {np.dtype(dtype)}: that would be {ne0 * ne1 * size} "
+                f"bytes and it has {view.matrix_bytes}; quantised matrices come as bytes, without a dtype"
+            )
+        shape, strides = (slots, ne1, ne0), (view.stride_bytes, ne0 * size, size)
+    return as_cupy(view.address, shape, dtype or np.uint8, strides=strides, owner=owner, ordinal=ordinal)
 
 
 def _contiguous(shape: Sequence[int], item_bytes: int) -> tuple[int, ...]:

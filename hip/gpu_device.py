@@ -13,7 +13,7 @@ from expertier.hip.allocator import Allocation, Allocator, DriverAllocator
 from expertier.hip.copy_choice import MOST_BYTES, CopyChoice, measure_copies
 from expertier.hip.device import Moves
 from expertier.hip.gpu import Gpu
-from expertier.hip.memory import PAGE_BYTES, PinnedBuffer
+from expertier.hip.memory import PAGE_BYTES, PinnedBuffer, pinned_cost
 from expertier.hip.mover import Mover
 from expertier.hip.ownership import Owned
 from expertier.hip.runtime import Event, Stream
@@ -80,9 +80,9 @@ class GpuDevice:
 
     @property
     def pinned_bytes(self) -> int:
-        """Live bytes of `alloc_pinned`."""
+        """What live pinned memory takes from the host, as `pinned_allocation_bytes` has it."""
         with self._lock:
-            return sum(buffer.allocated_bytes for buffer in self._pinned.values())
+            return sum(pinned_cost(buffer.allocated_bytes) for buffer in self._pinned.values())
 
     @property
     def overhead_bytes(self) -> int:
@@ -98,8 +98,8 @@ class GpuDevice:
         return round_up(n_bytes, ALLOCATION_BYTES)
 
     def pinned_allocation_bytes(self, n_bytes: int) -> int:
-        """Return `n_bytes` in whole pages."""
-        return round_up(n_bytes, PAGE_BYTES)
+        """Return what pinned memory of `n_bytes` takes from the host: see `memory.pinned_cost`."""
+        return pinned_cost(n_bytes)
 
     def alloc(self, n_bytes: int) -> int:
         """Return the address of zeroed device memory."""
@@ -120,7 +120,7 @@ class GpuDevice:
     def alloc_pinned(self, n_bytes: int) -> int:
         """Return the address of pinned host memory."""
         self._check_can_allocate(n_bytes)
-        buffer = PinnedBuffer(self.gpu, self.pinned_allocation_bytes(n_bytes))
+        buffer = PinnedBuffer(self.gpu, round_up(n_bytes, PAGE_BYTES))
         with self._lock:
             self._pinned[buffer.address] = buffer
         return buffer.address

@@ -1,11 +1,11 @@
 """Turns moves that must look as if done one after another into as few launches of independent pieces as it takes.
 
 A later row must wait for an earlier one when it writes what that one reads or writes, or reads what it writes.
-Rows get levels: one more than the highest level among the rows that they wait for. A level is a launch. When a
-slab shrinks to half and its surviving experts move up in order, from the high end, a few experts make the first
-level and each next level is twice as large: 4,096 experts take 12 launches.
+Moves that keep the order of what they move, as all of the tiers' do, fall into launches in one sweep
+(`ordered_moves.py`): when a slab shrinks to half and its surviving experts move up, 4,096 experts take 15. Other
+rows get levels, one more than the highest level among the rows that they wait for, and a level is a launch.
 
-Where levels would be many and small (a shift by less than a slot), pieces go through scratch memory instead: one
+Where launches would be many and small (a shift by less than a slot), pieces go through scratch memory instead: one
 launch into scratch, one out of it, as often as the bytes need.
 """
 
@@ -17,9 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.hip.device import Moves
+from expertier.hip.ordered_moves import cut, ordered_launches
+from expertier.units import MIB
+
+PIECE_BYTES = MIB
+"""The longest piece of a launch. A launch has as many blocks for each of its pieces as for the longest, so one long
+piece among short ones would leave most of the blocks without work."""
 
 _MOST_PIECES = 16
-"""Into how many pieces a row that overlaps itself is cut before scratch is used instead."""
+"""How many times more pieces there may be because rows overlap themselves, before scratch is used instead."""
 
 _MANY_LEVELS = 3
 """Scratch doubles the traffic; levels may cost this many times its launches before that pays."""
@@ -59,16 +65,16 @@ def plan_moves(moves: Moves, scratch: Scratch) -> MovePlan:
     rows = _checked(moves)
     if not len(rows):
         return MovePlan(rows, (), False)
-    pieces = _cut_self_overlaps(rows, _MOST_PIECES)
+    pieces = _cut_self_overlaps(rows)
+    in_order = None
     if pieces is not None:
-        levels = _levels(pieces)
-        n_launches = int(levels.max()) + 1
+        in_order = ordered_launches(pieces)
+        ordered, ends = in_order or _by_level(pieces)
         through_scratch = 2 * -(-int(rows[:, 2].sum()) // scratch.n_bytes)
-        if n_launches <= _MANY_LEVELS * through_scratch or n_launches <= 2:
-            order = np.argsort(levels, kind="stable")
-            ends = np.cumsum(np.bincount(levels, minlength=n_launches))
-            return MovePlan(pieces[order], tuple(ends.tolist()), False)
-    return _through_scratch(rows, scratch)
+        if len(ends) <= max(2, _MANY_LEVELS * through_scratch):
+            return MovePlan(*_short_pieces(ordered, ends), False)
+    through, ends = _through_scratch(rows, scratch, apart=in_order is not None)
+    return MovePlan(*_short_pieces(through, ends), True)
 
 
 def plan_in_order(moves: Moves, scratch: Scratch) -> MovePlan:
@@ -77,9 +83,9 @@ def plan_in_order(moves: Moves, scratch: Scratch) -> MovePlan:
     parts: list[Moves] = []
     uses_scratch = False
     for row in rows:
-        pieces = _cut_self_overlaps(row[None, :], _MOST_PIECES)
+        pieces = _cut_self_overlaps(row[None, :])
         if pieces is None:
-            pieces = _through_scratch(row[None, :], scratch).rows
+            pieces, _ = _through_scratch(row[None, :], scratch, apart=True)
             uses_scratch = True
         parts.append(pieces)
     joined = np.concatenate(parts) if parts else rows
@@ -92,37 +98,39 @@ def _checked(moves: Moves) -> Moves:
         raise ValueError(f"moves are rows of (target, source, bytes), got an array of shape {rows.shape}")
     if (rows[:, 2] < 0).any():
         raise ValueError(f"a move of {rows[:, 2].min()} bytes")
-    kept: Moves = rows[(rows[:, 2] > 0) & (rows[:, 0] != rows[:, 1])]
-    return kept
+    moved = (rows[:, 2] > 0) & (rows[:, 0] != rows[:, 1])
+    return rows if moved.all() else rows[moved]
 
 
-def _cut_self_overlaps(rows: Moves, most: int) -> Moves | None:
-    """Return rows that do not overlap themselves; None where one would take more than `most` pieces."""
-    shift = np.abs(rows[:, 0] - rows[:, 1])
-    n_pieces = -(-rows[:, 2] // shift)
-    if (n_pieces == 1).all():
+def _cut_self_overlaps(rows: Moves) -> Moves | None:
+    """Return rows that do not overlap themselves; None where they would be too many."""
+    steps = np.minimum(np.abs(rows[:, 0] - rows[:, 1]), rows[:, 2])
+    if (steps == rows[:, 2]).all():
         return rows
-    if n_pieces.max() > most:
+    n_pieces = int((-(-rows[:, 2] // steps)).sum())
+    if n_pieces > _MOST_PIECES * int((-(-rows[:, 2] // PIECE_BYTES)).sum()):
         return None
-    return np.concatenate([_cut(row, int(step)) for row, step in zip(rows, shift, strict=True)])
+    return cut(rows, steps)
 
 
-def _cut(row: _Numbers, step: int) -> Moves:
-    """Cut a row into pieces of `step` bytes, in the order that leaves every source intact until it is read."""
-    target, source, n_bytes = row.tolist()
-    begins = np.arange(0, n_bytes, step, dtype=np.int64)
-    sizes = np.minimum(step, n_bytes - begins)
-    pieces = np.stack([target + begins, source + begins, sizes], axis=1)
-    return pieces[::-1] if target > source else pieces
+def _short_pieces(rows: Moves, ends: tuple[int, ...]) -> tuple[Moves, tuple[int, ...]]:
+    """Cut long rows evenly, at multiples of a vector; the pieces of a row go into its launch."""
+    counts = -(-rows[:, 2] // PIECE_BYTES)
+    if (counts <= 1).all():
+        return rows, ends
+    steps = -(-rows[:, 2] // (counts * _ALIGNMENT)) * _ALIGNMENT
+    n_pieces = np.cumsum(-(-rows[:, 2] // steps))
+    return cut(rows, steps), tuple(n_pieces[np.asarray(ends) - 1].tolist())
 
 
-def _levels(rows: Moves) -> _Numbers:
+def _by_level(rows: Moves) -> tuple[Moves, tuple[int, ...]]:
+    """Return the rows by launches, and where each launch ends, whatever the rows wait for."""
     level = [0] * len(rows)
     later, earlier = _conflicts(rows, reads_count=True)
     for j, i in zip(later.tolist(), earlier.tolist(), strict=True):
         if level[i] >= level[j]:
             level[j] = level[i] + 1
-    return np.asarray(level, dtype=np.int64)
+    return rows[np.argsort(level, kind="stable")], tuple(np.cumsum(np.bincount(level)).tolist())
 
 
 def _conflicts(rows: Moves, *, reads_count: bool) -> tuple[_Numbers, _Numbers]:
@@ -165,16 +173,20 @@ def _overlaps(a: _Numbers, b: _Numbers, sizes: _Numbers) -> tuple[_Numbers, _Num
     return np.concatenate(later), np.concatenate(earlier)
 
 
-def _through_scratch(rows: Moves, scratch: Scratch) -> MovePlan:
-    """Plan batches: a launch copies pieces into scratch, the next one copies them to their targets."""
+def _through_scratch(rows: Moves, scratch: Scratch, *, apart: bool) -> tuple[Moves, tuple[int, ...]]:
+    """Plan batches: a launch copies pieces into scratch, the next one copies them to their targets.
+
+    `apart` says that no row touches what an earlier one writes. Returns the rows and where each launch ends.
+    """
     largest = scratch.n_bytes - 2 * _ALIGNMENT
     if (rows[:, 2] > largest).any():
-        rows = np.concatenate([_cut(row, largest) for row in rows])
+        rows = cut(rows, np.minimum(rows[:, 2], largest))
     waits = [-1] * len(rows)
-    # Within a batch everything is read before anything is written.
-    later, earlier = _conflicts(rows, reads_count=False)
-    for j, i in zip(later.tolist(), earlier.tolist(), strict=True):
-        waits[j] = max(waits[j], i)
+    if not apart:
+        # Within a batch everything is read before anything is written.
+        later, earlier = _conflicts(rows, reads_count=False)
+        for j, i in zip(later.tolist(), earlier.tolist(), strict=True):
+            waits[j] = max(waits[j], i)
     parts: list[Moves] = []
     ends: list[int] = []
     offsets: list[int] = []
@@ -198,4 +210,4 @@ def _through_scratch(rows: Moves, scratch: Scratch) -> MovePlan:
         offsets.append(offset)
         used = offset + n_bytes
     flush(len(rows))
-    return MovePlan(np.concatenate(parts), tuple(ends), True)
+    return np.concatenate(parts), tuple(ends)

@@ -82,8 +82,11 @@ class Mover:
         """Device memory that the mover itself takes."""
         return self._scratch.n_bytes + _TABLES * _TABLE_ROWS * _ROW_BYTES
 
-    def move(self, moves: Moves, stream: int) -> None:
-        """Queue moves within the device, as if one after another. Raises `DriverError`."""
+    def move(self, moves: Moves, stream: int, *, chunk_bytes: int = REPACK_CHUNK_BYTES) -> None:
+        """Queue moves within the device, as if one after another; a block of threads copies `chunk_bytes`.
+
+        Raises `DriverError`.
+        """
         plan = (plan_moves if self.kernels else plan_in_order)(moves, self._scratch)
         with self._lock:
             if plan.uses_scratch:
@@ -95,9 +98,9 @@ class Mover:
                         self._gpu.call("copy_within", target, source, n_bytes, stream)
                 elif len(plan.rows) <= ROWS_BY_VALUE:
                     for rows in plan.launches():
-                        self._launch_by_value(rows, stream, REPACK_CHUNK_BYTES)
+                        self._launch_by_value(rows, stream, chunk_bytes)
                 else:
-                    self._launch_from_tables(plan, stream)
+                    self._launch_from_tables(plan, stream, chunk_bytes)
             finally:
                 if plan.uses_scratch:
                     self._record_or_wait(self._scratch_free, stream)
@@ -145,7 +148,7 @@ class Mover:
         grid = (-(-int(rows[:, 2].max()) // chunk_bytes), len(rows))
         self._by_value.launch(grid, _THREADS, arguments, stream)
 
-    def _launch_from_tables(self, plan: MovePlan, stream: int) -> None:
+    def _launch_from_tables(self, plan: MovePlan, stream: int, chunk_bytes: int) -> None:
         for begin in range(0, len(plan.rows), _TABLE_ROWS):
             end = min(begin + _TABLE_ROWS, len(plan.rows))
             table = self._tables[self._next_table]
@@ -160,17 +163,18 @@ class Mover:
                 for launch_end in plan.ends:
                     if first < launch_end and first < end:
                         last = min(launch_end, end)
-                        self._launch_piece(table, plan.rows[first:last], first - begin, stream)
+                        rows = plan.rows[first:last]
+                        self._launch_piece(table, rows, first - begin, stream, chunk_bytes)
                         first = last
             finally:
                 self._record_or_wait(table.free, stream)
 
-    def _launch_piece(self, table: _Table, rows: Moves, first: int, stream: int) -> None:
-        chunks = -(-int(rows[:, 2].max()) // REPACK_CHUNK_BYTES)
+    def _launch_piece(self, table: _Table, rows: Moves, first: int, stream: int, chunk_bytes: int) -> None:
+        chunks = -(-int(rows[:, 2].max()) // chunk_bytes)
         arguments = (
             ctypes.c_void_p(table.device.address),
             ctypes.c_uint(first),
             ctypes.c_uint(len(rows)),
-            ctypes.c_uint(REPACK_CHUNK_BYTES),
+            ctypes.c_uint(chunk_bytes),
         )
         self._from_table.launch((chunks, min(len(rows), _MOST_ROWS)), _THREADS, arguments, stream)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import LeaseError
+from expertier.hip.cupy_interop import slots_as_cupy
 from expertier.tiers.matrix import Role
 
 I32 = npt.NDArray[np.int32]
@@ -27,14 +28,15 @@ class Part(NamedTuple):
 class MatrixView:
     """One matrix of all slots of a layer, as device memory.
 
-    Slot `i`'s matrix begins at `address + i * stride_bytes`; `shape` is (ne0, ne1, slots), fastest first, as
-    ggml orders it.
+    Slot `i`'s matrix begins at `address + i * stride_bytes` and has `matrix_bytes`; `shape` is (ne0, ne1,
+    slots), fastest first, as ggml orders it.
     """
 
     address: int
     stride_bytes: int
     ggml_type: int
     shape: tuple[int, int, int]
+    matrix_bytes: int
 
 
 class LeaseHolder(Protocol):
@@ -120,6 +122,14 @@ class Lease:
         """
         self._require_live()
         return self._holder.matrix_view(self._layer, Role(role))
+
+    def as_cupy(self, role: str, dtype: npt.DTypeLike | None = None, *, ordinal: int = 0) -> Any:
+        """Return a matrix of all slots as a CuPy array on GPU `ordinal`, without a copy; valid while the lease lives.
+
+        uint8 of shape (slots, matrix bytes), or (slots, ne1, ne0) of `dtype` where the elements are plain
+        numbers. Raises what `view` raises, and `DeviceError` without CuPy.
+        """
+        return slots_as_cupy(self.view(role), dtype, owner=self, ordinal=ordinal)
 
     def release(self) -> None:
         """Let the experts go. Raises `LeaseError` the second time."""

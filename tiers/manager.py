@@ -240,7 +240,13 @@ class TierManager:
         for matrix, place in zip(self._table.layers[layer].matrices, self._slab.places(layer), strict=True):
             if matrix.role is role:
                 shape = (matrix.ne0, matrix.ne1, self.slots[layer])
-                return MatrixView(self._slab.base + place.offset, place.stride, matrix.ggml_type, shape)
+                return MatrixView(
+                    self._slab.base + place.offset,
+                    place.stride,
+                    matrix.ggml_type,
+                    shape,
+                    matrix.expert_bytes,
+                )
         roles = ", ".join(matrix.role for matrix in self._table.layers[layer].matrices)
         raise ValueError(f"asked for the {role} matrix of layer {layer}: it has {roles}")
 

@@ -19,11 +19,11 @@ from expertier.errors import BuildError
 from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.vendor import TRAITS, Vendor
 
-_CORE = ("settings.c", "ranges.c", "memory.c", "virtual.c", "streams.c", "work.c", "modules.c")
+CORE = ("settings.c", "ranges.c", "memory.c", "pinned.c", "virtual.c", "streams.c", "work.c", "modules.c")
 _FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread")
 _COMPILER_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=default")
 _PARALLEL = 2
-_SOURCES = (*_CORE, "hip_names.c", "cuda_names.c", "rtc.cpp", "fake.h", "cpu_device.h")
+_SOURCES = (*CORE, "hip_names.c", "cuda_names.c", "rtc.cpp", "fake.h", "cpu_device.h")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _build_into(
         commands = [
             # Symbolic binding: HIP's and CUDA's fake in one process must not share their cores. No library has its
             # vendor's soname, or whoever asks the loader for the vendor's own would get the fake that is loaded.
-            [*cc, *_FLAGS, *_CORE, names, "-Wl,-Bsymbolic", "-o", library, "-ldl"]
+            [*cc, *_FLAGS, *CORE, names, "-Wl,-Bsymbolic", "-o", library, "-ldl"]
             for library, names in (("libamdhip64.so.7", "hip_names.c"), ("libcuda.so.1", "cuda_names.c"))
         ]
         for library, prefix, size, code in (

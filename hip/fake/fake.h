@@ -58,13 +58,14 @@ enum {
     X(pageable_synchronous, 1)    /* copies from or to memory that is not pinned block the caller */                   \
     X(pinned_fails, 0)            /* no pinned memory at all */                                                        \
     X(pinned_misaligned, 0)       /* pinned memory begins in the middle of a page */                                   \
+    X(pinned_slabs, 1)            /* pinned memory below 2 MiB is cut from slabs of 2 MiB */                           \
     X(no_peers, 0)                /* devices cannot reach each other */                                                \
     X(held, 0)                    /* streams take no work while this is set */
 
 #define COUNTERS(X)                                                                                                    \
     X(live_allocations) X(live_pinned) X(live_registered) X(live_handles) X(live_reservations) X(live_streams)         \
     X(live_events) X(live_modules) X(live_contexts) X(pageable_copies) X(copies_in) X(copies_out) X(copies_within) X(launches)          \
-    X(bytes_in) X(faults)
+    X(bytes_in) X(faults) X(pinned_bytes)  /* pinned_bytes: what the host has less of, registered memory included */
 
 #define DECLARE(name, ...) extern long long fake_##name;
 SETTINGS(DECLARE)
@@ -92,16 +93,17 @@ typedef struct Handle {
 
 typedef struct Range {
     uintptr_t begin;
-    size_t bytes, raw_offset;
+    size_t bytes, raw_offset, slab_pages;
     int kind, device;
     unsigned access;          // MAPPED: a bit for each device
     int reads;                // MAPPED: reads so far
+    struct Slab *slab;        // PINNED: what it was cut from, slab_pages of it
     size_t held_bytes;        // RESERVED: VRAM that stays taken until the range goes
     Handle *handle;
     struct Range *next;
 } Range;
 
-extern size_t vram_used[DEVICES], pinned_used;
+extern size_t vram_used[DEVICES];
 
 Range *range_add(uintptr_t begin, size_t bytes, int kind, int device);
 Range *range_at(uintptr_t address, int kinds);             // that contains the address
@@ -113,8 +115,9 @@ int is_host_pageable(uintptr_t address);
 int take_stale_read(uintptr_t address);                    // whether a read here sees zeros
 extern unsigned char peer_enabled[DEVICES][DEVICES];
 
-// -- memory.c, virtual.c ---------------------------------------------------------------------------------------------
+// -- memory.c, pinned.c, virtual.c -----------------------------------------------------------------------------------
 
+void *map_pages(size_t bytes);
 int core_alloc(void **out, size_t bytes, int device);
 int core_free(void *address);
 int core_host_alloc(void **out, size_t bytes);

@@ -1,11 +1,11 @@
-// Device memory, pinned memory, peers.
+// Device memory, peers.
 #include "fake.h"
 
 #include <sys/mman.h>
 
 #define GARBAGE 0xa5
 
-static void *map_pages(size_t bytes) {
+void *map_pages(size_t bytes) {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     return memory == MAP_FAILED ? NULL : memory;
 }
@@ -37,7 +37,7 @@ int core_alloc(void **out, size_t bytes, int device) {
     return code;
 }
 
-// Waits for the device first, as real ones do; freeing pinned memory does not.
+// Waits for the device first, as real ones do; freeing pinned memory (pinned.c) does not.
 int core_free(void *address) {
     if (!address) return OK;
     pthread_mutex_lock(&fake_lock);
@@ -58,78 +58,6 @@ int core_free(void *address) {
     pthread_mutex_unlock(&fake_lock);
     pthread_rwlock_unlock(&fake_touch);
     return range ? OK : INVALID_VALUE;
-}
-
-int core_host_alloc(void **out, size_t bytes) {
-    if (!out || !bytes) return INVALID_VALUE;
-    pthread_mutex_lock(&fake_lock);
-    int code = OUT_OF_MEMORY;
-    if (!fake_pinned_fails && bytes <= fake_pinned_mib * MIB && pinned_used + bytes <= fake_pinned_mib * MIB) {
-        size_t shift = fake_pinned_misaligned ? PAGE / 2 : 0;
-        unsigned char *memory = map_pages(bytes + shift);
-        if (memory) {
-            Range *range = range_add((uintptr_t)memory + shift, bytes, PINNED, 0);
-            range->raw_offset = shift;
-            pinned_used += bytes;
-            count_live_pinned++;
-            *out = memory + shift;
-            code = OK;
-        }
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return code;
-}
-
-int core_host_free(void *address) {
-    if (!address) return OK;
-    pthread_rwlock_wrlock(&fake_touch);
-    pthread_mutex_lock(&fake_lock);
-    Range *range = range_beginning((uintptr_t)address, PINNED);
-    if (range) {
-        munmap((char *)address - range->raw_offset, range->bytes + range->raw_offset);
-        pinned_used -= range->bytes;
-        count_live_pinned--;
-        range_drop(range);
-    }
-    pthread_mutex_unlock(&fake_lock);
-    pthread_rwlock_unlock(&fake_touch);
-    return range ? OK : INVALID_VALUE;
-}
-
-int core_register(void *address, size_t bytes) {
-    if (!address || !bytes) return INVALID_VALUE;
-    pthread_mutex_lock(&fake_lock);
-    int code = OK;
-    if (range_overlaps((uintptr_t)address, bytes, PINNED | REGISTERED)) code = ALREADY_REGISTERED;
-    else if (fake_pinned_fails || pinned_used + bytes > fake_pinned_mib * MIB) code = OUT_OF_MEMORY;
-    else {
-        range_add((uintptr_t)address, bytes, REGISTERED, 0);
-        pinned_used += bytes;
-        count_live_registered++;
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return code;
-}
-
-int core_unregister(void *address) {
-    pthread_mutex_lock(&fake_lock);
-    Range *range = range_beginning((uintptr_t)address, REGISTERED);
-    if (range) {
-        pinned_used -= range->bytes;
-        count_live_registered--;
-        range_drop(range);
-    }
-    pthread_mutex_unlock(&fake_lock);
-    return range ? OK : NOT_REGISTERED;
-}
-
-int core_host_pointer(void **out, void *address) {
-    pthread_mutex_lock(&fake_lock);
-    Range *range = range_at((uintptr_t)address, PINNED | REGISTERED);
-    pthread_mutex_unlock(&fake_lock);
-    if (!range) return INVALID_VALUE;
-    *out = address;
-    return OK;
 }
 
 int core_memory_info(size_t *free_bytes, size_t *total, int device) {

@@ -2,7 +2,7 @@
 #include "fake.h"
 
 static Range *ranges;
-size_t vram_used[DEVICES], pinned_used;
+size_t vram_used[DEVICES];
 unsigned char peer_enabled[DEVICES][DEVICES];
 
 Range *range_add(uintptr_t begin, size_t bytes, int kind, int device) {

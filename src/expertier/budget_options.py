@@ -17,10 +17,15 @@ HostPoolFrac = Annotated[
     typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
 ]
 Policy = Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")]
+FileMode = Annotated[str | None, typer.Option(help="auto, page-cache or direct (MOE_FILE_MODE).")]
 
 
 def tier_config(
-    expert_cache_mib: str | None, host_pool_mib: str | None, host_pool_frac: str | None, policy: str | None
+    expert_cache_mib: str | None,
+    host_pool_mib: str | None,
+    host_pool_frac: str | None,
+    policy: str | None,
+    file_mode: str | None,
 ) -> TierConfig:
     """Return the variables with the options over them."""
     return TierConfig.from_env(
@@ -29,5 +34,6 @@ def tier_config(
             "MOE_HOST_POOL_MIB": host_pool_mib,
             "MOE_HOST_POOL_FRAC": host_pool_frac,
             "MOE_POLICY": policy,
+            "MOE_FILE_MODE": file_mode,
         }
     )

@@ -1,4 +1,4 @@
-"""The command line: inspect, run, serve, demo, exec, synth, engine build, engine info.
+"""The command line: inspect, run, serve, demo, exec, synth, replay, engine build, engine info.
 
 Text and tables go to the terminal, `--json` prints one JSON object on one line, last, on standard output. Errors
 of ours end with exit code 2 and a message that says what to do; `demo` ends with 1 when a check failed.
@@ -18,7 +18,7 @@ from rich.console import Console
 
 import expertier
 from expertier import report
-from expertier.budget_options import ExpertCacheMib, HostPoolFrac, HostPoolMib, Policy, tier_config
+from expertier.budget_options import ExpertCacheMib, FileMode, HostPoolFrac, HostPoolMib, Policy, tier_config
 from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.demo import run_demo
 from expertier.engine_adapter.measured_run import rss_peak_bytes
@@ -27,6 +27,7 @@ from expertier.engine_adapter.telemetry import say_disabled, show_events, watche
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
+from expertier.replay_command import replay
 from expertier.serve_command import serve
 from expertier.synth_command import synth
 from expertier.tiers.table import ExpertTable
@@ -42,6 +43,7 @@ app = typer.Typer(
 engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
 app.command("exec")(exec_tool)
+app.command()(replay)
 app.command()(serve)
 app.command()(synth)
 
@@ -104,6 +106,7 @@ def run(
     host_pool_mib: HostPoolMib = None,
     host_pool_frac: HostPoolFrac = None,
     policy: Policy = None,
+    file_mode: FileMode = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -115,7 +118,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
-    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy)
+    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode)
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from expertier import report
-from expertier.budget_options import ExpertCacheMib, HostPoolFrac, HostPoolMib, Policy, tier_config
+from expertier.budget_options import ExpertCacheMib, FileMode, HostPoolFrac, HostPoolMib, Policy, tier_config
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.engine_adapter.server import ServerOptions, TieredServer
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
@@ -37,6 +37,7 @@ def serve(
     host_pool_mib: HostPoolMib = None,
     host_pool_frac: HostPoolFrac = None,
     policy: Policy = None,
+    file_mode: FileMode = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="EXPERTIER_API_KEY", help="What clients must send; without it, anyone may ask."),
@@ -50,7 +51,7 @@ def serve(
     ] = 2,
 ) -> None:
     """Serve the OpenAI API through the tiers until SIGINT or SIGTERM; SIGUSR1 logs a summary."""
-    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy)
+    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode)
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)

@@ -16,4 +16,4 @@ def test_an_integrator_with_cupy(gpu_name: str) -> None:
     program = Path(__file__).parents[1] / "hip" / "cupy_program.py"
     result = subprocess.run([sys.executable, str(program), gpu_name], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert result.stdout.count(" ok") == 3
+    assert result.stdout.count(" ok") == 4

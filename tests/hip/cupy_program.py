@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from dataclasses import dataclass
 
 import cupy
 import numpy as np
@@ -16,9 +17,23 @@ import pytest
 from expertier.errors import DeviceError
 from expertier.hip import open_device
 from expertier.hip.choose import open_driver_gpu
-from expertier.hip.cupy_interop import CupyAllocator, as_cupy
+from expertier.hip.cupy_interop import CupyAllocator, as_cupy, slots_as_cupy
 from expertier.hip.gpu_device import GpuDevice
 from expertier.hip.vendor import Vendor
+from expertier.testing import LayerShape, PatternSource, synthetic_table
+from expertier.tiers.config import TierConfig
+from expertier.tiers.manager import TierManager
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A lease's view of a matrix, and how many bytes the matrix has."""
+
+    address: int
+    stride_bytes: int
+    matrix_bytes: int
+    shape: tuple[int, int, int]
+
 
 SLOTS, STRIDE, USED = 6, 4096 + 256, 4096
 
@@ -42,6 +57,36 @@ def slots_as_arrays(name: str) -> None:
         assert (cupy.asnumpy(cupy.ascontiguousarray(words[5])) == expected[5, :USED].view(np.uint32)).all()
         device.free(slab)
         device.free(staging)
+
+
+def experts_of_a_lease(name: str) -> None:
+    """What a lease holds, as arrays on CuPy's stream: quantised matrices as bytes, others by their elements."""
+    table = synthetic_table([LayerShape(), LayerShape(types=("F32", "F16", "Q8_0"))])
+    source = PatternSource()
+    budget = sum(demand.bytes_for(5) for demand in table.layer_demands())
+    config = TierConfig(expert_cache_bytes=budget, host_pool_bytes=1 << 20)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with open_device(name) as device:
+        tiers = TierManager(table, device=device, source=source, config=config)
+        for layer, roles in ((0, {"up": None, "down": None}), (1, {"gate": np.float32, "up": np.float16})):
+            with tiers.acquire(layer, [6, 1, 4], stream=stream.ptr) as lease:
+                part = next(iter(lease.parts))
+                for role, dtype in roles.items():
+                    number = [matrix.role for matrix in table.layers[layer].matrices].index(role)
+                    view, matrix = lease.view(role), table.layers[layer].matrices[number]
+                    seen = Matrix(view.address, view.stride_bytes, matrix.expert_bytes, view.shape)
+                    array = slots_as_cupy(seen, dtype, owner=lease)
+                    assert array.data.ptr == view.address
+                    for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+                        with stream:
+                            found = cupy.asnumpy(cupy.ascontiguousarray(array[slot]), stream=stream)
+                        stream.synchronize()
+                        if dtype is not None:
+                            assert found.shape == (matrix.ne1, matrix.ne0)
+                        assert found.tobytes() == source.expected(matrix.span(expert)), (layer, role, expert)
+                with pytest.raises(ValueError, match="asked for a matrix of"):
+                    slots_as_cupy(seen, np.float64)
+        tiers.close()
 
 
 def slab_in_cupys_memory(name: str) -> None:
@@ -80,6 +125,6 @@ def memory_that_cupy_lacks(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for step in (slots_as_arrays, slab_in_cupys_memory, memory_that_cupy_lacks):
+    for step in (slots_as_arrays, experts_of_a_lease, slab_in_cupys_memory, memory_that_cupy_lacks):
         step(sys.argv[1])
         print(step.__name__, "ok")

@@ -48,6 +48,7 @@ def test_an_integrator_with_cupy(cupy_site: Path, fake_libraries: FakeLibraries,
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.splitlines() == [
         "slots_as_arrays ok",
+        "experts_of_a_lease ok",
         "slab_in_cupys_memory ok",
         "memory_that_cupy_lacks ok",
     ]

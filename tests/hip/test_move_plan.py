@@ -8,7 +8,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from device_contract import moved
-from expertier.hip.move_plan import MovePlan, Scratch, plan_in_order, plan_moves
+from expertier.hip import move_plan, ordered_moves
+from expertier.hip.move_plan import PIECE_BYTES, MovePlan, Scratch, plan_in_order, plan_moves
+from expertier.hip.ordered_moves import ordered_launches
 
 ARENA = 256
 SCRATCH = Scratch(ARENA, 64)
@@ -48,6 +50,7 @@ def check_independent(launch: np.ndarray) -> None:
 
 @given(moves_of_any_kind, st.integers(0, 99))
 @example([(1, 0, 200)], 0)
+@example([(1, 0, 40), (60, 20, 10)], 0)
 @example([(0, 1, 200)], 0)
 @example([(100, 0, 10), (0, 50, 10), (50, 100, 10)], 0)
 @example([(10, 0, 10), (10, 30, 10)], 0)
@@ -56,6 +59,81 @@ def test_a_plan_does_what_the_moves_say(moves: list[tuple[int, int, int]], seed:
     array = np.array(moves, np.int64).reshape(-1, 3)
     check(moves, plan_moves(array, SCRATCH), seed)
     check(moves, plan_in_order(array, SCRATCH), seed)
+
+
+@st.composite
+def moves_in_order(draw: st.DrawFn) -> list[tuple[int, int, int]]:
+    """Pieces that keep their order, those that move up from the highest, those that move down from the lowest."""
+    sizes = draw(st.lists(st.integers(1, 24), max_size=12))
+    places = []
+    for _ in range(2):
+        free = ARENA - sum(sizes)
+        cuts = sorted(draw(st.lists(st.integers(0, free), min_size=len(sizes), max_size=len(sizes))))
+        places.append([gap + sum(sizes[:i]) for i, gap in enumerate(cuts)])
+    pieces = list(zip(*places, sizes, strict=True))
+    ups = [piece for piece in reversed(pieces) if piece[0] > piece[1]]
+    downs = [piece for piece in pieces if piece[0] < piece[1]]
+    directions = draw(st.permutations([True] * len(ups) + [False] * len(downs)))
+    return [(ups if up else downs).pop(0) for up in directions]
+
+
+@given(moves_in_order(), st.sampled_from([4, 1 << 20]), st.sampled_from([0, 2, 32]), st.integers(0, 99))
+def test_moves_in_order_are_planned_in_one_sweep(
+    moves: list[tuple[int, int, int]], piece_bytes: int, few: int, seed: int
+) -> None:
+    array = np.array(moves, np.int64).reshape(-1, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(move_plan, "PIECE_BYTES", piece_bytes)
+        patch.setattr(move_plan, "_ALIGNMENT", 4)
+        patch.setattr(ordered_moves, "_FEW", few)
+        patch.setattr(move_plan, "_by_level", lambda _: pytest.fail("moves in order were not seen to be so"))
+        plan = plan_moves(array, SCRATCH)
+    check(moves, plan, seed)
+    if not plan.uses_scratch:
+        assert (plan.rows[:, 2] <= piece_bytes).all()
+
+
+@given(moves_of_any_kind)
+def test_only_moves_in_order_are_taken_for_such(moves: list[tuple[int, int, int]]) -> None:
+    whole = [(t, s, n) for t, s, n in moves if n and abs(t - s) >= n]
+    found = ordered_launches(np.array(whole, np.int64).reshape(-1, 3)) if whole else None
+    if found is not None:
+        check(whole, MovePlan(*found, uses_scratch=False), 0)
+
+
+def test_pieces_that_land_between_others_take_one_launch() -> None:
+    """Every second slot is taken, and all move by one: nobody waits for anybody."""
+    n, slot = 1000, 10
+    sources = np.arange(n)[::-1] * 2 * slot
+    up = np.stack([sources + slot, sources, np.full(n, slot)], axis=1)
+    down = np.stack([sources[::-1], sources[::-1] + slot, np.full(n, slot)], axis=1)
+    for moves in (up, down):
+        assert len(plan_moves(moves, Scratch(1 << 30, 1 << 20)).ends) == 1
+
+
+def test_a_long_piece_among_short_ones_is_cut() -> None:
+    """It goes into the launch that it would have gone into; a launch has no blocks without work."""
+    slot = 4096
+    short = np.stack([slot * (2000 + np.arange(100)), slot * np.arange(100), np.full(100, slot)], axis=1)
+    moves = np.concatenate([short, [[1 << 40, 1 << 30, 5 * PIECE_BYTES // 2]]])
+    plan = plan_moves(moves, Scratch(1 << 50, 1 << 20))
+    assert len(plan.ends) == 1
+    assert len(plan.rows) == 103
+    assert plan.rows[:, 2].max() <= PIECE_BYTES
+    assert (plan.rows[100:, 0] % 16 == 0).all()
+
+
+def test_two_directions_share_their_launches() -> None:
+    n, slot = 512, 1 << 20
+    kept = np.random.default_rng(3).choice(n, n // 2, replace=False)
+    up = boundary_move(n, kept, slot, shift=n * slot)
+    up[:, 1] += n * slot
+    down = boundary_move(n, kept, slot)
+    down = np.stack([n * slot - slot - down[:, 0], n * slot - slot - down[:, 1], down[:, 2]], axis=1)
+    scratch = Scratch(1 << 50, 16 << 20)
+    alone = [len(plan_moves(moves, scratch).ends) for moves in (up, down)]
+    together = plan_moves(np.concatenate([up, down]), scratch)
+    assert len(together.ends) == max(alone)
 
 
 def boundary_move(n: int, kept: np.ndarray, slot: int, shift: int = 0) -> np.ndarray:

@@ -21,11 +21,12 @@ from expertier.hip.fake import FakeDriver
 from expertier.hip.fence import Fences
 from expertier.hip.gpu import Gpu
 from expertier.hip.gpu_device import GpuDevice
+from expertier.hip.memory import pinned_cost
 from expertier.hip.peers import PeerLinks
 from expertier.hip.slab_memory import PlainSlabMemory, VmmSlabMemory, open_slab_memory
 from expertier.hip.virtual_memory import LEAST_CHUNK_BYTES, MOST_CHUNKS, VirtualRange, chunk_bytes_for
 from expertier.hip.vmm_probe import ProbeStep, probe_vmm
-from expertier.units import MIB
+from expertier.units import KIB, MIB
 
 OpenFake = Callable[..., GpuDevice]
 CHUNK = LEAST_CHUNK_BYTES
@@ -238,10 +239,40 @@ def test_pinned_memory_in_the_middle_of_a_page(fake: FakeDriver, open_fake: Open
         fake.set("pinned_misaligned", 1)
         address = device.alloc_pinned(5000)
         assert address % 4096 == 0
-        assert device.pinned_bytes == 2 * 4096 + 4096  # counted with the page that was needed to align it
+        # Counted with the page that was needed to align it.
+        assert device.pinned_bytes == device.pinned_allocation_bytes(2 * 4096 + 4096)
         ctypes.memset(address, 1, 8192)
         device.free(address)
         assert device.pinned_bytes == 0
+
+
+@pytest.mark.parametrize("slabs", [True, False])
+@pytest.mark.parametrize("n_bytes", [1, 8192, 516 * KIB, 700 * KIB, 3 * 512 * KIB, 2 * MIB, 3 * MIB + 4096])
+def test_pinned_memory_that_is_cut_from_slabs(
+    fake: FakeDriver, open_fake: OpenFake, n_bytes: int, slabs: bool
+) -> None:
+    """What is counted is what the host has less of, up to the slab that the last blocks lie in (I3)."""
+    fake.set("pinned_slabs", slabs)
+    with open_fake() as device:
+        before = fake.get("pinned_bytes")
+        taken = [device.alloc_pinned(n_bytes) for _ in range(40)]
+        counted = device.pinned_bytes
+        gone = fake.get("pinned_bytes") - before
+        assert counted == 40 * device.pinned_allocation_bytes(n_bytes)
+        assert gone - 2 * MIB < counted
+        if n_bytes >= 2 * MIB:
+            assert counted == gone
+        for address in taken:
+            device.free(address)
+        assert fake.get("pinned_bytes") == before
+
+
+def test_what_pinned_memory_costs() -> None:
+    """The numbers that were measured on CUDA 13: whole slabs, thirds of slabs, pages."""
+    assert pinned_cost(1) == pinned_cost(4096) == 4096
+    assert pinned_cost(129 * 4096) == 699_051
+    assert pinned_cost(3 * 512 * KIB) == pinned_cost(2 * MIB - 1) == pinned_cost(2 * MIB) == 2 * MIB
+    assert pinned_cost(3 * MIB + 4095) == 3 * MIB + 4096
 
 
 @pytest.mark.parametrize("linked", [True, False])

@@ -12,8 +12,10 @@ from collections import defaultdict
 from importlib.resources import files
 from pathlib import Path
 
+from expertier.hip.fake.build import CORE
+
 _NOT_SUPPORTED = 801
-_CORE = ("settings.c", "ranges.c", "memory.c", "virtual.c", "streams.c", "work.c", "modules.c", "hip_names.c")
+_CORE = (*CORE, "hip_names.c")
 _DRIVER = "libamdhip64.so.7"
 _OURS = re.compile(r"lib(amdhip|roc|hip|rccl)")
 
