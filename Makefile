@@ -1,6 +1,7 @@
 # make demo        the main job on a fresh machine: engine, plugin, random model, stock against tiers
 # make test        everything that needs no GPU: lint, types, layers, tests; under 10 minutes on 2 cores
 # make test-deep   what takes longer: a llama.cpp built from source, more property-test examples
+# make test-mutants  plants bugs one at a time in a copy of the package: the tests must catch each
 # make fuzz        fuzzes the reading of models for SECONDS=60, guided by coverage; finds go to build/fuzz-finds
 # Each makes its own environment in .venv first; needs Python 3.11 or newer, a C++17 compiler and the network once.
 
@@ -13,7 +14,7 @@ SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -na
 
 SECONDS ?= 60
 
-.PHONY: demo test test-deep fuzz lint clean
+.PHONY: demo test test-deep test-mutants fuzz lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-llama
@@ -24,6 +25,9 @@ test: lint
 
 test-deep: lint
 	$(BIN)/pytest -q --hypothesis-profile=deep
+
+test-mutants: $(VENV)/.installed-dev
+	$(BIN)/python tests/mutants/run.py
 
 fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python tests/fuzz/run_atheris.py --seconds $(SECONDS)

@@ -24,7 +24,7 @@ from expertier.engine_adapter.synth import TINY_SHAPE, write_model
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-MUST_RUN = {"README.md", "docs/adapting-an-engine.md"}
+MUST_RUN = {"README.md", "docs/adapting-an-engine.md", "docs/testing-an-engine.md"}
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(#[^)\s]*)?\)")
 

@@ -69,7 +69,7 @@ class FakeDevice:
         self._lock = threading.RLock()
         self._streams: dict[int, deque[_Work | _Record | _Wait]] = {0: deque()}
         self._events: dict[int, _Record] = {}
-        self._taken: dict[int, tuple[int, bool]] = {}  # address → bytes counted, whether pinned
+        self._taken: dict[int, tuple[int, bool, int]] = {}  # address → bytes counted, whether pinned, bytes
         self._next = 1
 
     # ---- what a test does with it
@@ -79,6 +79,11 @@ class FakeDevice:
         """The streams that there are now."""
         with self._lock:
             return tuple(self._streams)
+
+    @property
+    def n_events(self) -> int:
+        """How many events there are."""
+        return len(self._events)
 
     def queued(self, stream: int) -> int:
         """Return how many pieces of work wait in a stream."""
@@ -163,7 +168,7 @@ class FakeDevice:
                     for entry in queue:
                         if isinstance(entry, _Work):
                             assert not any(
-                                at < address + taken[0] and address < at + n for at, n in entry.touches
+                                at < address + taken[2] and address < at + n for at, n in entry.touches
                             ), f"memory at {address:#x} freed under work that is queued on stream {stream}"
             self._memory.free(address)
             self._taken.pop(address, None)
@@ -269,12 +274,12 @@ class FakeDevice:
         address = self._memory.alloc_pinned(n_bytes) if pinned else self._memory.alloc(n_bytes)
         if pinned:
             _fill(address, _DIRTY, n_bytes)  # nobody may rely on what pinned memory holds
-        self._taken[address] = (counted_bytes, pinned)
+        self._taken[address] = (counted_bytes, pinned, n_bytes)
         return address
 
     def _live(self, *, pinned: bool) -> int:
         with self._lock:
-            return sum(size for size, is_pinned in self._taken.values() if is_pinned == pinned)
+            return sum(size for size, is_pinned, _ in self._taken.values() if is_pinned == pinned)
 
     def _queue(self, stream: int) -> deque[_Work | _Record | _Wait]:
         if stream not in self._streams:

@@ -1,0 +1,84 @@
+"""Rules: prefetches, which wait until they are drained."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from expertier.testing.tier_machine.base import MachineBase, expert_lists, faults, layers
+from expertier.testing.tier_machine.model import ERRORS, ExpertKey, Fault, View
+
+
+class PrefetchRules(MachineBase):
+    """Ask, cancel, drain."""
+
+    @rule(number=layers, numbers=expert_lists, into=st.sampled_from(["l1", "l1", "l2"]))
+    def prefetch(self, number: int, numbers: list[int], into: str) -> None:
+        """Ask for experts; those that are there, or waited for already, are not asked for again."""
+        layer = self.some_layer(number)
+        experts = self.some_experts(layer, numbers)
+        before = self.inside.view()
+        self.tiers.prefetch(layer, experts, into=into)
+        n_waiting = len(self.waiting)
+        for expert in experts:
+            there = expert in before.residents[layer] or expert in self.filling(layer)
+            if not there and not (into == "l2" and (layer, expert) in before.copies):
+                self.waiting[(layer, expert), into] = None
+        asked = self.tiers.stats().prefetch.asked - before.stats.prefetch.asked
+        assert asked == len(self.waiting) - n_waiting, f"{asked} prefetches noted of {experts}"
+
+    @precondition(lambda self: self.waiting)
+    @rule(number=st.none() | layers)
+    def cancel_prefetches(self, number: int | None) -> None:
+        """Forget what waits, of a layer or all of it."""
+        layer = None if number is None else self.some_layer(number)
+        kept = {label: None for label in self.waiting if layer is not None and label[0][0] != layer}
+        n_cancelled = self.tiers.cancel_prefetches(layer)
+        assert n_cancelled == len(self.waiting) - len(kept), f"cancelled {n_cancelled} of {self.waiting}"
+        self.waiting = kept
+
+    @precondition(lambda self: self.waiting)
+    @rule(fault=st.none() | faults(*ERRORS))
+    def drain(self, fault: Fault | None) -> None:
+        """Run what waits; a failure is nobody's but an interrupt's."""
+        before, fills = self.inside.view(), self.inside.fills_by_layer()
+        ok, _ = self.attempt(self.tiers.drain, fault, swallows=ERRORS)
+        after = self.inside.view()
+        was, now = before.stats.prefetch, after.stats.prefetch
+        n_ended = now.done + now.dropped + now.failed - was.done - was.dropped - was.failed
+        ended = list(self.waiting)[:n_ended]
+        self.waiting = dict.fromkeys(list(self.waiting)[n_ended:])
+        if ok:
+            assert not self.waiting, f"{self.waiting} still wait after a drain"
+        else:
+            assert fault is not None
+            assert fault.error is KeyboardInterrupt, "a prefetch raised"
+        fetched = {key for key, _ in ended}
+        read = {self.key_at[span.offset] for span in self.watched_source.take_reads()}
+        assert read <= fetched, f"I9: {read - fetched} were read, and nobody asked for them"
+        self.check_order_of_use(before, after, before.gone_until(after), unsure=fetched)
+        new_fills = [n - m for n, m in zip(self.inside.fills_by_layer(), fills, strict=True)]
+        self._note_speculation(before, after, {key for key, into in ended if into == "l1"}, new_fills)
+
+    def _note_speculation(
+        self, before: View, after: View, fetched: set[ExpertKey], new_fills: list[int]
+    ) -> None:
+        """Note which experts are in L1 that nobody has asked for; the bytes of those that left are wasted."""
+        gone = before.gone_until(after)
+        came = set()
+        for layer, expert in fetched:
+            if expert in after.residents[layer]:
+                was_there = expert in before.residents[layer]  # it may have gone and come back
+                if not was_there or after.ranks[layer][expert] != before.ranks[layer][expert]:
+                    came.add((layer, expert))
+        now = (self.speculative - gone) | came
+        wasted = 0
+        for layer, n_filled in enumerate(new_fills):
+            ended = sum(key[0] == layer for key in self.speculative) + n_filled
+            wasted += (ended - sum(key[0] == layer for key in now)) * self.table.layers[layer].expert_bytes
+        prefetch, earlier = after.stats.prefetch, before.stats.prefetch
+        assert prefetch.useful_bytes == earlier.useful_bytes, "I14: nobody asked for anything"
+        assert prefetch.wasted_bytes - earlier.wasted_bytes == wasted, (
+            f"I14: {prefetch.wasted_bytes - earlier.wasted_bytes} bytes counted as wasted, not {wasted}"
+        )
+        self.speculative = now

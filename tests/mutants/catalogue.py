@@ -1,0 +1,355 @@
+"""The bugs that the harness must catch, by what they break."""
+
+from __future__ import annotations
+
+from mutants.mutant import MACHINE, Mutant
+
+_FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
+_WAIT = "            if stream is None:\n                fence.wait()\n"
+_HOLD = "            else:\n                fence.hold(stream)\n"
+_POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
+
+LAYOUT = (
+    Mutant(
+        "a range is one slot short",
+        "tiers/slot_layout.py",
+        "return round_up(n_slots * stride + GUARD_BYTES, RANGE_ALIGNMENT)",
+        "return round_up((n_slots - 1) * stride + GUARD_BYTES, RANGE_ALIGNMENT)",
+    ),
+    Mutant(
+        "an expert's span begins one byte late",
+        "tiers/matrix.py",
+        "Span(self.file_offset + expert * self.expert_bytes,",
+        "Span(self.file_offset + expert * self.expert_bytes + 1,",
+        ("tests/tiers/test_table.py", "tests/tiers/test_manager.py"),
+    ),
+    Mutant(
+        "slots reach into the compute region",
+        "tiers/arena_layout.py",
+        "if self.used_bytes > slab_bytes - compute_bytes:",
+        "if self.used_bytes > slab_bytes:",
+    ),
+    Mutant(
+        "a reserved byte too few",
+        "tiers/boundary.py",
+        "        compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)\n",
+        "        compute_bytes = compute_bytes // RANGE_ALIGNMENT * RANGE_ALIGNMENT\n",
+    ),
+    Mutant(
+        "guards are not zeroed after a move",
+        "tiers/slab.py",
+        "        self._zero(new, free_slots(kept, new.slots), stream)\n",
+        "",
+    ),
+    Mutant(
+        "heads of free slots are not zeroed after a move",
+        "tiers/arena_layout.py",
+        "            rows.append(np.stack([heads[:, 0], np.minimum(heads[:, 1], GUARD_BYTES)], axis=1))\n",
+        "",
+    ),
+    Mutant(
+        "a failed move forgets its guards",
+        "tiers/slab.py",
+        "        self.stale_guards = True  # until",
+        "        self.stale_guards = False  # until",
+    ),
+)
+
+MOVES = (
+    Mutant(
+        "upward moves begin at the wrong end",
+        "tiers/moves.py",
+        "np.concatenate([up[::-1], down])",
+        "np.concatenate([up, down])",
+    ),
+    Mutant(
+        "downward moves begin at the wrong end",
+        "tiers/moves.py",
+        "np.concatenate([up[::-1], down])",
+        "np.concatenate([up[::-1], down[::-1]])",
+    ),
+    Mutant(
+        "the coldest survive",
+        "planner/repack.py",
+        "coldest_first[len(kept) - n_new :]",
+        "coldest_first[:n_new]",
+    ),
+    Mutant(
+        "a failed move keeps the experts that it overwrote",
+        "tiers/relayout.py",
+        "intact = in_place(self._slab.still_there(new, kept))",
+        "intact = in_place(kept)",
+    ),
+    Mutant(
+        "a failed plan's quotas stay",
+        "tiers/boundary.py",
+        "                if self._slab.layout is layout:\n                    self._quotas = quotas\n",
+        "",
+    ),
+    Mutant(
+        "no hysteresis",
+        "tiers/boundary.py",
+        "if not now and (pays_at is None or self._bytes_missed() < pays_at):",
+        "if not now and pays_at is None:",
+    ),
+    Mutant(
+        "the boundary never comes down by itself",
+        "tiers/boundary.py",
+        "return self._bytes_missed() + gained if gained else None",
+        "return None",
+    ),
+    Mutant(
+        "a reservation's stream does not wait for a move that is queued",
+        "tiers/boundary.py",
+        "        self._relayout.let_in(stream)\n",
+        "",
+    ),
+    Mutant(
+        "what a move drops is not refreshed in L2",
+        "tiers/relayout.py",
+        "        self._pool.refresh(dropped)\n",
+        "",
+    ),
+    Mutant(
+        "slots move under leases",
+        "tiers/usage.py",
+        "                while self._moving or self._leases or self._background:\n",
+        "                while self._moving or self._background:\n",
+        (MACHINE, "tests/tiers/test_usage.py"),
+    ),
+)
+
+FENCES = (
+    Mutant(
+        "a fill does not wait for readers",
+        "tiers/slot_fences.py",
+        "                pending += [fence for on, fence in known.reads.items() if on != stream]\n",
+        "",
+    ),
+    Mutant(
+        "a reader does not wait for the fill",
+        "tiers/slot_fences.py",
+        _WAIT + _HOLD,
+        _WAIT,
+    ),
+    Mutant(
+        "a lease without a stream does not wait",
+        "tiers/slot_fences.py",
+        _WAIT + _HOLD,
+        "            if stream is not None:\n                fence.hold(stream)\n",
+    ),
+    Mutant(
+        "a release notes no reader",
+        "tiers/slot_fences.py",
+        "                self._slots.setdefault((layer, slot), _SlotFences()).reads[stream] = fence\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a move does not wait for readers",
+        "tiers/slot_fences.py",
+        "                pending += known.reads.values()\n",
+        "",
+    ),
+    Mutant(
+        "nobody waits for a move",
+        "tiers/slot_fences.py",
+        "            self._slots.clear()\n            self._moved = fence\n",
+        "            self._slots.clear()\n            self._moved = None\n",
+    ),
+    Mutant(
+        "an interrupted fence leaves its copy queued",
+        "tiers/slot_fences.py",
+        "            self._device.synchronize()\n            raise\n",
+        "            raise\n",
+    ),
+    Mutant(
+        "a block is used again while a queued copy reads it",
+        "tiers/filler.py",
+        "            self._pool.leave(staged, fence)\n",
+        "            self._pool.leave(staged)\n",
+    ),
+    Mutant(
+        "a failed copy leaves its first pieces queued",
+        "tiers/transfer.py",
+        "            if self._device.has_streams:\n                self._device.synchronize()\n            raise\n",
+        "            raise\n",
+    ),
+    Mutant(
+        "an engine is bound before queued copies are there",
+        "tiers/manager.py",
+        "        self._device.synchronize()  # what was queued",
+        "        # what was queued",
+    ),
+    Mutant(
+        "an engine's hit is a copy that is still queued",
+        "tiers/manager.py",
+        "        if self._usage.bound:\n            self._fences.before_read(layer, slots.tolist(), None)\n",
+        "",
+    ),
+)
+
+TABLES = (
+    Mutant(
+        "a victim stays in the table",
+        "planner/policy.py",
+        "        view.slot_of[former] = -1\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "a failed fill leaks its pins",
+        "tiers/admission.py",
+        "                self._residency.abort(layer, slots)\n",
+        "",
+    ),
+    Mutant(
+        "a failed fill is declared complete",
+        "tiers/admission.py",
+        "                self._residency.abort(layer, slots)\n",
+        "                self._residency.complete(layer, slots)\n"
+        "                self._residency.release(layer, slots)\n",
+    ),
+    Mutant(
+        "a lease is released twice",
+        "tiers/lease.py",
+        "            self._require_live()\n        held = self._held\n",
+        "            pass\n        held = self._held\n",
+    ),
+    Mutant(
+        "a refused stream leaks the pins",
+        "tiers/manager.py",
+        "                self._admission.drop(lease.layer, slots)\n                raise\n",
+        "                raise\n",
+    ),
+    Mutant(
+        "what is being filled counts as there",
+        "planner/policy.py",
+        "                ready &= view.state[slot]\n",
+        "                pass\n",
+    ),
+    Mutant(
+        "a victim may be pinned",
+        "planner/policy.py",
+        "lowest = min(lowest, view.order[slot] | (np.int64(view.pins[slot] != 0) << PINNED_BIT))",
+        "lowest = min(lowest, view.order[slot])",
+    ),
+    Mutant(
+        "prefetched experts outlive those that were asked for",
+        "planner/policy.py",
+        "    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot\n",
+        "    view.order[slot] = (255 << 38 << SLOT_BITS) | slot\n",
+    ),
+    Mutant(
+        "wasted bytes are not counted",
+        "planner/policy.py",
+        "            view.counters[WASTED] += 1\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "an eviction is counted twice",
+        "planner/policy.py",
+        "        view.counters[EVICTIONS] += 1\n",
+        "        view.counters[EVICTIONS] += 2\n",
+    ),
+)
+
+HOST = (
+    Mutant(
+        "a failed allocation keeps its bytes of the budget",
+        "tiers/chunk_store.py",
+        "                self._end_move(n_bytes)\n                self._budget.release(self.account, n_bytes)\n",
+        "                self._end_move(n_bytes)\n",
+    ),
+    Mutant(
+        "the bounce minimum is counted wrong",
+        "tiers/bounce_blocks.py",
+        "                budget.add_bounce(account, n_bytes)\n",
+        "                budget.add_bounce(account, n_bytes // 2)\n",
+    ),
+    Mutant(
+        "chunks are counted as asked for, not as the allocator rounds them",
+        "tiers/chunk_store.py",
+        "        n_bytes = self._device.pinned_allocation_bytes(n_blocks * size.block_bytes) if n_blocks else 0\n",
+        "        n_bytes = n_blocks * size.block_bytes if n_blocks else 0\n",
+    ),
+    Mutant(
+        "a pool does not shrink when it is resized",
+        "tiers/chunk_store.py",
+        "        self._budget.set_claim(self.account, self._claim(budget_bytes))\n",
+        "        self.account.claim_bytes = self._claim(budget_bytes)\n",
+        _POOL,
+    ),
+    Mutant(
+        "a failed read leaves a copy in L2",
+        "tiers/filler.py",
+        "            self._read(layer, expert, [staged.address + begin for begin in begins])\n"
+        "            self._pool.commit(staged)\n",
+        "            self._pool.commit(staged)\n"
+        "            self._read(layer, expert, [staged.address + begin for begin in begins])\n",
+    ),
+    Mutant(
+        "L2 evicts a block that a queued copy reads",
+        "tiers/size_class.py",
+        "            if not block.users and block.is_quiet():\n                return block\n",
+        "            if not block.users:\n                return block\n",
+        _POOL,
+    ),
+    Mutant(
+        "a bounce block is used while a queued copy reads it",
+        "tiers/bounce_blocks.py",
+        "            if block.is_quiet():\n                return block\n",
+        "            if True:\n                return block\n",
+    ),
+    Mutant(
+        "an eviction from L1 does not refresh the copy in L2",
+        "tiers/manager.py",
+        "        self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))\n",
+        "",
+    ),
+    Mutant(
+        "two fills read one expert at a time",
+        "tiers/host_pool.py",
+        "            if block.state is BlockState.RESIDENT:\n                self._lend_copy(staged, block)\n"
+        "            else:\n                self._changed.wait()\n            return None\n",
+        "            self._lend_copy(staged, block)\n            return None\n",
+        ("tests/tiers/test_host_pool.py", "tests/tiers/test_prefetch.py"),
+    ),
+)
+
+FILES_AND_THREADS = (
+    Mutant(
+        "a file that was written to is believed",
+        "tiers/file_identity.py",
+        "            stat.st_mtime_ns == self.mtime_ns\n            and stat.st_size == self.n_bytes\n",
+        "            stat.st_size == self.n_bytes\n",
+        _FILES,
+    ),
+    Mutant(
+        "close does not join the fill threads",
+        "tiers/fill_workers.py",
+        "            thread.join()\n",
+        "            pass\n",
+        ("tests/tiers/test_fill_workers.py", "tests/testing/test_soak.py"),
+    ),
+    Mutant(
+        "background work goes before demand",
+        "tiers/fill_workers.py",
+        "                batch = self._batches[0] if self._batches else None\n",
+        "                batch = self._batches[0] if self._batches and not self._background else None\n",
+        ("tests/tiers/test_fill_workers.py",),
+    ),
+    Mutant(
+        "a failed read counts as bytes read",
+        "tiers/counted_source.py",
+        "                self._failures += 1\n            raise\n",
+        "                self._failures += 1\n                self._bytes_read += span.n_bytes\n            raise\n",
+        (MACHINE, "tests/tiers/test_fill_faults.py"),
+    ),
+    Mutant(
+        "cancelled prefetches are not forgotten",
+        "tiers/prefetcher.py",
+        "            self._waiting.difference_update(cancelled)\n",
+        "            pass\n",
+    ),
+)
+
+MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *HOST, *FILES_AND_THREADS)

@@ -1,0 +1,38 @@
+"""A planted bug."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MACHINE = "machine"
+"""The suite that is `expertier.testing.tier_machine`; any other is a path for pytest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """`old` in `file`, where it must stand exactly once, becomes `new`; one of `suites` must notice.
+
+    `file` is the path in the repository.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    suites: tuple[str, ...] = (MACHINE,)
+
+    @property
+    def installed_file(self) -> Path:
+        """Where the file is in the package: the folders of the repository lie under `expertier`."""
+        return Path("expertier") / self.file
+
+    def plant(self, path: Path) -> None:
+        """Change a copy of the file. Raises `ValueError` where the text is not there once."""
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.old) != 1:
+            raise ValueError(
+                f"{self.name}: its text stands {text.count(self.old)} times in {self.file}: "
+                "bring the mutant up to date"
+            )
+        path.write_text(text.replace(self.old, self.new), encoding="utf-8")
