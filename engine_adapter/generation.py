@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.engine_adapter.llama_cpp import LlamaContext
+from expertier.planner.trace import Phase
 
 
 @dataclass
@@ -41,11 +42,13 @@ def generate(
     *,
     keep_logits: bool = False,
     on_token: Callable[[int], bool] | None = None,
+    after_batch: Callable[[Phase, int], None] | None = None,
 ) -> Generation:
     """Run `prompt`, then up to `n_tokens` decode steps, each on the token sampled from the step before.
 
     `on_token` gets each token and ends the generation by returning False. With `keep_logits`, `logits` holds one
-    row for each prompt token and one for each decode step.
+    row for each prompt token and one for each decode step. `after_batch` is told what a batch was for and how many
+    tokens it had, outside the measured times.
 
     Raises:
         DecodeError: the engine returned an error status.
@@ -56,6 +59,8 @@ def generate(
         start = time.perf_counter()
         context.decode(batch, begin, all_logits=keep_logits)
         done.prefill_s += time.perf_counter() - start
+        if after_batch is not None:
+            after_batch(Phase.PREFILL, len(batch))
         if keep_logits:
             done.logits += [context.logits(i) for i in range(len(batch))]
     for position in range(len(prompt), len(prompt) + n_tokens):
@@ -67,6 +72,8 @@ def generate(
         context.decode([token], position)
         done.decode_s += time.perf_counter() - start
         done.decode_steps += 1
+        if after_batch is not None:
+            after_batch(Phase.DECODE, 1)
         if keep_logits:
             done.logits.append(context.logits())
     return done

@@ -9,7 +9,9 @@ from typing import Any
 from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.hip import open_device
+from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -29,15 +31,22 @@ class TieredModel:
         return self.model.binding
 
     @classmethod
-    def open(cls, engine: LoadedEngine, table: ExpertTable, config: TierConfig) -> TieredModel:
-        """Make the tiers for `table` and load its model through them.
+    def open(
+        cls,
+        engine: LoadedEngine,
+        table: ExpertTable,
+        config: TierConfig,
+        *,
+        lookups: LookupLog | None = None,
+    ) -> TieredModel:
+        """Make the tiers for `table` and load its model through them; `lookups` logs what it asks them for.
 
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
         """
         tiers = TierManager(table, device=open_device("host"), config=config)
         try:
-            return cls(LlamaModel.open(engine, table.path, tiers=tiers), tiers)
+            return cls(LlamaModel.open(engine, table.path, tiers=tiers, lookups=lookups), tiers)
         except BaseException:
             tiers.close()
             raise
@@ -53,11 +62,12 @@ class TieredModel:
         temperature: float = 0.0,
         seed: int = 0,
         on_token: Callable[[int], bool] | None = None,
+        after_batch: Callable[[Phase, int], None] | None = None,
     ) -> Generation:
         """Continue `tokens` by up to `n_tokens` in a context of its own."""
         with self.model.context(n_ctx=n_ctx, n_ubatch=n_ubatch, n_threads=n_threads) as context:
             context.set_sampler(temperature, seed)
-            return generate(context, tokens, n_tokens, on_token=on_token)
+            return generate(context, tokens, n_tokens, on_token=on_token, after_batch=after_batch)
 
     def describe(self) -> dict[str, Any]:
         """Return the tiers' statistics, what loading read, and what the proxy counted, for a report."""

@@ -9,10 +9,14 @@
     residency.py, repack.py     those arrays with the functions as methods; who stays when slots move
     native.py                   the same functions as C function pointers for an engine's threads
     python_calls.py             the same from Python, with c_calls.py or, uncompiled, interpreted.py under it
-    replay.py                   recorded routing through the same functions
+    trace.py, trace_rows.py     recorded routing in memory; its rows joined as an engine runs them
+    trace_file.py, ...          its forms as files: trace_archive.py, trace_csv.py; trace_recorder.py makes one
+    profile_of_trace.py, profile_text.py   profiles from recorded routing, and from text
+    replay.py                   steps through a residency, by the same functions
+    replay_run.py, belady.py    whole traces with L2 under L1, policies side by side; the offline optimum
 
-Nothing here opens a device or a file, and importing it loads no compiler: Numba comes with the first
-`Residency`.
+Nothing here opens a device, and only what reads and writes traces and profiles opens a file. Importing it loads no
+compiler: Numba comes with the first `Residency`.
 """
 
 from __future__ import annotations

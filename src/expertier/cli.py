@@ -23,6 +23,7 @@ from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.demo import run_demo
 from expertier.engine_adapter.measured_run import rss_peak_bytes
 from expertier.engine_adapter.open_engine import open_engine, prepare_engine
+from expertier.engine_adapter.routing_recording import RoutingRecording
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
@@ -114,6 +115,10 @@ def run(
     seed: Annotated[
         int, typer.Option(min=0, max=2**32 - 1, help="Seed of the sampling at a temperature above 0.")
     ] = 0,
+    record_routing: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Write which experts were used, for `expertier replay`."),
+    ] = None,
     llama_cpp: LlamaCpp = None,
     as_json: Json = False,
 ) -> None:
@@ -123,11 +128,15 @@ def run(
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:
         stack.enter_context(show_events())
+        recording = None
+        if record_routing is not None:
+            recording = stack.enter_context(RoutingRecording(record_routing, table, n_ubatch=ubatch))
         with report.progress(console) as say:
             engine = open_engine(llama_cpp, say)
             say(f"loading {model.name}")
+            lookups = recording.log if recording is not None else None
             try:
-                tiered = stack.enter_context(TieredModel.open(engine, table, config))
+                tiered = stack.enter_context(TieredModel.open(engine, table, config, lookups=lookups))
             except ExpertierError as error:
                 say_disabled(model.name, str(error))
                 raise
@@ -163,6 +172,7 @@ def run(
             temperature=temperature,
             seed=seed,
             on_token=show,
+            after_batch=recording.after_batch if recording is not None else None,
         )
         if not as_json:
             print(flush=True)

@@ -1,0 +1,51 @@
+"""One LRU in bytes over all layers: what some engines do, and what `bigmoe_route` was recorded with.
+
+Row by row and expert by expert as they were recorded; an expert of the current call may leave for another of it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from numba import njit
+
+from expertier.planner.replay_calls import EVICTIONS, LOOKUPS, MISSES, POOL_HITS, Calls, dropped, fetched
+from expertier.planner.replay_recency import ABSENT, LIMIT, Recency, evict_for, insert, refresh, replay_stamp
+from expertier.planner.tables import I64
+
+
+def play_global(cache_: Recency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
+    """Play the calls `first` .. `last`; adds to `counts`. No expert may be larger than the cache."""
+    assert cache_.sizes.max() <= cache_.state[LIMIT], "an expert does not fit the cache"
+    _loop(replay_stamp())(cache_, calls, pool, counts, first, last)
+
+
+@cache
+def _loop(stamp: int) -> Any:
+    """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache."""
+
+    @njit(cache=True)
+    def loop(lru: Recency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
+        if stamp == 0:
+            return
+        most_experts = (len(lru.older) - 1) // len(lru.sizes)
+        for call in range(first, last):
+            layer, phase = int(calls.layer[call]), int(calls.phase[call])
+            counts[layer, phase, LOOKUPS] += calls.bounds[call + 1] - calls.bounds[call]
+            for i in range(calls.bounds[call], calls.bounds[call + 1]):
+                key = layer * most_experts + calls.experts[i]
+                if refresh(lru, key):
+                    continue
+                counts[layer, phase, MISSES] += 1
+                victim = evict_for(lru, lru.sizes[layer])
+                while victim != ABSENT:
+                    counts[victim // most_experts, phase, EVICTIONS] += 1
+                    if pool.state[LIMIT] > 0:
+                        dropped(pool, most_experts, victim // most_experts, victim % most_experts)
+                    victim = evict_for(lru, lru.sizes[layer])
+                insert(lru, layer, key)
+                if pool.state[LIMIT] > 0:
+                    counts[layer, phase, POOL_HITS] += fetched(pool, most_experts, layer, calls.experts[i])
+
+    return loop
