@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, settings
 from expertier.hip.device import Device
 from expertier.hip.host import HostDevice
 from expertier.testing.fake_device import FakeDevice
+from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.testing.tier_machine import TierMachine
+from expertier.tiers.table import ExpertTable
 
 HANG_S = 600
 
@@ -51,6 +53,10 @@ class RoundingMachine(TierMachine):
 
     def make_device(self) -> Device:
         return FakeDevice(pinned_power_of_two=True)
+
+    def make_table(self) -> ExpertTable:
+        """Experts of three and of two pages."""
+        return synthetic_table([LayerShape(8, n_ff=96), LayerShape(6, types=("Q4_0", "Q4_0", "Q8_0"))])
 
 
 TestOnFakeDevice = TierMachine.TestCase

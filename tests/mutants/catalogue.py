@@ -111,11 +111,10 @@ MOVES = (
         "",
     ),
     Mutant(
-        "slots move under leases",
+        "slots move under leases, of which nobody took note",
         "tiers/usage.py",
-        "                while self._moving or self._leases or self._background:\n",
-        "                while self._moving or self._background:\n",
-        (MACHINE, "tests/tiers/test_usage.py"),
+        "            self._leases.add(lease)\n",
+        "            pass\n",
     ),
 )
 
@@ -331,11 +330,11 @@ FILES_AND_THREADS = (
         ("tests/tiers/test_fill_workers.py", "tests/testing/test_soak.py"),
     ),
     Mutant(
-        "background work goes before demand",
+        "drain returns while a prefetch still runs",
         "tiers/fill_workers.py",
-        "                batch = self._batches[0] if self._batches else None\n",
-        "                batch = self._batches[0] if self._batches and not self._background else None\n",
-        ("tests/tiers/test_fill_workers.py",),
+        "            while self._background or self._background_running:\n",
+        "            while self._background:\n",
+        ("tests/tiers/test_fill_workers.py", "tests/tiers/test_prefetch.py"),
     ),
     Mutant(
         "a failed read counts as bytes read",

@@ -13,7 +13,9 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from expertier.hip.device import Device
 from expertier.testing.fake_device import FakeDevice
+from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.testing.tier_machine import TierMachine
+from expertier.tiers.table import ExpertTable
 
 HANG_S = 300
 SEED = 20261129
@@ -24,6 +26,10 @@ class RoundingMachine(TierMachine):
 
     def make_device(self) -> Device:
         return FakeDevice(pinned_power_of_two=True)
+
+    def make_table(self) -> ExpertTable:
+        """Experts of three and of two pages."""
+        return synthetic_table([LayerShape(8, n_ff=96), LayerShape(6, types=("Q4_0", "Q4_0", "Q8_0"))])
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ PACKAGES = {
     "hip": "hip",
     "engine_adapter": "engine_adapter",
 }
-LIMIT_S = 900
+LIMIT_S = 600
 
 
 @dataclass(frozen=True)

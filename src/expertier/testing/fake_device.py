@@ -30,6 +30,7 @@ class _Work:
 class _Record:
     """A point in a stream that an event was recorded at."""
 
+    stream: int
     reached: bool = False
 
 
@@ -44,7 +45,8 @@ class FakeDevice:
     """Device memory and pinned memory as plain memory of this process, and streams as queues. A `Device`.
 
     Work lies in its stream's queue until `advance` runs it, or until someone waits for it; streams advance
-    independently, and copies read their source when they run and not when they are queued. So a slot that is
+    independently, a wait runs no more than what it waits for, and copies read their source when they run and not
+    when they are queued. So a slot that is
     overwritten too early, or a block that is used again too early, shows as wrong bytes. Memory that is freed while
     queued work still touches it raises `AssertionError`, as does a wait that nothing can end.
 
@@ -189,7 +191,7 @@ class FakeDevice:
     def create_event(self) -> int:
         """Make an event, done."""
         with self._lock:
-            self._events[self._next] = _Record(reached=True)
+            self._events[self._next] = _Record(0, reached=True)
             self._next += 1
             return self._next - 1
 
@@ -203,7 +205,7 @@ class FakeDevice:
         with self._lock:
             assert event in self._events, f"event {event} was destroyed"
             queue = self._queue(stream)
-            self._events[event] = _Record(reached=not queue)
+            self._events[event] = _Record(stream, reached=not queue)
             if queue:
                 queue.append(self._events[event])
 
@@ -213,10 +215,9 @@ class FakeDevice:
             return self._events[event].reached
 
     def wait_event(self, event: int) -> None:
-        """Run work until its record is reached."""
+        """Run what its record needs, and no more: its stream, and those that this one has to wait for."""
         with self._lock:
-            record = self._events[event]
-            self._run_until(lambda: record.reached)
+            self._reach(self._events[event])
 
     def stream_wait_event(self, stream: int, event: int) -> None:
         """Put a wait for the event's record at the end of the stream."""
@@ -228,7 +229,9 @@ class FakeDevice:
     def synchronize(self) -> None:
         """Run all queued work."""
         with self._lock:
-            self._run_until(lambda: not any(self._streams.values()))
+            while any(self._streams.values()):
+                ran = [self._step(stream) for stream in list(self._streams)]
+                assert any(ran), "the streams wait for each other"
 
     def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Queue a copy."""
@@ -306,10 +309,15 @@ class FakeDevice:
             entry.reached = True
         return True
 
-    def _run_until(self, done: Callable[[], bool]) -> None:
-        while not done():
-            ran = [self._step(stream) for stream in list(self._streams)]
-            assert any(ran), "a wait that nothing can end: the streams wait for each other"
+    def _reach(self, record: _Record) -> None:
+        """Run a stream up to a record in it."""
+        while not record.reached:
+            if not self._step(record.stream):
+                queue = self._streams[record.stream]
+                assert queue, "a wait for a record that is in no stream"
+                blocked = queue[0]
+                assert isinstance(blocked, _Wait)
+                self._reach(blocked.record)
 
 
 def _move(target: int, source: int, n_bytes: int) -> None:

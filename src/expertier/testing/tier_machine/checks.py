@@ -88,6 +88,7 @@ class TierChecks(MachineBase):
         stats = self.tiers.stats()
         l1, l2 = stats.l1, stats.l2
         assert l1.used_bytes + l1.compute_bytes + l1.rounding_bytes == self.inside.slab_bytes, "I2"
+        assert self.inside.quotas == self.quotas, "I11: a plan that failed left its quotas"
         assert l1.compute_bytes >= self.region.wanted_bytes, "I2: less than is reserved"
         assert self.inside.slab_bytes <= self.device.device_bytes, "I2: the slab is not the device's"
         assert self.device.pinned_bytes == l2.used_bytes + l2.bounce_bytes, "I3: pinned bytes"
@@ -113,6 +114,7 @@ class TierChecks(MachineBase):
         )
         if self.pool_most_bytes == 0:
             assert stats.l2.hits == stats.l2.misses == stats.l2.bytes_in == 0, "I14: L2 is off"
+        assert stats.file.bytes_read == self.watched_source.bytes_read, "I14: bytes read"
         prefetch = stats.prefetch
         ended = prefetch.done + prefetch.dropped + prefetch.failed
         assert prefetch.asked == ended + len(self.waiting), "I14: prefetches"

@@ -27,6 +27,11 @@ class Inside:
         """The slab's size."""
         return self._slab.n_bytes
 
+    @property
+    def quotas(self) -> tuple[int, ...]:
+        """How many slots the layers get when nothing is reserved."""
+        return self._tiers._boundary.quotas
+
     def residents(self, layer: int) -> dict[int, int]:
         """Return expert → slot of the layer's READY slots."""
         return self._residency.residents(layer)

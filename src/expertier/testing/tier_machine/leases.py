@@ -70,6 +70,10 @@ class LeaseRules(MachineBase):
             assert self.tiers.slots == before.slots, "the boundary moved, and it did not pay"
         asked = self._count(layer, first, before, ok=ok)
         missed = asked if moves else {key for key in asked if key[1] not in before.residents[layer]}
+        if (
+            moves and not ok
+        ):  # the move may have been interrupted before it refreshed those in L2 that it dropped
+            missed |= before.gone_until(self.inside.view())
         after = self.check_call(before, missed, asked, moved=moves, ok=ok)
         if not ok:
             new = set(after.residents[layer]) - set(before.residents[layer])
@@ -170,10 +174,12 @@ class LeaseRules(MachineBase):
 
     # ---- ends
 
-    @rule(target=MachineBase.dead, held=consumes(MachineBase.leases))
-    def release(self, held: Held) -> Held:
-        """Release a lease; its queued readers are still to run."""
+    @rule(target=MachineBase.dead, held=consumes(MachineBase.leases), reads=st.booleans())
+    def release(self, held: Held, reads: bool) -> Held:
+        """Release a lease, with readers that are still to run."""
         if held in self.live:
+            if reads:
+                self.launch(held)
             held.lease.release()
             self.live.remove(held)
         return held
@@ -197,6 +203,7 @@ class LeaseRules(MachineBase):
         for layer in range(self.table.n_layers):
             held = self._acquire(layer, wanted, on, None)
             assert isinstance(held, Held), "I13: nobody is in the way"
+            self.launch(held)
             held.lease.release()
             self.live.remove(held)
 

@@ -26,17 +26,22 @@ class WatchedDevice(FaultyDevice):
 
 
 class WatchedSource(FaultySource):
-    """A source whose reads can fail, and that keeps what was read since `take_reads`."""
+    """A source whose reads can fail, and that keeps what was read since `take_reads`.
+
+    `bytes_read` are those of all reads that did not fail.
+    """
 
     def __init__(self, inner: ByteSource, plan: FaultPlan) -> None:
         """Wrap `inner`."""
         super().__init__(inner, plan)
         self._reads: list[Span] = []
+        self.bytes_read = 0
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
         """Read, or fail as planned; it counts either way."""
         self._reads.append(span)
         super().read_into(span, buffer)
+        self.bytes_read += span.n_bytes
 
     def take_reads(self) -> list[Span]:
         """Return the spans read since the last call."""
