@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +21,12 @@ settings.load_profile("default")
 def _own_host_budget() -> None:
     """Give each test a budget of its own: pools that an earlier test left open would take part of it."""
     process_budget.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def _own_log_level() -> Iterator[None]:
+    """Undo what a test did to the level of our log, as the state machines do: others read it."""
+    logger = logging.getLogger("expertier")
+    before = logger.level
+    yield
+    logger.setLevel(before)

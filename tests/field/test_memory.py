@@ -46,7 +46,7 @@ def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
         assert gate.wait(PATIENCE_S)
 
     workers = Workers()
-    with tiers_on(device, blocks, 6) as tiers:  # without a pool, all fills go through the two bounce blocks
+    with tiers_on(device, blocks, 6, 1) as tiers:  # no room for a block: all fills go through the two bounce blocks
         device.hold_up = hold_up
         for expert in range(4):
             workers.start(lambda expert=expert: wrong.extend(wrong_after(blocks, tiers, 0, [expert])))
@@ -155,7 +155,7 @@ def test_row_23_tiers_allocate_on_their_own_device(blocks):
         assert two.device_bytes == two.pinned_bytes == 0
 
 
-@pytest.mark.parametrize("host_pool_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("host_pool_bytes", [1, 1 << 20])  # with none at all, reads go straight into slots
 def test_row_30_copies_to_the_device_come_from_pinned_memory_only(engine, path, host_pool_bytes):
     table, device = et.ExpertTable.from_gguf(path), WatchedDevice()
     with et.TierManager(table, device=device, config=config_for(table, 3, host_pool_bytes)) as tiers:

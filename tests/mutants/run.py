@@ -120,7 +120,7 @@ def require_copy_is_used(package: Path) -> None:
 def main() -> int:
     """Run them all."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--examples", type=int, default=800, help="examples of the machine for each bug")
+    parser.add_argument("--examples", type=int, default=1000, help="examples of the machine for each bug")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="run the mutants whose name contains this")
     options = parser.parse_args()

@@ -36,6 +36,6 @@ def test_soak(device: str) -> None:
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     said = json.loads(done.stdout)
     assert said["wrong"] == []
-    assert said["counts"]["epochs"] >= 2
+    assert said["counts"]["epochs"] >= 1
     for name in ("lease", "experts compared", "l1 misses", "moves moves", "failed as planned"):
         assert said["counts"][name] > 0, f"{name}: nothing happened"

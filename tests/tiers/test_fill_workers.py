@@ -14,10 +14,11 @@ from expertier.tiers.fill_workers import FillWorkers
 
 @pytest.fixture(params=[0, 1, 3])
 def workers(request: pytest.FixtureRequest) -> Iterator[FillWorkers]:
+    before = set(threading.enumerate())  # other tests may have left tiers open
     workers = FillWorkers(request.param)
     yield workers
     workers.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fill-")]
+    assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("fill-")]
 
 
 def eventually(condition: Callable[[], bool]) -> None:

@@ -24,6 +24,7 @@ from expertier.testing.tier_machine.model import (
     Held,
     Region,
     View,
+    slots_of,
 )
 from expertier.testing.tier_machine.watched import WatchedDevice, WatchedSource
 from expertier.tiers.config import TierConfig
@@ -230,7 +231,19 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         for read in reads:
             self.seen(read, self.read_memory(read.address, len(read.expected)))
 
-    # ---- what holds over a call
+    # ---- what holds over a call, and after it
+
+    def check_pins(self) -> None:
+        """I6: a held expert keeps its slot. I7: pins are the users."""
+        for layer, n_slots in enumerate(self.tiers.slots):
+            expected = self.pins(layer)
+            found = self.inside.pins(layer)
+            assert found == [expected[slot] for slot in range(n_slots)], f"I7: pins of layer {layer}: {found}"
+        for held in self.live:
+            residents = self.inside.residents(held.layer)
+            assert slots_of(held.lease.held) == held.part, "I6: the part changed"
+            for expert, slot in held.part.items():
+                assert residents.get(expert) == slot, f"I6: leased expert {expert} left slot {slot}"
 
     def check_call(
         self,

@@ -7,6 +7,7 @@ from hypothesis.stateful import precondition, rule
 
 from expertier.errors import BudgetError, BusyError
 from expertier.planner.allocate import LayerPlan, floor_bytes
+from expertier.planner.shrink import shrink
 from expertier.testing.tier_machine.base import PAGE, MachineBase, faults, stream_choices
 from expertier.testing.tier_machine.hooks import Read
 from expertier.testing.tier_machine.leases import EVENTS
@@ -21,13 +22,14 @@ class BoundaryRules(MachineBase):
     """Reserve, write, release, settle, apply, resize (I2, I12)."""
 
     @rule(
-        eighths=st.integers(0, 9),
+        eighths=st.sampled_from([1, 1, 2, 3, 4, 6, 8, 9, 0]),
         odd=st.sampled_from([0, 1, 77]),
         stream=stream_choices,
+        writes=st.booleans(),
         fault=st.none() | move_faults,
     )
-    def reserve_compute(self, eighths: int, odd: int, stream: int, fault: Fault | None) -> None:
-        """Reserve a share of what can be reserved, or a little more than that."""
+    def reserve_compute(self, eighths: int, odd: int, stream: int, writes: bool, fault: Fault | None) -> None:
+        """Reserve a share of what can be reserved, or a little more than that, and perhaps write there."""
         most = self.inside.slab_bytes - floor_bytes(self.table.layer_demands())
         n_bytes = most * eighths // 8 + odd
         on = self.some_stream(stream)
@@ -60,8 +62,10 @@ class BoundaryRules(MachineBase):
         self._note_wanted(n_bytes)
         if n_bytes:
             self.region.writable[on] = max(self.region.writable.get(on, 0), n_bytes)
+            if writes:
+                self.compute(stream)
 
-    @rule(eighths=st.integers(0, 8))
+    @rule(eighths=st.sampled_from([0, 0, 0, 1, 4, 8]))
     def release_compute(self, eighths: int) -> None:
         """Give some of it back, after the writes that use it are done; nothing moves yet."""
         self._release(self.region.wanted_bytes * eighths // 8)
@@ -128,15 +132,18 @@ class BoundaryRules(MachineBase):
 
     @rule(
         wanted=st.none() | st.lists(st.integers(1, 8), min_size=8, max_size=8),
+        fitting=st.sampled_from([True, True, False]),
         fault=st.none() | move_faults,
     )
-    def apply(self, wanted: list[int] | None, fault: Fault | None) -> None:
-        """Apply a plan: the quotas that there are, or others."""
+    def apply(self, wanted: list[int] | None, fitting: bool, fault: Fault | None) -> None:
+        """Apply a plan: the quotas that there are, or others, which may be too many."""
         before = self.inside.view()
         slots = self.quotas
         if wanted is not None:
             n_experts = [layer.n_experts for layer in self.table.layers]
             slots = tuple(min(n, most) for n, most in zip(wanted, n_experts, strict=False))
+            if fitting:
+                slots = shrink(slots, self.table.layer_demands(), budget_bytes=self.inside.slab_bytes).slots
         plan = self._plan(slots)
         if plan.used_bytes > self.inside.slab_bytes:
             self.expect(BudgetError, lambda: self.tiers.apply(plan))

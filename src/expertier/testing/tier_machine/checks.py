@@ -9,7 +9,7 @@ from hypothesis.stateful import invariant
 
 from expertier.testing.fake_device import FakeDevice
 from expertier.testing.tier_machine.base import PAGE, MachineBase
-from expertier.testing.tier_machine.model import EngineCall, Held, slots_of
+from expertier.testing.tier_machine.model import EngineCall, Held
 from expertier.tiers.slot_layout import GUARD_BYTES
 
 MOVES_DOWN_TOO = {"used_bytes", "slots", "rounding_bytes", "compute_bytes", "budget_bytes"}
@@ -36,18 +36,6 @@ class TierChecks(MachineBase):
         self.check_sizes()
         self.check_counters()
         assert not self.wrong, "; ".join(self.wrong)
-
-    def check_pins(self) -> None:
-        """I6: a held expert keeps its slot. I7: pins are the users."""
-        for layer, n_slots in enumerate(self.tiers.slots):
-            expected = self.pins(layer)
-            found = self.inside.pins(layer)
-            assert found == [expected[slot] for slot in range(n_slots)], f"I7: pins of layer {layer}: {found}"
-        for held in self.live:
-            residents = self.inside.residents(held.layer)
-            assert slots_of(held.lease.held) == held.part, "I6: the part changed"
-            for expert, slot in held.part.items():
-                assert residents.get(expert) == slot, f"I6: leased expert {expert} left slot {slot}"
 
     def check_bytes(self) -> None:
         """I1: copies in L2 at any time, slots and guards once no work is queued, leases that wait for none."""

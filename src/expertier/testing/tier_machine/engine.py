@@ -16,16 +16,9 @@ class EngineRules(MachineBase):
     """Bind, begin, fill, complete or abort, release, unbind."""
 
     @precondition(lambda self: not self.bound)
-    @rule()
-    def bind(self) -> None:
+    @rule(fault=st.none() | faults("zero", *EVENTS))
+    def bind(self, fault: Fault | None) -> None:
         """Bind an engine."""
-        self.tiers.bind_engine()
-        self.engine = self.open_engine(self.tiers)
-
-    @precondition(lambda self: not self.bound)
-    @rule(fault=faults("zero", *EVENTS))
-    def bind_with_a_fault(self, fault: Fault) -> None:
-        """Bind an engine while a call fails."""
         if self.attempt(self.tiers.bind_engine, fault, swallows=EVENTS)[0]:
             self.engine = self.open_engine(self.tiers)
 
@@ -40,12 +33,23 @@ class EngineRules(MachineBase):
             self.engine = None
 
     @precondition(lambda self: self.bound)
-    @rule(target=MachineBase.calls, number=layers, numbers=st.sets(st.integers(0, 7), min_size=1, max_size=5))
-    def engine_begins(self, number: int, numbers: set[int]) -> EngineCall | MultipleResults[EngineCall]:
-        """Have the engine look experts up."""
+    @rule(
+        target=MachineBase.calls,
+        number=layers,
+        numbers=st.sets(st.integers(0, 7), min_size=1, max_size=5),
+        known=st.booleans(),
+    )
+    def engine_begins(
+        self, number: int, numbers: set[int], known: bool
+    ) -> EngineCall | MultipleResults[EngineCall]:
+        """Have the engine look experts up, some or all of those that are `known` to be there or any."""
         assert self.engine is not None
         layer = self.some_layer(number)
         wanted = set(self.some_experts(layer, numbers))
+        if known:
+            wanted = (
+                (wanted & set(self.inside.residents(layer))) or set(self.inside.residents(layer)) or wanted
+            )
         fits = (
             len(wanted) <= self.tiers.slots[layer]
             and not wanted & self.filling(layer)
