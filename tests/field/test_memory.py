@@ -46,7 +46,8 @@ def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
         assert gate.wait(PATIENCE_S)
 
     workers = Workers()
-    with tiers_on(device, blocks, 6, 1) as tiers:  # no room for a block: all fills go through the two bounce blocks
+    # The pool has no room for a block: all fills go through the two bounce blocks.
+    with tiers_on(device, blocks, 6, 1) as tiers:
         device.hold_up = hold_up
         for expert in range(4):
             workers.start(lambda expert=expert: wrong.extend(wrong_after(blocks, tiers, 0, [expert])))
