@@ -92,7 +92,7 @@ def test_row_19_experts_belong_to_a_model_a_layer_and_a_number(engine, path, oth
 
 
 def test_row_24_nobody_sees_memory_that_is_gone(blocks):
-    """Slots do not move under a lease, a lease ends once, and after a move nothing counts as resident."""
+    """Slots do not move under a lease, a lease ends once, and after a move all is where the tables say."""
     with HostDevice() as device, tiers_on(device, blocks, 3) as tiers:
         lease = tiers.acquire(0, [1, 2])
         for change in (tiers.close, lambda: tiers.apply(LayerPlan((2, 2), 0, tiers.arena_bytes))):
@@ -105,10 +105,8 @@ def test_row_24_nobody_sees_memory_that_is_gone(blocks):
                 use()
         for slots in ((2, 3), (3, 2)):
             tiers.apply(LayerPlan(slots, 0, tiers.arena_bytes))
-            assert [tiers._residency.residents(layer) for layer in range(2)] == [{}, {}]
-            misses = tiers.stats().l1.misses
             assert wrong_after(blocks, tiers, 0, [1, 2]) == []
-            assert tiers.stats().l1.misses == misses + 2
+            tiers.check_valid()
     with pytest.raises(LeaseError, match="closed"):
         tiers.acquire(0, [1])
 
