@@ -65,7 +65,9 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
     )
     def start(self, n_slots: int, spare_bytes: int, pool_pages: int, policy: PolicyKind) -> None:
         """Make the tiers."""
-        logging.getLogger("expertier").setLevel(logging.ERROR)  # thousands of faults, each of them loud
+        logger = logging.getLogger("expertier")
+        self.log_level = logger.level
+        logger.setLevel(logging.ERROR)  # thousands of faults, each of them loud; until teardown
         self.table = self.make_table()
         self.source = self.make_source()
         self.fault_plan = FaultPlan()

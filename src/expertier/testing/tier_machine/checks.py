@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import logging
 
 from hypothesis.stateful import invariant
 
@@ -119,6 +120,8 @@ class TierChecks(MachineBase):
 
     def teardown(self) -> None:
         """I15: end all use, close, and leave nothing on the device."""
+        if hasattr(self, "log_level"):
+            logging.getLogger("expertier").setLevel(self.log_level)
         if not hasattr(self, "tiers"):
             return
         failed = bool(self.wrong)
