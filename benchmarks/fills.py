@@ -7,13 +7,18 @@ of one round, so that a busy machine slows both sides. Cold means that the file'
 (POSIX_FADV_DONTNEED): below a virtual disk there may be the host's cache, which nobody here can drop, so that cold
 numbers are of "our page cache is empty", not of a disk's platter or flash.
 
-    bare                 N threads, os.preadv into a buffer of their own
-    bare + copy          the same, and a memmove of what came, as a fill on the host device has to do
+    bare                 N threads, os.preadv into a buffer of their own, which stays in the processor's cache
+    bare + copy          the same, and a memmove of what came
+    bare, spread         N threads, os.preadv into as many places as there are slots: what slots cost by themselves
+    bare, spread + copy  os.preadv into as many places as there are blocks of L2, and a memmove into those of slots
     source               N threads, FileSource.read_into through the page cache (`source, hints`: will_need first)
-    fill                 TierManager.acquire of 8 missing experts at a time, N fill threads: file, block, slot
+    fill                 TierManager.acquire of 8 missing experts at a time, with L2: file, block, slot
+    fill, no pool        the same without L2: file, slot
     bare direct          O_DIRECT at aligned offsets, which is not where experts lie
     source direct        FileSource.read_into, the experts as they lie
     source auto          FileSource.read_into, left to choose; RAM enough for the file
+
+A fill runs on N threads, too: N - 1 fill threads and the one that asks.
 
 Sources are opened once, as for a model that runs; what `auto` has learnt in one round holds in the next.
 """
@@ -102,6 +107,10 @@ class Bench:
         self.largest = max(span.n_bytes for spans in self.spans for span in spans)
         self.descriptor = os.open(path, os.O_RDONLY)
         self.direct = os.open(path, os.O_RDONLY | os.O_DIRECT)
+        self.places = [mmap.mmap(-1, n * self.largest) for n in (SLOTS * LAYERS * 3, SLOTS * 3)]
+        for place in self.places:
+            place.madvise(mmap.MADV_HUGEPAGE)  # as the host device does
+            place.write(bytes(len(place)))
         self.sources = {mode: FileSource(self.table.files, mode) for mode in FileMode}
 
     def drop(self) -> None:
@@ -158,6 +167,23 @@ class Bench:
 
         return self.over_threads(read)
 
+    def bare_spread(self, *, copy: bool) -> float:
+        slots, blocks = (memoryview(place) for place in self.places)
+        places = itertools.count()
+
+        def read(span: Span, _: memoryview, __: memoryview) -> None:
+            number = next(places)
+            memory = blocks if copy else slots
+            begin = number * self.largest % len(memory)
+            into = memory[begin : begin + span.n_bytes]
+            assert os.preadv(self.descriptor, [into], span.offset) == span.n_bytes
+            if copy:
+                ctypes.memmove(
+                    _address(slots[number * self.largest % len(slots) :]), _address(into), span.n_bytes
+                )
+
+        return self.over_threads(read)
+
     def bare_direct(self) -> float:
         def read(span: Span, buffer: memoryview, _: memoryview) -> None:
             n_bytes = span.n_bytes // ALIGNED * ALIGNED
@@ -176,13 +202,13 @@ class Bench:
 
         return self.over_threads(read)
 
-    def fill(self, mode: FileMode, *, cold: bool) -> float:
+    def fill(self, mode: FileMode, *, cold: bool, pool: bool = True) -> float:
         """Acquire every batch; the slots of a layer are too few for any expert to be found again."""
         budget = sum(demand.bytes_for(SLOTS) for demand in self.table.layer_demands())
         config = et.TierConfig(
             expert_cache_bytes=budget,
-            host_pool_bytes=SLOTS * max(layout.block_bytes for layout in self.table.slot_layouts),
-            fill_threads=self.n_threads,
+            host_pool_bytes=pool * SLOTS * max(layout.block_bytes for layout in self.table.slot_layouts),
+            fill_threads=self.n_threads - 1,
             policy=PolicyKind.LRU,
         )
         with (
@@ -217,10 +243,18 @@ def measure(bench: Bench, rounds: int) -> list[dict[str, object]]:
         ("source, hints", "bare", lambda: bench.source(FileMode.PAGE_CACHE, hints=True)),
         ("source auto", "bare", lambda: bench.source(FileMode.AUTO)),
     ]
-    hot: list[Way] = [*both, ("fill", "bare", lambda: bench.fill(FileMode.PAGE_CACHE, cold=False))]
+    page_cache = FileMode.PAGE_CACHE
+    hot: list[Way] = [
+        *both,
+        ("bare, spread", "bare", lambda: bench.bare_spread(copy=False)),
+        ("bare, spread + copy", "bare", lambda: bench.bare_spread(copy=True)),
+        ("fill", "bare, spread + copy", lambda: bench.fill(page_cache, cold=False)),
+        ("fill, no pool", "bare, spread", lambda: bench.fill(page_cache, cold=False, pool=False)),
+    ]
     cold: list[Way] = [
         *both,
-        ("fill", "bare", lambda: bench.fill(FileMode.PAGE_CACHE, cold=True)),
+        ("fill", "bare", lambda: bench.fill(page_cache, cold=True)),
+        ("fill, no pool", "bare", lambda: bench.fill(page_cache, cold=True, pool=False)),
         ("bare direct", "bare", bench.bare_direct),
         ("source direct", "bare direct", lambda: bench.source(FileMode.DIRECT)),
         ("fill direct", "bare direct", lambda: bench.fill(FileMode.DIRECT, cold=True)),
@@ -236,17 +270,22 @@ def measure(bench: Bench, rounds: int) -> list[dict[str, object]]:
                     bench.drop()
                 seconds[name].append(way())
         for name, against, _ in ways:
-            ratios = [b / a for a, b in zip(seconds[name], seconds[against or name], strict=True)]
             rows.append(
                 {
                     "cache": state,
                     "way": name,
                     "mib_per_s": _spread([bench.n_bytes / MIB / s for s in seconds[name]]),
                     "against": against,
-                    "ratio": _spread(ratios),
+                    "ratio": _ratio(seconds[name], seconds[against or name]),
+                    "of_bare": _ratio(seconds[name], seconds["bare"]),
                 }
             )
     return rows
+
+
+def _ratio(seconds: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """Return how fast the one was in terms of the other, round by round."""
+    return _spread([b / a for a, b in zip(seconds, others, strict=True)])
 
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:
@@ -279,9 +318,11 @@ def main() -> None:
     )
     for row in rows:
         speed, ratio = row["mib_per_s"], row["ratio"]
-        said = f"  {row['cache']:4} {row['way']:14} {speed[0]:6.0f} ({speed[1]:.0f} to {speed[2]:.0f}) MiB/s"
+        said = f"  {row['cache']:4} {row['way']:19} {speed[0]:6.0f} ({speed[1]:.0f} to {speed[2]:.0f}) MiB/s"
         if row["against"] is not None:
             said += f", {ratio[0]:.2f} ({ratio[1]:.2f} to {ratio[2]:.2f}) of {row['against']}"
+            if row["against"] != "bare":
+                said += f", {row['of_bare'][0]:.2f} of bare"
         print(said)
 
 

@@ -7,20 +7,31 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 3  # EXPERTIER_ABI in abi.h
-HOST_ABI = 4  # EXPERTIER_HOST_ABI in host_abi.h
+PROXY_ABI = 4  # EXPERTIER_ABI in abi.h
+HOST_ABI = 5  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
 FillCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER, _INT32_POINTER
 )
+LoadCallback = ct.CFUNCTYPE(
+    None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
+)
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
 FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
 
-POLICY_FUNCTIONS = ("begin", "complete", "abort", "release", "resident_first")
+POLICY_FUNCTIONS = (
+    "begin",
+    "complete",
+    "abort",
+    "release",
+    "resident_first",
+    "hold_ready",
+    "is_whole",
+)
 
 
 class Policy(ct.Structure):
@@ -39,6 +50,17 @@ class Matrix(ct.Structure):
         ("ne1", ct.c_int64),
         ("offset", ct.c_uint64),
         ("stride", ct.c_uint64),
+        ("staged_offset", ct.c_uint64),
+        ("staged_stride", ct.c_uint64),
+    )
+
+
+class Copy(ct.Structure):
+    """expertier_copy: one piece of an expert, in a host block, in a slot and in a staged layer."""
+
+    _fields_ = tuple(
+        (name, ct.c_uint64)
+        for name in ("source", "offset", "stride", "staged_offset", "staged_stride", "n_bytes")
     )
 
 
@@ -50,7 +72,17 @@ class Layer(ct.Structure):
         ("n_slots", ct.c_int32),
         ("n_matrices", ct.c_int32),
         ("matrices", ct.POINTER(Matrix)),
+        ("n_copies", ct.c_int32),
+        ("copies", ct.POINTER(Copy)),
+        ("staged_bytes", ct.c_uint64),
+        ("first_copy", ct.c_int64),
     )
+
+
+class HostCopies(ct.Structure):
+    """expertier_host_copies: addresses of the arrays of tiers/copy_directory.py."""
+
+    _fields_ = tuple((name, ct.c_void_p) for name in ("lock", "address", "readers", "used", "hits"))
 
 
 class Binding(ct.Structure):
@@ -66,7 +98,11 @@ class Binding(ct.Structure):
         ("locks", ct.c_void_p),
         ("policy", Policy),
         ("fill", FillCallback),
+        ("load", LoadCallback),
         ("fill_context", ct.c_void_p),
+        ("host_copies", HostCopies),
+        ("sees_all", ct.c_int32),
+        ("stream_tokens", ct.c_int32),
     )
 
 
@@ -85,6 +121,10 @@ class Counters(ct.Structure):
             "id_reads",
             "pass_calls",
             "passes",
+            "whole_calls",
+            "host_fills",
+            "staged_calls",
+            "staged_bytes",
             "dropped_writes",
         )
     )
@@ -120,6 +160,7 @@ class ModelOptions(ct.Structure):
         ("abi", ct.c_int32),
         ("path", ct.c_char_p),
         ("device", ct.c_void_p),
+        ("device_name", ct.c_char_p),
         ("experts_type", ct.c_void_p),
         ("experts_regex", ct.c_char_p),
         ("files", ct.POINTER(File)),
@@ -127,6 +168,8 @@ class ModelOptions(ct.Structure):
         ("extents", ct.POINTER(Extent)),
         ("n_extents", ct.c_int32),
         ("header", ct.c_char_p),
+        ("experts_in_ram", ct.c_int32),
+        ("is_mapped", ct.c_int32),
         ("repack", ct.c_int32),
         ("params", ct.c_void_p),
         ("params_bytes", ct.c_uint64),
@@ -150,6 +193,7 @@ class ContextOptions(ct.Structure):
         ("n_seq_max", ct.c_int32),
         ("n_threads", ct.c_int32),
         ("flash_attention", ct.c_int32),
+        ("moe_cache_bytes", ct.c_uint64),
     )
 
 
@@ -170,6 +214,17 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_tiers_buffer_type": (ct.c_void_p, (ct.c_void_p,)),
     "expertier_take_error": (ct.c_int32, _TEXT),
     "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
+    "expertier_device_is_host": (ct.c_int32, (ct.c_char_p,)),
+    "expertier_device_memory": (
+        ct.c_int32,
+        (ct.c_char_p, ct.POINTER(ct.c_int64), ct.POINTER(ct.c_int64)),
+    ),
+    "expertier_memory_alloc": (ct.c_int64, (ct.c_char_p, ct.c_int32, ct.c_uint64)),
+    "expertier_memory_free": (ct.c_int32, (ct.c_uint64,)),
+    "expertier_memory_copy_in": (ct.c_int32, (ct.c_uint64, ct.c_void_p, ct.c_uint64)),
+    "expertier_memory_copy_out": (ct.c_int32, (ct.c_void_p, ct.c_uint64, ct.c_uint64)),
+    "expertier_memory_move": (ct.c_int32, (ct.c_uint64, ct.c_uint64, ct.c_uint64)),
+    "expertier_memory_zero": (ct.c_int32, (ct.c_uint64, ct.c_uint64)),
 }
 
 _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {

@@ -18,6 +18,7 @@ from expertier.engine_adapter.model_shape import N_SPECIAL_TOKENS, ModelShape
 from expertier.engine_adapter.synth_arch import ARCHITECTURES, Tensor, WritableTensor
 from expertier.engine_adapter.synth_blocks import block_elements, ggml_type
 from expertier.errors import ConfigError
+from expertier.units import round_up
 
 __all__ = [
     "DEMO_SHAPE",
@@ -45,15 +46,18 @@ TINY_SHAPE = ModelShape(
 """The tests' model: about 13 MiB, 8 of them experts."""
 
 
-def write_model(path: str | os.PathLike[str], shape: ModelShape, progress: Progress | None = None) -> Path:
+def write_model(
+    path: str | os.PathLike[str], shape: ModelShape, progress: Progress | None = None, *, holes: bool = False
+) -> Path:
     """Write a model of `shape` to `path`, whole or not at all, and return the path.
 
     The data go to `path` + ".tmp", which is renamed when it is complete. A few MiB are in memory at a time.
-    The same shape gives the same bytes (with the same NumPy, whose generators may change between releases).
+    The same shape gives the same bytes (with the same NumPy, whose generators may change between releases). With
+    `holes` the weights are left out, as holes of the file: a model of any size to plan with, in a few MiB of disk.
     Errors: ConfigError, when the shape is none that its architecture can have. OSError, when the file cannot be
     written; the partial file is removed.
     """
-    return write_tensors(path, shape, model_tensors(shape), progress=progress)
+    return write_tensors(path, shape, model_tensors(shape), progress=progress, holes=holes)
 
 
 def write_tensors(
@@ -63,6 +67,7 @@ def write_tensors(
     *,
     progress: Progress | None = None,
     add_keys: Callable[[GGUFWriter], None] | None = None,
+    holes: bool = False,
 ) -> Path:
     """Write a model of `shape` from `tensors`, which are those of `model_tensors` or stand in their place.
 
@@ -85,7 +90,10 @@ def write_tensors(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        _write_data(writer, shape.seed, tensors, progress)
+        if holes:
+            _leave_holes(writer, tensors)
+        else:
+            _write_data(writer, shape.seed, tensors, progress)
         writer.close()
         partial.replace(target)
     except BaseException:
@@ -114,6 +122,15 @@ def _write_data(
         written += n_bytes
         if progress is not None:
             progress(written, total)
+
+
+def _leave_holes(writer: GGUFWriter, tensors: Sequence[WritableTensor]) -> None:
+    """Make the file as long as with the tensors' data."""
+    assert writer.fout is not None
+    file = writer.fout[0]
+    writer.write_padding(file, file.tell())
+    align = writer.data_alignment
+    file.truncate(file.tell() + sum(round_up(tensor.n_bytes, align) for tensor in tensors))
 
 
 def model_tensors(shape: ModelShape) -> Sequence[Tensor]:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.hip import open_device
 from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
@@ -38,15 +38,20 @@ class TieredModel:
         config: TierConfig,
         *,
         lookups: LookupLog | None = None,
+        device: str = "CPU",
     ) -> TieredModel:
         """Make the tiers for `table` and load its model through them; `lookups` logs what it asks them for.
 
+        `device` is one of the engine's own (`engine_device.device_names`): the slots are in its memory.
+
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
+            DeviceError: there is no such device, or it has no memory left.
         """
-        tiers = TierManager(table, device=open_device("host"), config=config)
+        tiers = TierManager(table, device=device_of(engine, device), config=config)
         try:
-            return cls(LlamaModel.open(engine, table.path, tiers=tiers, lookups=lookups), tiers)
+            model = LlamaModel.open(engine, table.path, tiers=tiers, inner_device=device, lookups=lookups)
+            return cls(model, tiers)
         except BaseException:
             tiers.close()
             raise

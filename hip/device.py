@@ -39,6 +39,10 @@ class Device(Protocol):
         """Whether work is queued on streams. Without, it is complete when a call returns."""
 
     @property
+    def has_own_memory(self) -> bool:
+        """Whether its memory is apart from the host's. Without, what `alloc` returns is host memory."""
+
+    @property
     def device_bytes(self) -> int:
         """Live bytes of `alloc`, as the allocator rounds them."""
 

@@ -33,6 +33,11 @@ class FaultyDevice:
         return self._inner.has_streams
 
     @property
+    def has_own_memory(self) -> bool:
+        """Whether the inner device's memory is its own."""
+        return self._inner.has_own_memory
+
+    @property
     def device_bytes(self) -> int:
         """The inner device's live bytes."""
         return self._inner.device_bytes

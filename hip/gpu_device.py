@@ -73,6 +73,11 @@ class GpuDevice:
         return True
 
     @property
+    def has_own_memory(self) -> bool:
+        """True: its memory is the GPU's."""
+        return True
+
+    @property
     def device_bytes(self) -> int:
         """Live bytes of `alloc`; the device's own `overhead_bytes` are not among them."""
         with self._lock:

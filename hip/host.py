@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -14,7 +15,10 @@ import psutil
 
 from expertier.errors import DeviceError
 from expertier.hip.device import Moves
-from expertier.units import mib, round_up
+from expertier.units import MIB, mib, round_up
+
+_HUGE_BYTES = 4 * MIB
+"""Mappings from this size on ask for huge pages: one fault, and one entry of the TLB, for 2 MiB at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class HostDevice:
     """Anonymous memory of this process, owned and counted here; copies are complete when they return.
 
     Nothing moves by DMA, so "pinned" memory is plain memory as well. Allocations are mappings of their own:
-    pages are zero, cost no RAM before their first use, and go back to the system when freed.
+    pages, huge ones where the system has them, are zero, cost no RAM before their first use, and go back to the
+    system when freed.
     """
 
     def __init__(self) -> None:
@@ -45,6 +50,11 @@ class HostDevice:
     @property
     def has_streams(self) -> bool:
         """False: a copy is complete when it returns."""
+        return False
+
+    @property
+    def has_own_memory(self) -> bool:
+        """False: its memory is the host's."""
         return False
 
     @property
@@ -178,6 +188,9 @@ class HostDevice:
                 f"asked the host for {mib(size)}, found no memory for it ({error}); "
                 f"{mib(self.device_bytes + self.pinned_bytes)} are allocated here: lower the budgets"
             ) from error
+        if size >= _HUGE_BYTES:
+            with suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         with self._lock:
             self._mappings[address] = _Mapping(memory, size, pinned)

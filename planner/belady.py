@@ -78,7 +78,7 @@ def _loops(stamp: int) -> tuple[Any, Any]:
         if stamp == 0:
             return
         slot_of, owner, next_use, called, first_slot, missing = arrays
-        most_experts, origin = slot_of.shape[1], calls.bounds[first]
+        origin = calls.bounds[first]
         for call in range(first, last):
             layer, phase = int(calls.layer[call]), int(calls.phase[call])
             begin, end = calls.bounds[call], calls.bounds[call + 1]
@@ -117,9 +117,9 @@ def _loops(stamp: int) -> tuple[Any, Any]:
                     called[victim] = -1 if too_many else call
                 if pool.state[LIMIT] > 0:
                     if stays:
-                        dropped(pool, most_experts, layer, former)
-                    counts[layer, phase, POOL_HITS] += fetched(pool, most_experts, layer, expert)
+                        dropped(pool, layer, former)
+                    counts[layer, phase, POOL_HITS] += fetched(pool, layer, expert)
                     if not stays:
-                        dropped(pool, most_experts, layer, expert)
+                        dropped(pool, layer, expert)
 
     return look_ahead, loop

@@ -18,4 +18,6 @@ class EntryPoints:
     release: int
     resident_first: int
     begin_prefetch: int
+    hold_ready: int
+    is_whole: int
     _owners: tuple[object, ...] = field(repr=False, compare=False)

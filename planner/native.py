@@ -9,6 +9,8 @@ Every function takes a directory (`Residency.directory_address`) first; the call
     int32 release       (const int64 *directory, int32 layer, const int32 *slots, int32 n)
     int32 resident_first(const int64 *directory, int32 layer, int32 *experts, int32 n)
     int32 begin_prefetch(const int64 *directory, int32 layer, int32 expert)
+    int32 hold_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
+    int32 is_whole      (const int64 *directory, int32 layer)
 
 They return what the functions of `policy.py` return, and BAD_CALL for a layer that is not there or a directory
 that another version of the policy made. `begin` serves every policy: it goes on to that of the directory.
@@ -27,7 +29,9 @@ from expertier.errors import ConfigError
 from expertier.planner import policy
 from expertier.planner.c_calls import (
     BEGIN_SIGNATURE,
+    HOLD_SIGNATURE,
     ON_EXPERT_SIGNATURE,
+    ON_LAYER_SIGNATURE,
     ON_SLOTS_SIGNATURE,
     call_begin,
 )
@@ -133,6 +137,20 @@ def _build(stamp: int) -> EntryPoints:
             return _BAD_CALL
         return policy.begin_prefetch(layer_view(directory, layer), expert)
 
+    @cfunc(HOLD_SIGNATURE, cache=True)
+    def hold_ready(directory: int, layer: int, experts: int, n: int, slots: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.hold_ready(
+            layer_view(directory, layer), array_at(experts, n, np.int32), n, array_at(slots, n, np.int32)
+        )
+
+    @cfunc(ON_LAYER_SIGNATURE, cache=True)
+    def is_whole(directory: int, layer: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.is_whole(layer_view(directory, layer))
+
     functions: dict[str, Any] = {
         "begin": begin,
         "complete": complete,
@@ -140,6 +158,8 @@ def _build(stamp: int) -> EntryPoints:
         "release": release,
         "resident_first": resident_first,
         "begin_prefetch": begin_prefetch,
+        "hold_ready": hold_ready,
+        "is_whole": is_whole,
     }
     addresses: dict[str, int] = {name: function.address for name, function in functions.items()}
     return EntryPoints(**addresses, _owners=tuple(functions.values()))

@@ -96,6 +96,18 @@ def _victim(view: LayerView) -> int:
 
 
 @compiled
+def _place_for(view: LayerView, expert: int) -> int:
+    """Return the unpinned slot for a missing expert; -1 if all are pinned.
+
+    Where a layer has a slot for each expert, that of the expert's own number: once all are there, ids are slot
+    numbers, and the experts lie as kernels like them best, in order.
+    """
+    if len(view.owner) == len(view.slot_of) and view.owner[expert] < 0:
+        return expert
+    return _victim(view)
+
+
+@compiled
 def _occupy(view: LayerView, slot: int, expert: int, state: int) -> None:
     """Put `expert` into an unpinned slot, FILLING and pinned once; who was there is evicted."""
     former = view.owner[slot]
@@ -183,7 +195,7 @@ def begin_for(policy: str) -> Any:
             if slot >= 0:  # named twice, and missing at its first mention
                 view.pins[slot] += 1
             else:
-                slot = _victim(view)
+                slot = _place_for(view, expert)
                 _occupy(view, slot, expert, 0)
                 miss_index[n_misses] = i
                 n_misses += 1
@@ -207,7 +219,7 @@ def begin_prefetch(view: LayerView, expert: int) -> int:
         return _BAD_EXPERT
     if view.slot_of[expert] >= 0:
         return _PRESENT
-    slot = _victim(view)
+    slot = _place_for(view, expert)
     if slot < 0:
         return _BUSY
     _occupy(view, slot, expert, SPECULATIVE)
@@ -290,3 +302,40 @@ def resident_first(view: LayerView, experts: I32, n: int) -> int:
         experts[n_resident] = expert
         n_resident += 1
     return n_resident
+
+
+@compiled
+def hold_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
+    """Pin the slots of those of `experts` that are READY, which counts as no use of them; to be released.
+
+    `slots[i]` becomes the slot of `experts[i]`, or -1. Returns how many are pinned, or BAD_EXPERT.
+    """
+    if n < 0:
+        return _BAD_CALL
+    for i in range(n):
+        if experts[i] < 0 or experts[i] >= len(view.slot_of):
+            return _BAD_EXPERT
+    n_held = 0
+    for i in range(n):
+        slot = view.slot_of[experts[i] & _EXPERT_MASK]
+        if slot >= 0 and view.state[slot & _SLOT_MASK] & READY:
+            view.pins[slot & _SLOT_MASK] += 1
+            n_held += 1
+            slots[i] = slot
+        else:
+            slots[i] = -1
+    return n_held
+
+
+@compiled
+def is_whole(view: LayerView) -> int:
+    """Return 1 when every expert of the layer is READY in the slot of its own number, else 0.
+
+    It stays so: such a layer has no misses, and so no evictions.
+    """
+    if len(view.owner) != len(view.slot_of):
+        return 0
+    for expert in range(len(view.owner)):
+        if view.owner[expert] != expert or view.state[expert] & READY == 0:
+            return 0
+    return 1

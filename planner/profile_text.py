@@ -16,7 +16,25 @@ from pathlib import Path
 
 from expertier.errors import ConfigError
 
+_START_BYTES = 1 << 16
 _LINE = re.compile(r"blk\.(?P<block>[0-9]{1,6})\s+(?P<weight>\S+)")
+
+
+def looks_like_weights(path: str | os.PathLike[str]) -> bool:
+    """Whether the first line of a file that says something is to be one of this form.
+
+    Raises ConfigError where the file cannot be read.
+    """
+    file = Path(path)
+    try:
+        with file.open("rb") as opened:
+            for line in opened.read(_START_BYTES).splitlines():
+                said = line.split(b"#", 1)[0].strip()
+                if said:
+                    return said.startswith(b"blk.")
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}; give a file with a routing profile") from error
+    return False
 
 
 def read_layer_weights(path: str | os.PathLike[str]) -> dict[int, float]:

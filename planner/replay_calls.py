@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from expertier.planner.replay_recency import Recency, make_recency, refresh, serve
+from expertier.planner.replay_recency import MOST_EXPERTS, Recency, make_recency, refresh, serve
 from expertier.planner.tables import I32, I64, U8, compiled
 from expertier.planner.trace import Trace
 
@@ -50,13 +50,13 @@ def make_pool(trace: Trace, pool_bytes: int) -> Recency:
 
 
 @compiled
-def dropped(pool: Recency, most_experts: int, layer: int, expert: int) -> None:
+def dropped(pool: Recency, layer: int, expert: int) -> None:
     """Note that L1 evicted an expert: its copy in L2, if there is one, becomes the newest."""
     if expert >= 0:
-        refresh(pool, layer * most_experts + expert)
+        refresh(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert))
 
 
 @compiled
-def fetched(pool: Recency, most_experts: int, layer: int, expert: int) -> int:
+def fetched(pool: Recency, layer: int, expert: int) -> int:
     """Fetch an expert for L1, by way of L2; returns 1 where L2 had it."""
-    return 1 if serve(pool, layer, layer * most_experts + expert) else 0
+    return 1 if serve(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert)) else 0

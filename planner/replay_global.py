@@ -11,7 +11,16 @@ from typing import Any
 from numba import njit
 
 from expertier.planner.replay_calls import EVICTIONS, LOOKUPS, MISSES, POOL_HITS, Calls, dropped, fetched
-from expertier.planner.replay_recency import ABSENT, LIMIT, Recency, evict_for, insert, refresh, replay_stamp
+from expertier.planner.replay_recency import (
+    ABSENT,
+    LIMIT,
+    MOST_EXPERTS,
+    Recency,
+    evict_for,
+    insert,
+    refresh,
+    replay_stamp,
+)
 from expertier.planner.tables import I64
 
 
@@ -29,23 +38,23 @@ def _loop(stamp: int) -> Any:
     def loop(lru: Recency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
         if stamp == 0:
             return
-        most_experts = (len(lru.older) - 1) // len(lru.sizes)
+        most_experts = int(lru.state[MOST_EXPERTS])
         for call in range(first, last):
             layer, phase = int(calls.layer[call]), int(calls.phase[call])
             counts[layer, phase, LOOKUPS] += calls.bounds[call + 1] - calls.bounds[call]
             for i in range(calls.bounds[call], calls.bounds[call + 1]):
-                key = layer * most_experts + calls.experts[i]
+                key = layer * most_experts + int(calls.experts[i])
                 if refresh(lru, key):
                     continue
                 counts[layer, phase, MISSES] += 1
-                victim = evict_for(lru, lru.sizes[layer])
+                victim = evict_for(lru, lru.sizes[key])
                 while victim != ABSENT:
                     counts[victim // most_experts, phase, EVICTIONS] += 1
                     if pool.state[LIMIT] > 0:
-                        dropped(pool, most_experts, victim // most_experts, victim % most_experts)
-                    victim = evict_for(lru, lru.sizes[layer])
-                insert(lru, layer, key)
+                        dropped(pool, victim // most_experts, victim % most_experts)
+                    victim = evict_for(lru, lru.sizes[key])
+                insert(lru, key)
                 if pool.state[LIMIT] > 0:
-                    counts[layer, phase, POOL_HITS] += fetched(pool, most_experts, layer, calls.experts[i])
+                    counts[layer, phase, POOL_HITS] += fetched(pool, layer, calls.experts[i])
 
     return loop

@@ -22,7 +22,7 @@ from expertier.planner.replay_calls import (
     dropped,
     fetched,
 )
-from expertier.planner.replay_recency import LIMIT, Recency, replay_stamp
+from expertier.planner.replay_recency import LIMIT, Recency, recency_at, replay_stamp
 from expertier.planner.residency import Residency
 from expertier.planner.tables import (
     COMPILED,
@@ -46,6 +46,9 @@ else:
 
 _F = TypeVar("_F", bound=Callable[..., object])
 
+_NO_POOL = 0
+"""In the place of the address of L2's directory."""
+
 
 def separate(function: _F) -> _F:
     """Compile `function` as one of its own that compiled code calls."""
@@ -55,29 +58,32 @@ def separate(function: _F) -> _F:
 def play_calls(residency: Residency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
     """Play the calls `first` .. `last`; adds to `counts`, but for the evictions of L1 (`residency` has them)."""
     buffers = np.empty((3, calls.longest), np.int32)
-    status = _loop(replay_stamp())(residency.directory_address, calls, pool, counts, first, last, buffers)
+    pool_at = pool.directory.ctypes.data if pool.state[LIMIT] > 0 else _NO_POOL
+    status = _loop(replay_stamp())(residency.directory_address, calls, pool_at, counts, first, last, buffers)
     assert status == 0, f"the tables refused a call of the trace: outcome {status}"
 
 
 @separate
 def _from_pool(
-    directory: int,
-    layer: int,
-    phase: int,
-    experts: I32,
-    slots: I32,
-    missing: I32,
-    pool: Recency,
-    counts: I64,
-) -> None:
-    """Fetch the missing experts by way of L2; `missing` are their places in `experts`."""
-    most_experts = (len(pool.older) - 1) // len(pool.sizes)
+    directory: int, layer: int, experts_at: int, slots_at: int, missing_at: int, n: int, pool_at: int
+) -> int:
+    """Fetch the `n` missing experts by way of L2; returns how many it had.
+
+    All that ends in `at` is an address: of the call's experts and slots, of the places of the missing ones in both,
+    and of L2's directory.
+    """
     row = array_at(directory + (HEAD + layer * ROW) * 8, ROW, np.int64)  # `layer_view` makes nine arrays
-    evicted = array_at(row[EVICTED], row[N_SLOTS], np.int32)
-    for place in missing:
-        dropped(pool, most_experts, layer, evicted[slots[place]])
-    for place in missing:
-        counts[layer, phase, POOL_HITS] += fetched(pool, most_experts, layer, experts[place])
+    n_slots = row[N_SLOTS]
+    evicted = array_at(row[EVICTED], n_slots, np.int32)
+    experts, slots = array_at(experts_at, n_slots, np.int32), array_at(slots_at, n_slots, np.int32)
+    missing = array_at(missing_at, n, np.int32)
+    pool = recency_at(pool_at)
+    for i in range(n):
+        dropped(pool, layer, evicted[slots[missing[i]]])
+    found = 0
+    for i in range(n):
+        found += fetched(pool, layer, experts[missing[i]])
+    return found
 
 
 @separate
@@ -88,7 +94,7 @@ def _in_parts(
     experts: I32,
     n_slots: int,
     buffers: I32,
-    pool: Recency,
+    pool_at: int,
     counts: I64,
 ) -> int:
     """Play a call that does not fit the layer's slots; returns below 0 where the policy refuses it."""
@@ -104,8 +110,16 @@ def _in_parts(
             return misses
         if misses > 0:
             counts[layer, phase, MISSES] += misses
-            if pool.state[LIMIT] > 0:
-                _from_pool(directory, layer, phase, part, slots, miss_index[:misses], pool, counts)
+            if pool_at != _NO_POOL:
+                counts[layer, phase, POOL_HITS] += _from_pool(
+                    directory,
+                    layer,
+                    part.ctypes.data,
+                    slots.ctypes.data,
+                    miss_index.ctypes.data,
+                    misses,
+                    pool_at,
+                )
             how.on_slots(directory, COMPLETE, layer, slots[: len(part)])
         how.on_slots(directory, RELEASE, layer, slots[: len(part)])
     return 0
@@ -115,13 +129,13 @@ def _in_parts(
 def _loop(stamp: int) -> Any:
     """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache.
 
-    What is rare is in functions of its own: with more arrays in the loop, Numba counts references to them in every
-    round, which took twice the time of the policy.
+    What is rare is in functions of its own, which get addresses: with more arrays in the loop, Numba counts
+    references to them in every round, which took twice the time of the policy.
     """
 
     @njit(cache=True)
     def loop(
-        directory: int, calls: Calls, pool: Recency, counts: I64, first: int, last: int, buffers: I32
+        directory: int, calls: Calls, pool_at: int, counts: I64, first: int, last: int, buffers: I32
     ) -> int:
         if stamp == 0:
             return 0
@@ -133,7 +147,6 @@ def _loop(stamp: int) -> Any:
             calls.n_slots,
         )
         slots, miss_index = buffers[0], buffers[1]
-        pool_is_on = pool.state[LIMIT] > 0
         for call in range(first, last):
             layer, phase = int(layers[call]), int(phases[call])  # the interpreter adds them to addresses
             begin, end = bounds[call], bounds[call + 1]
@@ -146,7 +159,7 @@ def _loop(stamp: int) -> Any:
                     all_experts[begin:end],
                     int(n_slots[layer]),
                     buffers,
-                    pool,
+                    pool_at,
                     counts,
                 )
                 if status < 0:
@@ -157,16 +170,15 @@ def _loop(stamp: int) -> Any:
                 return misses
             if misses > 0:
                 counts[layer, phase, MISSES] += misses
-                if pool_is_on:
-                    _from_pool(
+                if pool_at != _NO_POOL:
+                    counts[layer, phase, POOL_HITS] += _from_pool(
                         directory,
                         layer,
-                        phase,
-                        all_experts[begin:end],
-                        slots,
-                        miss_index[:misses],
-                        pool,
-                        counts,
+                        all_experts[begin:end].ctypes.data,
+                        slots.ctypes.data,
+                        miss_index.ctypes.data,
+                        misses,
+                        pool_at,
                     )
                 how.on_slots(directory, COMPLETE, layer, slots[: end - begin])
             how.on_slots(directory, RELEASE, layer, slots[: end - begin])

@@ -9,6 +9,8 @@ from enum import IntEnum
 import numpy as np
 import numpy.typing as npt
 
+from expertier.errors import ConfigError
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
@@ -91,6 +93,16 @@ class Trace:
         """Return the trace with experts of `expert_bytes` in every layer."""
         return replace(self, expert_bytes=np.full(self.n_layers, expert_bytes, np.int64))
 
+    def with_experts(self, n_experts: int) -> Trace:
+        """Return the trace with `n_experts` experts in every layer. Raises `ConfigError` where it names more."""
+        most = int(self.experts.max(initial=-1)) + 1
+        if not most <= n_experts <= MOST_EXPERTS:
+            raise ConfigError(
+                f"asked for layers of {n_experts} experts: this recording names expert {most - 1}, so give {most} to "
+                f"{MOST_EXPERTS}"
+            )
+        return replace(self, n_experts=np.full(self.n_layers, n_experts, np.int32))
+
     def part(self, first: int, last: int) -> Trace:
         """Return the calls `first` .. `last` as one sequence."""
         low, high = int(self.bounds[first]), int(self.bounds[last])
@@ -104,6 +116,22 @@ class Trace:
             experts=self.experts[low:high],
             sequences=np.array([0, last - first], np.int64),
             resident=None if self.resident is None else self.resident[low:high],
+        )
+
+    def of_phase(self, phase: Phase) -> Trace:
+        """Return the calls of one phase, in their order."""
+        chosen = np.flatnonzero(self.phase == phase)
+        which = np.repeat(self.phase == phase, self.lengths)
+        return replace(
+            self,
+            layer=self.layer[chosen],
+            step=self.step[chosen],
+            phase=self.phase[chosen],
+            rows=self.rows[chosen],
+            bounds=np.concatenate(([0], np.cumsum(self.lengths[chosen]))).astype(np.int64),
+            experts=self.experts[which],
+            sequences=np.searchsorted(chosen, self.sequences).astype(np.int64),
+            resident=None if self.resident is None else self.resident[which],
         )
 
     def check_valid(self) -> None:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from expertier.errors import ConfigError
 from expertier.planner.trace import MOST_EXPERTS, Trace, first_repeated, trace_from_ids
+from expertier.planner.whole_file import smallest, write_archive
 
 FORMAT = "expertier-routing-1"
 """What the member `format` of the compact form holds."""
@@ -54,43 +55,21 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
 
     Raises ConfigError where the file cannot be written.
     """
-    file = Path(path)
     arrays: dict[str, Any] = {
         "format": np.array(FORMAT),
-        "layer": _small(trace.layer),
-        "step_change": _small(np.diff(trace.step, prepend=0)),
+        "layer": smallest(trace.layer),
+        "step_change": smallest(np.diff(trace.step, prepend=0)),
         "phase": trace.phase,
-        "rows": _small(trace.rows),
-        "length": _small(trace.lengths),
-        "experts": _small(trace.experts),
+        "rows": smallest(trace.rows),
+        "length": smallest(trace.lengths),
+        "experts": smallest(trace.experts),
         "sequences": trace.sequences,
         "n_experts": trace.n_experts,
         "blocks": trace.blocks,
     }
     if trace.expert_bytes is not None:
         arrays["expert_bytes"] = trace.expert_bytes
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.unfinished")
-    try:
-        try:
-            with unfinished.open("xb") as opened:
-                np.savez_compressed(opened, **arrays)
-            unfinished.replace(file)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"recorded routing cannot be written to {file}: {error.strerror or error}; give a file in a folder "
-            "that exists and can be written to"
-        ) from error
-
-
-def _small(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the numbers in the smallest type that holds them."""
-    if not len(numbers):
-        return numbers.astype(np.uint8)
-    low, high = int(numbers.min()), int(numbers.max())
-    return numbers.astype(np.promote_types(np.min_scalar_type(low), np.min_scalar_type(high)))
+    write_archive(path, arrays, "recorded routing")
 
 
 def _from_ids(file: Path, arrays: Arrays) -> Trace:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from expertier.errors import BudgetError, BusyError, DeviceError
-from expertier.planner.allocate import LayerPlan, floor_bytes
+from expertier.planner.allocate import LayerPlan, floor_bytes, plan_layers
 from expertier.planner.demand import LayerDemand
 from expertier.planner.shrink import shrink
 from expertier.tiers.relayout import Relayout
@@ -41,8 +41,11 @@ class Boundary:
         usage: Usage,
         demands: Sequence[LayerDemand],
         bytes_missed: Callable[[], int],
+        arena_bytes: int,
     ) -> None:
         """Start without a compute region; `bytes_missed` is what L1's misses have cost so far."""
+        self.arena_bytes = arena_bytes
+        """The size that was asked for; the slab's is rounded up. Changed by `resize` only."""
         self._slab = slab
         self._relayout = relayout
         self._usage = usage
@@ -125,29 +128,48 @@ class Boundary:
         """Make `plan` the quotas of the whole slab, shrunk to what the compute region leaves."""
         self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
         with self._usage.exclusively("apply a plan", wait_s=wait_s):
-            quotas, layout = self._quotas, self._slab.layout
-            self._quotas = tuple(plan.slots)
+            self._give_quotas(plan.slots, self._slab.n_bytes)
+
+    def resize(self, n_bytes: int) -> None:
+        """See `TierManager.resize_arena`."""
+        size = round_up(n_bytes, RANGE_ALIGNMENT)
+        with self._usage.exclusively("resize the arena"):
+            if size > self._slab.n_bytes:
+                quotas = plan_layers(self._demands, budget_bytes=size).slots
+            else:
+                quotas = shrink(self._quotas, self._demands, budget_bytes=size).slots
+            self._slab.admit(size)
             try:
-                self._lay_out(layout.compute_bytes)
-            except BaseException:
-                if self._slab.layout is layout:
-                    self._quotas = quotas
-                raise
+                self._give_quotas(quotas, size)
+                self.arena_bytes = n_bytes
+            finally:
+                self._slab.fit()
 
     # ---- inside
 
-    def _lay_out(self, compute_bytes: int) -> None:
+    def _give_quotas(self, slots: Sequence[int], slab_bytes: int) -> None:
+        """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, all is as before."""
+        quotas, layout = self._quotas, self._slab.layout
+        self._quotas = tuple(slots)
+        try:
+            self._lay_out(layout.compute_bytes, slab_bytes)
+        except BaseException:
+            if self._slab.layout is layout:
+                self._quotas = quotas
+            raise
+
+    def _lay_out(self, compute_bytes: int, slab_bytes: int | None = None) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slots: Sequence[int] = self._quotas
+        size = self._slab.n_bytes if slab_bytes is None else slab_bytes
         try:
-            self._slab.plan(slots, compute_bytes)
+            self._slab.plan(slots, compute_bytes, size)
         except BudgetError:
-            left = self._slab.n_bytes - compute_bytes
-            slots = shrink(slots, self._demands, budget_bytes=left).slots
+            slots = shrink(slots, self._demands, budget_bytes=size - compute_bytes).slots
         layout = self._slab.layout
         try:
-            self._relayout.run(slots, compute_bytes)
+            self._relayout.run(slots, compute_bytes, size)
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:

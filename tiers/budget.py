@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 from expertier.errors import BudgetError
 from expertier.planner.allocate import floor_bytes, full_bytes
 from expertier.planner.demand import LayerDemand
+from expertier.planner.ledger import DeviceLedger, DeviceNeeds, plan_device
+from expertier.planner.ledger_ram import PAGE_CACHE_SHARE
 from expertier.tiers.chunk_size import block_size
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB, mib, mib_needed
 
-RAM_SHARE = 0.5
+RAM_SHARE = 1 - PAGE_CACHE_SHARE
 """Share of the available RAM that `auto` takes at most, for L1 on the host device and for L2 on others.
 
 The engine's dense weights, its key-value cache and the file cache, which is a tier of its own, live in the
@@ -26,10 +28,11 @@ HEADROOM_BYTES = 512 * MIB
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Bytes for the slots (L1) and for the host pool (L2)."""
+    """Bytes for the slots (L1) and for the host pool (L2); `ledger` says where a device's memory goes beside them."""
 
     expert_cache_bytes: int
     host_pool_bytes: int
+    ledger: DeviceLedger | None = field(default=None, compare=False)
 
 
 def resolve(
@@ -39,6 +42,7 @@ def resolve(
     *,
     device_free_bytes: int | None = None,
     headroom_bytes: int = 0,
+    needs: DeviceNeeds | None = None,
 ) -> Budgets:
     """Return the budgets for a model. `available_bytes` is the RAM that may still be taken.
 
@@ -46,14 +50,23 @@ def resolve(
     `host_pool_percent` of all expert bytes, at least the hard floor of one slot a layer and at most
     `RAM_SHARE` of `available_bytes`; it gives L2 nothing, as a copy in RAM of what is in RAM serves no one.
 
-    On a device with memory of its own, `auto` gives L1 all of `device_free_bytes` but `headroom_bytes`, and L2
-    `host_pool_percent` of all expert bytes, at most `RAM_SHARE` of `available_bytes`.
+    On a device with memory of its own, `auto` gives L1 all of `device_free_bytes` but `headroom_bytes` (or what the
+    config says of that), its rail and what the other consumers in `needs` take (`device_needs.py`; none without it),
+    and L2 `host_pool_percent` of all expert bytes, at most `RAM_SHARE` of `available_bytes`.
 
-    L1 never gets more than a slot for every expert. Raises `BudgetError` below the hard floor.
+    L1 never gets more than a slot for every expert, nor more than the config's `cap_bytes`. Raises `BudgetError` below
+    the hard floor.
     """
     demands = table.layer_demands()
     floor, full = floor_bytes(demands), full_bytes(demands)
     share = config.host_pool_percent / 100
+    cap = full if config.cap_bytes == "auto" else config.cap_bytes
+    if cap < floor:
+        raise BudgetError(
+            f"asked for at most {cap / MIB:.3f} MiB of expert slots, but one slot in each of {len(demands)} layers "
+            f"takes {mib(floor)}: set MOE_POOL_CAP_MIB to at least {mib_needed(floor)}"
+        )
+    ledger = None
     if config.expert_cache_bytes != "auto":
         cache = config.expert_cache_bytes
         if cache < floor:
@@ -65,14 +78,24 @@ def resolve(
     elif device_free_bytes is None:
         cache = _auto_in_ram(demands, share, available_bytes)
     else:
-        cache = _auto_on_device(demands, device_free_bytes, headroom_bytes)
+        ledger = plan_device(
+            replace(
+                needs if needs is not None else DeviceNeeds(0),
+                free=device_free_bytes,
+                headroom=headroom_bytes if config.headroom_bytes == "auto" else config.headroom_bytes,
+                rail=0 if config.rail_bytes == "auto" else config.rail_bytes,
+            ),
+            demands,
+            cap_bytes=cap,
+        )
+        cache = ledger.arena_bytes
     if config.host_pool_bytes != "auto":
         pool = config.host_pool_bytes
     elif device_free_bytes is None:
         pool = 0
     else:
         pool = min(int(share * all_copies_bytes(table)), int(available_bytes * RAM_SHARE))
-    return Budgets(min(cache, full), pool)
+    return Budgets(min(cache, full, cap), pool, ledger)
 
 
 def experts_by_size(table: ExpertTable) -> dict[int, int]:
@@ -122,15 +145,3 @@ def _auto_in_ram(demands: Sequence[LayerDemand], share: float, available_bytes: 
         )
     wanted = sum(demand.fixed_bytes + int(share * demand.n_experts * demand.slot_bytes) for demand in demands)
     return min(max(wanted, floor), cap)
-
-
-def _auto_on_device(demands: Sequence[LayerDemand], free_bytes: int, headroom_bytes: int) -> int:
-    floor = floor_bytes(demands)
-    cache = free_bytes - headroom_bytes
-    if cache < floor:
-        raise BudgetError(
-            f"one expert slot in each of {len(demands)} layers takes {mib(floor)}; the device has "
-            f"{mib(free_bytes)} free, of which {mib(headroom_bytes)} are left to the driver: free some of its "
-            "memory, or use a smaller model"
-        )
-    return cache

@@ -14,9 +14,10 @@ from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.fence import Fence
 from expertier.tiers.chunk_size import block_size, blocks_per_chunk
+from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.fair_share import class_quotas
 from expertier.tiers.growth_pause import GrowthPause
-from expertier.tiers.host_block import ExpertKey, HostBlock, HostChunk
+from expertier.tiers.host_block import BlockState, ExpertKey, HostBlock, HostChunk
 from expertier.tiers.host_budget import HostBudget
 from expertier.tiers.size_class import SizeClass
 
@@ -41,8 +42,10 @@ class ChunkStore:
         budget_bytes: int,
         experts_by_size: Mapping[int, int] | None,
         clock: Callable[[], float] = time.monotonic,
+        directory: CopyDirectory | None = None,
     ) -> None:
         """Start without chunks; the arguments are those of `HostPool`."""
+        self._directory = directory
         self._device = device
         self._budget = budget
         self._changed = changed
@@ -95,10 +98,28 @@ class ChunkStore:
         self._take_off(block)
         self.classes[block.chunk.block_bytes].free[block] = None
 
-    def evict(self, block: HostBlock) -> None:
-        """Make a RESIDENT block FREE that is then in no list."""
-        self._take_off(block)
-        self.evictions += 1
+    def publish(self, block: HostBlock) -> None:
+        """Let C++ find a copy that has just become RESIDENT."""
+        if self._directory is not None:
+            assert block.key is not None, block.state
+            self._directory.publish(block.key, block.address)
+
+    def take_oldest(self, size: SizeClass) -> HostBlock | None:
+        """Evict the copy used longest ago that nobody reads, and return its block, which is then in no list."""
+        directory = self._directory
+        while (block := size.oldest(directory.is_read if directory is not None else None)) is not None:
+            key = block.key
+            assert key is not None, block.state
+            if directory is not None:
+                if directory.take_used(key):
+                    self.use(block)
+                    continue
+                if not directory.retract([key]):
+                    continue  # the engine has just begun to read it
+            self._take_off(block)
+            self.evictions += 1
+            return block
+        return None
 
     # ---- chunks, with the lock held
 
@@ -116,8 +137,7 @@ class ChunkStore:
             if self._budget.others_have(self.account, size.unit_bytes):
                 return partial(self._budget.make_room, self.account, missing)
             if chunks := self._surplus(size, missing):
-                self._remove(chunks)
-                return partial(self._free, chunks)
+                return partial(self._free, self._remove(chunks))
         if room < size.unit_bytes:
             return None
         if tries:
@@ -181,14 +201,23 @@ class ChunkStore:
             self._quotas_for = version
         return self._quotas
 
-    def _remove(self, chunks: Iterable[HostChunk]) -> None:
-        """Take idle chunks out of their classes, for `_free`; their copies are evicted."""
+    def _remove(self, chunks: Iterable[HostChunk]) -> list[HostChunk]:
+        """Take idle chunks out of their classes, for `_free`; their copies are evicted.
+
+        Returns them, save those that the engine has just begun to read from: they stay.
+        """
+        removed = []
         for chunk in chunks:
+            keys = [block.key for block in chunk.blocks if block.key is not None]
+            if self._directory is not None and keys and not self._directory.retract(keys):
+                continue
             lost = self.classes[chunk.block_bytes].remove(chunk)
             for key in lost:
                 del self.blocks[key]
             self.evictions += len(lost)
             self._moving_bytes += chunk.n_bytes
+            removed.append(chunk)
+        return removed
 
     def _take_off(self, block: HostBlock) -> None:
         assert block.key is not None, block.state
@@ -216,7 +245,8 @@ class ChunkStore:
                     chunks.append(chunk)
                     left -= chunk.n_bytes
                     freed += chunk.n_bytes
-            self._remove(chunks)
+            chunks = self._remove(chunks)
+            freed = sum(chunk.n_bytes for chunk in chunks)
             self.given_back_bytes += freed
         self._free(chunks)
         return freed
@@ -289,6 +319,11 @@ class ChunkStore:
             size.check_valid()
         listed = {key: block for size in sizes for key, block in size.order.items()}
         assert listed == self.blocks, "the classes and the pool list other blocks"
+        if self._directory is not None:
+            resident = {key: b.address for key, b in listed.items() if b.state is BlockState.RESIDENT}
+            found = {key: self._directory.address_of(key) for key in resident}
+            assert found == resident, f"published are {found}, resident {resident}"
+            assert self._directory.n_published() == len(resident), "a copy is published that is not there"
         chunks = sorted(self._coldest(), key=lambda chunk: chunk.address)
         for chunk, after in pairwise(chunks):
             # Their blocks: what the allocator counts for a small chunk may be its share of a larger piece.
@@ -301,7 +336,7 @@ class ChunkStore:
             chunks = self._coldest()
             assert not any(chunk.n_in_use for chunk in chunks), "close during a fill"
             assert not any(size.growing for size in self.classes.values()), "close during a fill"
-            self._remove(chunks)
+            assert self._remove(chunks) == chunks, "close while an engine reads copies"
             self.classes.clear()
         self._free(chunks)
         self._budget.close(self.account)

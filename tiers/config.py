@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
 from expertier.errors import ConfigError
@@ -13,12 +14,16 @@ from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.variable import (
     AutoBytes,
+    AutoTokens,
     Variable,
     option_name,
     parse_file_mode,
     parse_mib,
+    parse_path,
     parse_percent,
     parse_policy,
+    parse_switch,
+    parse_tokens,
 )
 
 _MIB_FORM = "`auto` or a number of MiB such as 4096 or 0.5"
@@ -33,19 +38,22 @@ VARIABLES: tuple[Variable[Any], ...] = (
         parse_percent,
     ),
     Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
+    Variable("MOE_PROFILE", "profile", "the name of a file with a routing profile", parse_path),
     Variable("MOE_FILE_MODE", "file_mode", "`auto`, `page-cache` or `direct`", parse_file_mode),
+    Variable(
+        "MOE_PREFILL_STREAM_TOKENS",
+        "stream_tokens",
+        "`auto`, 0 (never) or a number of tokens such as 64",
+        parse_tokens,
+    ),
+    Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
+    Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_POOL_CAP_MIB", "cap_bytes", _MIB_FORM, parse_mib),
 )
 """The variables that work."""
 
-NOT_YET = (
-    "MOE_HOST_POOL_PREFETCH",
-    "MOE_SLAB_HEADROOM_MIB",
-    "MOE_POOL_RAIL_MIB",
-    "MOE_POOL_CAP_MIB",
-    "MOE_PROFILE",
-    "MOE_PREFILL_STREAM_TOKENS",
-    "MOE_SLAB_VMM",
-)
+NOT_YET = ("MOE_HOST_POOL_PREFETCH",)
 """Variables whose machinery does not exist yet; setting one is refused, so that nobody believes it acts."""
 
 _PREFIX = "MOE_"
@@ -57,8 +65,13 @@ class TierConfig:
     """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
 
     `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of
-    all expert bytes that `auto` takes. `file_mode` is how the file is read. `fill_threads` read and copy beside
-    the thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
+    all expert bytes that `auto` takes. `profile` is a file with a routing profile: the slots follow it,
+    and the most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a GPU's slab can be
+    resized, where the driver's virtual memory passes a probe. An engine's batches of `stream_tokens` tokens and
+    more pass through staged layers and evict nothing (0: none do). Of a device's memory `auto` leaves `headroom_bytes`
+    to the driver and the BLAS libraries, and `rail_bytes` free (`auto`: none); L1 never gets more than `cap_bytes`
+    (`auto`: no such bound). `fill_threads` read and copy beside the thread that needs experts; with 0 it works alone,
+    and prefetches run in `TierManager.drain`. Raises
     `ConfigError` for values that cannot be used.
     """
 
@@ -66,7 +79,13 @@ class TierConfig:
     host_pool_bytes: AutoBytes = "auto"
     host_pool_percent: float = 25.0
     policy: PolicyKind = PolicyKind.LFU_DECAY
+    profile: Path | None = None
     file_mode: FileMode = FileMode.AUTO
+    slab_vmm: bool = False
+    stream_tokens: AutoTokens = "auto"
+    headroom_bytes: AutoBytes = "auto"
+    rail_bytes: AutoBytes = "auto"
+    cap_bytes: AutoBytes = "auto"
     fill_threads: int = 4
 
     def __post_init__(self) -> None:
@@ -76,7 +95,7 @@ class TierConfig:
                 "MOE_EXPERT_CACHE_MIB=0 (every call streams, without slots) is not available yet: give "
                 "`auto` or the MiB of expert slots"
             )
-        for name in ("expert_cache_bytes", "host_pool_bytes"):
+        for name in ("expert_cache_bytes", "host_pool_bytes", "headroom_bytes", "rail_bytes", "cap_bytes"):
             value = getattr(self, name)
             if value != "auto" and (not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} is {value!r}: give `auto` or a number of bytes, not below 0")

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from expertier.tiers.copy_directory import CopyAddresses
 from expertier.tiers.layer import ExpertLayer
-from expertier.tiers.slot_layout import Place
+from expertier.tiers.slot_layout import Place, SlotLayout
 
 
 @dataclass(frozen=True, slots=True)
 class BoundMatrix:
     """One expert matrix of all slots of a layer.
 
-    Slot `i`'s begins at `offset_from_slab_base + i * stride`, in bytes.
+    Slot `i`'s begins at `offset_from_slab_base + i * stride`, in bytes; in a staged layer, which holds all
+    experts in their own order, that of expert `e` at `staged_offset + e * staged_stride`.
     """
 
     role: str
@@ -23,6 +25,20 @@ class BoundMatrix:
     ne1: int
     offset_from_slab_base: int
     stride: int
+    staged_offset: int
+    staged_stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoundCopy:
+    """A piece of an expert, from an offset in its host block to where it lies in slot 0 and as staged expert 0."""
+
+    source: int
+    offset_from_slab_base: int
+    stride: int
+    staged_offset: int
+    staged_stride: int
+    n_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +49,8 @@ class BoundLayer:
     n_experts: int
     n_slots: int
     matrices: tuple[BoundMatrix, ...]
+    copies: tuple[BoundCopy, ...]
+    staged_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +58,7 @@ class EngineBinding:
     """Addresses and sizes that stay valid while the engine is bound.
 
     The directory goes to the policy's C functions (`planner/native.py`), the locks are laid out as
-    `tiers/layer_locks.py` says.
+    `tiers/layer_locks.py` says, and `copies` are the host pool's (`tiers/copy_directory.py`).
     """
 
     slab_base: int
@@ -48,10 +66,12 @@ class EngineBinding:
     directory_address: int
     locks_address: int
     layers: tuple[BoundLayer, ...]
+    copies: CopyAddresses
 
 
-def bound_layer(layer: ExpertLayer, n_slots: int, places: Sequence[Place]) -> BoundLayer:
+def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Sequence[Place]) -> BoundLayer:
     """Describe a layer of `n_slots` slots whose matrices lie at `places`, counted from the slab's base."""
+    staged = layout.place(layer.n_experts)
     matrices = tuple(
         BoundMatrix(
             role=matrix.role.value,
@@ -61,7 +81,34 @@ def bound_layer(layer: ExpertLayer, n_slots: int, places: Sequence[Place]) -> Bo
             ne1=matrix.ne1,
             offset_from_slab_base=place.offset,
             stride=place.stride,
+            staged_offset=aside.offset,
+            staged_stride=aside.stride,
         )
-        for matrix, place in zip(layer.matrices, places, strict=True)
+        for matrix, place, aside in zip(layer.matrices, places, staged, strict=True)
     )
-    return BoundLayer(layer.block, layer.n_experts, n_slots, matrices)
+    pieces = zip(
+        layout.copies([_relative(place, places) for place in places], 0),
+        layout.copies(staged, 0),
+        strict=True,
+    )
+    copies = tuple(
+        BoundCopy(
+            source=piece.source,
+            offset_from_slab_base=places[0].offset + piece.target,
+            stride=place.stride,
+            staged_offset=aside.target,
+            staged_stride=at.stride,
+            n_bytes=piece.n_bytes,
+        )
+        for (piece, aside), place, at in zip(
+            pieces, places, staged, strict=False
+        )  # one piece, or one a matrix
+    )
+    return BoundLayer(
+        layer.block, layer.n_experts, n_slots, matrices, copies, layout.range_bytes(layer.n_experts)
+    )
+
+
+def _relative(place: Place, places: Sequence[Place]) -> Place:
+    """Return a place counted from the layer's range, which begins with its first matrix."""
+    return Place(place.offset - places[0].offset, place.stride)

@@ -42,6 +42,7 @@ class Filler:
     ) -> None:
         """Connect the tiers; nothing is read."""
         self._layers = layers
+        self._expert_bytes = [layer.expert_bytes for layer in layers]
         self._layouts = layouts
         self._pool = pool
         self._source = source
@@ -70,6 +71,15 @@ class Filler:
         finally:
             self._pool.leave(staged, fence)
 
+    def load(self, layer: int, experts: Sequence[int], address: int) -> None:
+        """Copy experts to device memory at `address`, laid out as slots for all of the layer's experts.
+
+        Several at a time; the bytes are there when this returns.
+        """
+        if len(experts) > 1:
+            self._hint(layer, experts)
+        self._workers.run([partial(self._load_one, layer, expert, address) for expert in experts])
+
     def stage_one(self, layer: int, expert: int) -> None:
         """Bring an expert into the host pool only, where that has room for it."""
         staged = self._empty(layer, expert)
@@ -78,8 +88,20 @@ class Filler:
         finally:
             self._pool.leave(staged)
 
+    def _load_one(self, layer: int, expert: int, address: int) -> None:
+        layout = self._layouts[layer]
+        copies = layout.copies(layout.place(self._layers[layer].n_experts), expert)
+        staged = self._empty(layer, expert)
+        try:
+            self._stage(staged)
+            self._transfer.outside(
+                [(address + copy.target, copy.source, copy.n_bytes) for copy in copies], staged.address
+            )
+        finally:
+            self._pool.leave(staged)
+
     def _empty(self, layer: int, expert: int) -> Staged:
-        return Staged((layer, expert), self._layouts[layer].block_bytes, self._layers[layer].expert_bytes)
+        return Staged((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
 
     def _hint(self, layer: int, experts: Sequence[int]) -> None:
         """Have the disk work on everything that is about to be read, and not on one expert after another."""

@@ -39,6 +39,7 @@ from expertier.hip.fence import Fence
 from expertier.tiers.bounce_blocks import N_BOUNCE_BLOCKS, BounceBlocks
 from expertier.tiers.chunk_size import block_size
 from expertier.tiers.chunk_store import ChunkStore, Step
+from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.host_block import BlockState, ExpertKey, HostBlock
 from expertier.tiers.host_budget import HostBudget, process_budget
 from expertier.tiers.size_class import SizeClass
@@ -66,17 +67,21 @@ class HostPool:
         experts_by_size: Mapping[int, int] | None = None,
         budget: HostBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
+        directory: CopyDirectory | None = None,
     ) -> None:
         """Allocate the bounce blocks; `budget_bytes` of 0 switches the pool off.
 
         `largest_block_bytes` is the most that `stage` will ask for. `experts_by_size` says how many experts
         there are of each size in bytes; without it, those that were staged so far count. `budget` is the
-        process's unless another is given. Raises `DeviceError`.
+        process's unless another is given; `directory` is kept up to date with the copies. Raises `DeviceError`.
         """
         self._budget = budget if budget is not None else process_budget()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._store = ChunkStore(device, self._budget, self._changed, budget_bytes, experts_by_size, clock)
+        self._directory = directory
+        self._store = ChunkStore(
+            device, self._budget, self._changed, budget_bytes, experts_by_size, clock, directory
+        )
         self._blocks = self._store.blocks
         self._fenced: deque[HostBlock] = deque()  # in the order of their fences, to forget these when done
         self._hits = self._misses = self._fills = self._bytes_in = 0
@@ -118,6 +123,7 @@ class HostPool:
             assert not staged.hit, "commit of what was there already"
             if not staged.bounce:
                 staged.block.state = BlockState.RESIDENT
+                self._store.publish(staged.block)
                 self._bytes_in += staged.expert_bytes
                 self._fills += 1
                 self._changed.notify_all()
@@ -189,7 +195,7 @@ class HostPool:
                 peak_bytes=store.account.peak_bytes,
                 bounce_bytes=store.account.bounce_bytes,
                 rounding_bytes=store.rounding_bytes,
-                hits=self._hits,
+                hits=self._hits + (self._directory.hits if self._directory is not None else 0),
                 misses=self._misses,
                 evictions=store.evictions,
                 bytes_in=self._bytes_in,
@@ -240,9 +246,7 @@ class HostPool:
             step = self._store.plan_growth(size, tries)
             if step is not None:
                 return step
-            block = size.oldest()
-            if block is not None:
-                self._store.evict(block)
+            block = self._store.take_oldest(size)
         if block is not None:
             self._store.put_on(block, staged.key)
             self._store.use(block)

@@ -21,7 +21,8 @@ import numpy.typing as npt
 
 from expertier.errors import BusyError, DeviceError
 from expertier.hip.device import Device
-from expertier.planner.allocate import LayerPlan, plan_layers
+from expertier.hip.slab_memory import open_slab_memory
+from expertier.planner.allocate import LayerPlan, full_bytes, plan_layers
 from expertier.planner.profile import warm_order
 from expertier.planner.quotas import Proposal
 from expertier.planner.repack import Survivors
@@ -32,6 +33,7 @@ from expertier.tiers.boundary import Boundary, ComputeRegion
 from expertier.tiers.budget import HEADROOM_BYTES, experts_by_size, resolve
 from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
+from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.counted_source import CountedSource
 from expertier.tiers.engine_binding import EngineBinding, bound_layer
 from expertier.tiers.expert_ids import distinct, distinct_array
@@ -43,15 +45,19 @@ from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
+from expertier.tiers.model_profile import ModelProfile
 from expertier.tiers.prefetcher import Prefetcher, Target
 from expertier.tiers.rebalance import Rebalance
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_fences import SlotFences
+from expertier.tiers.slot_layout import RANGE_ALIGNMENT
+from expertier.tiers.staged_batches import resolve_stream_tokens
 from expertier.tiers.stats import L1Stats, TierStats
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.transfer import Transfer
 from expertier.tiers.usage import Usage
+from expertier.units import round_up
 
 I32 = npt.NDArray[np.int32]
 
@@ -62,7 +68,8 @@ class TierManager:
     """Keeps the experts of one model in tiers and lends them out. Thread-safe.
 
     L1 is a slab of slots on `device`, L2 a pool of host memory, and behind both the file (or any
-    `ByteSource`). At the start every layer gets an equal number of slots of L1's budget.
+    `ByteSource`). At the start every layer gets an equal number of slots of L1's budget; with a
+    routing profile in `config`, as many as it says, and the most used experts are fetched in the background.
 
     Locks: `usage.py`, `boundary.py`, `fill_workers.py`, `slot_fences.py` and `host_pool.py` have one each,
     `layer_locks.py` one a layer; nobody takes one of these while holding another.
@@ -79,36 +86,52 @@ class TierManager:
         """Allocate the tiers. Without `source`, the table's file is opened and closed again here.
 
         Raises `BudgetError` below one slot a layer, `DeviceError` where memory is missing, `SourceError`
-        where the file is not the one that the table describes. On an error nothing stays allocated.
+        where the file is not the one that the table describes, `ConfigError` where the profile cannot be read or
+        is of another model. On an error nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
         self._table = table
         self._device = device
         self._has_streams = device.has_streams
+        self.stream_tokens = resolve_stream_tokens(config, device)
+        """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
         budgets = resolve(
             config,
             table,
             available_bytes(),
-            device_free_bytes=device.free_bytes()
-            if device.has_streams
-            else None,  # else it is the host itself
+            device_free_bytes=device.free_bytes() if device.has_own_memory else None,
             headroom_bytes=HEADROOM_BYTES,
         )
-        self._arena_bytes = budgets.expert_cache_bytes
-        plan = plan_layers(table.layer_demands(), budget_bytes=self._arena_bytes)
+        profile = ModelProfile.of(config.profile, table)
+        plan = plan_layers(
+            table.layer_demands(), budget_bytes=budgets.expert_cache_bytes, profile=profile.plan_uses
+        )
         layouts = table.slot_layouts
         self._residency = Residency([layer.n_experts for layer in table.layers], plan.slots, config.policy)
         with ExitStack() as undo:
             self._locks = LayerLocks(table.n_layers)
             undo.callback(self._locks.close)
-            self._slab = Slab(device, layouts, self._arena_bytes)
+            self._slab = Slab(
+                device,
+                layouts,
+                budgets.expert_cache_bytes,
+                open_slab_memory(
+                    device,
+                    round_up(budgets.expert_cache_bytes, RANGE_ALIGNMENT),
+                    vmm=config.slab_vmm,
+                    capacity_bytes=round_up(full_bytes(table.layer_demands()), RANGE_ALIGNMENT),
+                ),
+            )
             undo.callback(self._slab.close)
             self._slab.relayout(self._slab.plan(plan.slots, 0), Survivors.none())
+            self._copies = CopyDirectory([layer.n_experts for layer in table.layers])
+            undo.callback(self._copies.close)
             self._pool = HostPool(
                 device,
                 budget_bytes=budgets.host_pool_bytes,
                 largest_block_bytes=max(layout.block_bytes for layout in layouts),
                 experts_by_size=experts_by_size(table),
+                directory=self._copies,
             )
             undo.callback(self._pool.close)
             if source is None:
@@ -130,7 +153,7 @@ class TierManager:
             self._source,
             transfer,
             self._workers,
-            slots_are_host_memory=not device.has_streams,
+            slots_are_host_memory=not device.has_own_memory,
         )
         self._admission = Admission(self._residency, self._locks, self._serve_lease)
         self._usage = Usage()
@@ -138,7 +161,12 @@ class TierManager:
             self._slab, self._residency, self._pool, self._fences, transfer.demand_stream
         )
         self._boundary = Boundary(
-            self._slab, self._relayout, self._usage, table.layer_demands(), self._demand_bytes
+            self._slab,
+            self._relayout,
+            self._usage,
+            table.layer_demands(),
+            self._demand_bytes,
+            budgets.expert_cache_bytes,
         )
         self._prefetcher = Prefetcher(
             self._residency,
@@ -154,6 +182,8 @@ class TierManager:
             _log.warning("%s: %s", table.path.name, line)
         self.last_error: BaseException | None = None
         """What made the last engine fill fail; set by `fill`, cleared by whoever reports it."""
+        if profile.warm_uses is not None:
+            self.warm_start(profile.warm_uses)
 
     @property
     def table(self) -> ExpertTable:
@@ -163,7 +193,7 @@ class TierManager:
     @property
     def arena_bytes(self) -> int:
         """L1's budget: what a plan may use while nothing is reserved for computing."""
-        return self._arena_bytes
+        return self._boundary.arena_bytes
 
     @property
     def slots(self) -> tuple[int, ...]:
@@ -268,9 +298,12 @@ class TierManager:
             directory_address=self._residency.directory_address,
             locks_address=self._locks.address,
             layers=tuple(
-                bound_layer(layer, n_slots, self._slab.places(number))
-                for number, (layer, n_slots) in enumerate(zip(self._table.layers, self.slots, strict=True))
+                bound_layer(layer, layout, n_slots, self._slab.places(number))
+                for number, (layer, layout, n_slots) in enumerate(
+                    zip(self._table.layers, self._table.slot_layouts, self.slots, strict=True)
+                )
             ),
+            copies=self._copies.addresses,
         )
 
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
@@ -289,6 +322,22 @@ class TierManager:
                     )
                 self._serve(layer, wanted, chosen)
                 self._fences.before_read(layer, chosen.tolist(), None)
+        except BaseException as error:
+            self.last_error = error
+            raise
+
+    def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
+        """Copy experts to device memory outside the slots, where an engine stages a whole layer.
+
+        Expert `e` lies there as slot `e` of a range of all experts would, from `address` on. L1 is neither used
+        nor changed. May be called from several threads. Raises what a read or a copy raises, and keeps it in
+        `last_error`.
+        """
+        try:
+            with self._usage.engine_fill():
+                wanted = np.asarray(experts, np.int32).tolist()
+                self._table.check_experts(layer, wanted)
+                self._filler.load(layer, wanted, address)
         except BaseException as error:
             self.last_error = error
             raise
@@ -367,7 +416,7 @@ class TierManager:
         seen yet, the saving is not worth the move (`planner/quotas.py`), or someone holds slots. The policy
         must keep heat, as LFU-decay does; with LRU nothing ever pays.
         """
-        return self._rebalance.settle(self._arena_bytes)
+        return self._rebalance.settle(self.arena_bytes)
 
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
         """Begin with a routing profile: `uses` of every expert, shape (layers, most experts of a layer).
@@ -383,6 +432,19 @@ class TierManager:
             self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=len(layers))
         return len(layers)
 
+    def resize_arena(self, n_bytes: int) -> None:
+        """Give L1 another budget; the slab's base stays, and what of it is reserved for computing.
+
+        A smaller one shrinks all layers in proportion, a larger one gives them equal slots (`apply` for others);
+        the hottest experts stay. Memory is taken and given back in chunks (`stats().l1.memory_bytes`). Only a slab in
+        virtual memory (`MOE_SLAB_VMM=1`, on a GPU whose driver passes the probe) can change its size, up to a slot
+        for every expert of the model.
+
+        Raises `DeviceError` for any other slab, beyond that size, and where memory is missing; `BudgetError` below
+        one slot a layer above what is reserved; and `BusyError` as `reserve_compute` does. Nothing has changed then.
+        """
+        self._boundary.resize(n_bytes)
+
     def resize_host_pool(self, n_bytes: int) -> None:
         """Give the host pool another budget; what is above it is given back as soon as no fill uses it."""
         self._pool.resize(n_bytes)
@@ -392,10 +454,11 @@ class TierManager:
         totals = self._residency.totals()
         layout = self._slab.layout
         l1 = L1Stats(
-            budget_bytes=self._arena_bytes,
+            budget_bytes=self.arena_bytes,
             used_bytes=layout.used_bytes,
             compute_bytes=layout.compute_bytes,
             rounding_bytes=layout.rounding_bytes,
+            memory_bytes=self._slab.memory_bytes,
             slots=sum(self._slab.slots),
             hits=totals["hits"],
             misses=totals["misses"],
@@ -440,7 +503,8 @@ class TierManager:
         assert filled <= asked, (
             f"{filled} fills for {stats.l1.misses} misses and {stats.prefetch.asked} prefetches"
         )
-        assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
+        if not self.stream_tokens:  # staged layers ask L2 too, and never L1
+            assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
 
     def close(self) -> None:
         """Free everything; nothing to do the second time. `BusyError` while leases or an engine are there.

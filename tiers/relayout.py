@@ -36,14 +36,14 @@ class Relayout:
         self._stream = stream
         self._stats = MoveStats()
 
-    def run(self, slots: Sequence[int], compute_bytes: int) -> Fence | None:
-        """Lay out `slots[layer]` slots a layer above `compute_bytes`.
+    def run(self, slots: Sequence[int], compute_bytes: int, slab_bytes: int | None = None) -> Fence | None:
+        """Lay out `slots[layer]` slots a layer above `compute_bytes`, in a slab of another size where given.
 
         Returns the fence after which the new layout holds; None where it does already. Raises `BudgetError`
         where that does not fit and `DeviceError` where a call failed; slots and compute region are as before
         then, and experts whose bytes were lost are no longer resident.
         """
-        new = self._slab.plan(slots, compute_bytes)
+        new = self._slab.plan(slots, compute_bytes, slab_bytes)
         old = self._slab.slots
         shifts = [self._slab.layout.shift_to(new, layer) for layer in range(len(old))]
         kept = survivors(self._residency, new.slots, shifts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 from expertier.tiers.host_block import BlockState, ExpertKey, HostBlock, HostChunk
 
@@ -66,10 +67,13 @@ class SizeClass:
         del self.order[block.key]
         block.key, block.state, block.used_at = None, BlockState.FREE, 0
 
-    def oldest(self) -> HostBlock | None:
-        """Return the RESIDENT block used longest ago that nobody reads; None where there is none."""
-        for block in self.order.values():
-            if not block.users and block.is_quiet():
+    def oldest(self, is_read: Callable[[ExpertKey], bool] | None = None) -> HostBlock | None:
+        """Return the RESIDENT block used longest ago that nobody reads; None where there is none.
+
+        `is_read` says of which experts the engine reads the copies by itself.
+        """
+        for key, block in self.order.items():
+            if not block.users and block.is_quiet() and not (is_read is not None and is_read(key)):
                 return block
         return None
 

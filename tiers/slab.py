@@ -1,35 +1,50 @@
-"""The slab: one allocation on the device, with the slots of all layers at its high end.
+"""The slab: memory on the device, with the slots of all layers at its high end.
 
 low end                                                                  high end
 │ compute region │ rounding │ layer 0 │ layer 1 │ ... │ layer L-1 │
 └── at the base ─┘          └──────── the arena: a range a layer ─┘
 
 The base never moves. `relayout` gives the layers other numbers of slots, the compute region another size, or
-both, and takes the experts that stay along.
+both, and takes the experts that stay along. Where the memory can be resized (`hip/slab_memory.py`), so can the slab:
+
+    larger     admit (memory for it) ──► relayout ──► fit
+    smaller    admit                 ──► relayout ──► fit (what is beyond goes back)
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import numpy as np
 
+from expertier.errors import DeviceError
 from expertier.hip.device import Device
+from expertier.hip.slab_memory import PlainSlabMemory, SlabMemory
 from expertier.planner.repack import Survivors
 from expertier.tiers.arena_layout import I64, ArenaLayout
 from expertier.tiers.kept import free_slots, some_of
 from expertier.tiers.moves import order_moves, untouched
 from expertier.tiers.slot_layout import RANGE_ALIGNMENT, Place, SlotLayout
-from expertier.units import round_up
+from expertier.units import mib, round_up
+
+_log = logging.getLogger(__name__)
 
 
 class Slab:
-    """One allocation, and in it a range of slots for every layer above a compute region. Not thread-safe."""
+    """Device memory, and in it a range of slots for every layer above a compute region. Not thread-safe."""
 
-    def __init__(self, device: Device, layouts: Sequence[SlotLayout], n_bytes: int) -> None:
-        """Allocate `n_bytes`, rounded up to `RANGE_ALIGNMENT`, all zero; `DeviceError` where that fails.
+    def __init__(
+        self,
+        device: Device,
+        layouts: Sequence[SlotLayout],
+        n_bytes: int,
+        memory: SlabMemory | None = None,
+    ) -> None:
+        """Take `n_bytes`, rounded up to `RANGE_ALIGNMENT`, of `memory`, which is zero and becomes the slab's own.
 
-        There are no slots before `relayout`.
+        Without `memory` it is one plain allocation; `DeviceError` where that fails. There are no slots before
+        `relayout`.
         """
         self._device = device
         self._layouts = tuple(layouts)
@@ -37,8 +52,8 @@ class Slab:
         self._layout: ArenaLayout | None = None
         self.stale_guards = False
         """Whether `restore_guards` has work to do before the slab is used."""
-        self._base = device.alloc(self._n_bytes)
-        self._closed = False
+        self._memory = memory if memory is not None else PlainSlabMemory(device, self._n_bytes)
+        self._base = self._memory.base
 
     @property
     def base(self) -> int:
@@ -51,6 +66,11 @@ class Slab:
         return self._n_bytes
 
     @property
+    def memory_bytes(self) -> int:
+        """The device memory under it, which may come in chunks."""
+        return self._memory.n_bytes
+
+    @property
     def layout(self) -> ArenaLayout:
         """Where the slots lie now."""
         assert self._layout is not None, "relayout first"
@@ -61,9 +81,13 @@ class Slab:
         """How many slots each layer has."""
         return self.layout.slots
 
-    def plan(self, slots: Sequence[int], compute_bytes: int) -> ArenaLayout:
-        """Return the layout of `slots[layer]` slots above `compute_bytes`; `BudgetError` if they do not fit."""
-        return ArenaLayout(self._layouts, slots, self._n_bytes, round_up(compute_bytes, RANGE_ALIGNMENT))
+    def plan(self, slots: Sequence[int], compute_bytes: int, slab_bytes: int | None = None) -> ArenaLayout:
+        """Return the layout of `slots[layer]` slots above `compute_bytes`; `BudgetError` if they do not fit.
+
+        `slab_bytes` is the slab's size then, by default the one that it has.
+        """
+        size = self._n_bytes if slab_bytes is None else slab_bytes
+        return ArenaLayout(self._layouts, slots, size, round_up(compute_bytes, RANGE_ALIGNMENT))
 
     def places(self, layer: int) -> tuple[Place, ...]:
         """Return where the layer's matrices lie, one a matrix, with offsets from the slab's base."""
@@ -91,7 +115,7 @@ class Slab:
             at[:, :2] += self._base
             self._device.copy_within(at, stream)
         self._zero(new, free_slots(kept, new.slots), stream)
-        self._layout = new
+        self._layout, self._n_bytes = new, new.slab_bytes
         self.stale_guards = False
         return int(moves[:, 2].sum())
 
@@ -114,17 +138,42 @@ class Slab:
             self._zero(self.layout, free, stream)
             self.stale_guards = False
 
+    # ---- another size
+
+    def admit(self, n_bytes: int) -> None:
+        """Have memory for a slab of `n_bytes`, before a `relayout` to that size.
+
+        Raises `DeviceError`, with nothing changed, where it cannot be had, and for any other size where the memory
+        cannot be resized.
+        """
+        if n_bytes > self._n_bytes or not self._memory.resizable:
+            self._memory.resize(n_bytes)
+
+    def fit(self) -> None:
+        """Give memory beyond the slab back, once all work of the device is done.
+
+        Where that fails a warning says so: the slab has its size all the same, and the next `fit` tries again.
+        """
+        try:
+            self._memory.resize(self._n_bytes)
+        except DeviceError as error:
+            _log.warning(
+                "the slab has %s, and %s of memory: what is beyond could not be given back (%s)",
+                mib(self._n_bytes),
+                mib(self._memory.n_bytes),
+                error,
+            )
+
     def check_valid(self) -> None:
         """Assert that ranges and compute region are aligned and disjoint and fill the slab (I2)."""
+        assert self._n_bytes <= self._memory.n_bytes, f"{self._memory.n_bytes} bytes under {self._n_bytes}"
         if self._layout is not None:
             assert self._layout.slab_bytes == self._n_bytes
             self._layout.check_valid()
 
     def close(self) -> None:
         """Free the slab; a second call does nothing."""
-        if not self._closed:
-            self._closed = True
-            self._device.free(self._base)
+        self._memory.close()
 
     # ---- inside
 

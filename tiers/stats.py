@@ -10,14 +10,16 @@ class L1Stats:
     """The slots on the device.
 
     `used_bytes` is what the layers' ranges take of the slab, `compute_bytes` what is reserved for computing,
-    `rounding_bytes` the rest, which is too small for a slot or waits to be planned. `bytes_in` are the expert
-    bytes of completed fills; every request for an expert is a hit or a miss.
+    `rounding_bytes` the rest, which is too small for a slot or waits to be planned. `memory_bytes` is the memory
+    under the slab, which may come in chunks. `bytes_in` are the expert bytes of completed fills; every request
+    for an expert is a hit or a miss.
     """
 
     budget_bytes: int
     used_bytes: int
     compute_bytes: int
     rounding_bytes: int
+    memory_bytes: int
     slots: int
     hits: int
     misses: int

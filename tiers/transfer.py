@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 from expertier.hip.device import Device
@@ -47,6 +48,13 @@ class Transfer:
                 self._device.synchronize()
             raise
         return self._fences.after_fill(layer, slot, stream)
+
+    def outside(self, copies: Sequence[tuple[int, int, int]], block: int) -> None:
+        """Copy pieces (target address, offset in the host block, bytes) elsewhere; complete when it returns."""
+        for target, source, n_bytes in copies:
+            self._device.copy_in(target, block + source, n_bytes, self.demand_stream)
+        if self._device.has_streams:
+            self._device.synchronize()
 
     def addresses(self, layer: int, slot: int) -> list[int]:
         """Return where a slot's matrices lie, for devices whose memory is the host's."""

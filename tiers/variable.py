@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Generic, Literal, TypeAlias, TypeVar
 
 from expertier.planner.policy_kind import PolicyKind
@@ -17,7 +18,11 @@ T = TypeVar("T")
 AutoBytes: TypeAlias = int | Literal["auto"]
 """A number of bytes, or `auto`: sized when the tiers are made."""
 
+AutoTokens: TypeAlias = int | Literal["auto"]
+"""A number of tokens, or `auto`."""
+
 _MAX_MIB = 1 << 40
+_MAX_TOKENS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,15 @@ def parse_mib(text: str) -> AutoBytes:
     return int(value * MIB)
 
 
+def parse_tokens(text: str) -> AutoTokens:
+    """Read `auto` or a whole number of tokens."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) > _MAX_TOKENS:
+        raise ValueError(text)
+    return int(text)
+
+
 def parse_percent(text: str) -> float:
     """Read a number above 0 and up to 100."""
     value = _number(text)
@@ -61,9 +75,26 @@ def parse_percent(text: str) -> float:
     return float(value)
 
 
+def parse_switch(text: str) -> bool:
+    """Read `0` or `1`."""
+    if text not in ("0", "1"):
+        raise ValueError(text)
+    return text == "1"
+
+
 def parse_policy(text: str) -> PolicyKind:
     """Read a policy's name."""
     return PolicyKind(text)
+
+
+def parse_path(text: str) -> Path:
+    """Read a file's name; `~` is the user's folder."""
+    if not text or "\0" in text:
+        raise ValueError(text)
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # a user who does not exist
+        raise ValueError(text) from error
 
 
 def parse_file_mode(text: str) -> FileMode:

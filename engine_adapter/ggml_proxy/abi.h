@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 3
+#define EXPERTIER_ABI 4
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -25,6 +25,9 @@ struct expertier_policy {
     int32_t (*abort)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
     int32_t (*release)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
     int32_t (*resident_first)(const int64_t * directory, int32_t layer, int32_t * experts, int32_t n);
+    int32_t (*hold_ready)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n,
+                          int32_t * slots);
+    int32_t (*is_whole)(const int64_t * directory, int32_t layer);
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
@@ -32,6 +35,11 @@ struct expertier_policy {
 #define EXPERTIER_FILLED 0x46494c4c
 typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts,
                                const int32_t * slots, int32_t * done);
+
+// Copies the experts' bytes to where they belong in a staged layer (expertier_copy), which begins at `staged` in device
+// memory. Called without any lock; says that all is there as a fill does.
+typedef void (*expertier_load)(void * context, int32_t layer, int32_t n, const int32_t * experts, uint64_t staged,
+                               int32_t * done);
 
 // How misses are served. While Python cannot answer, because a thread sits in the engine with the interpreter's lock,
 // a call of `fill` would never return.
@@ -48,6 +56,18 @@ struct expertier_matrix {
     int64_t      ne1;    // rows
     uint64_t     offset; // bytes from the slab's base to this matrix of slot 0
     uint64_t     stride; // bytes from one slot's matrix to the next slot's
+    uint64_t     staged_offset; // the same in a staged layer, which holds all experts in their own order
+    uint64_t     staged_stride;
+};
+
+// One piece of an expert: where it lies in a host block, in a slot and in a staged layer.
+struct expertier_copy {
+    uint64_t source; // bytes from the host block's begin
+    uint64_t offset; // bytes from the slab's base, in slot 0
+    uint64_t stride;
+    uint64_t staged_offset; // bytes from the staged layer's begin, of expert 0
+    uint64_t staged_stride;
+    uint64_t n_bytes;
 };
 
 struct expertier_layer {
@@ -55,6 +75,20 @@ struct expertier_layer {
     int32_t                  n_slots;
     int32_t                  n_matrices;
     const expertier_matrix * matrices;
+    int32_t                  n_copies;
+    const expertier_copy *   copies;
+    uint64_t                 staged_bytes;
+    int64_t                  first_copy; // index of its expert 0 in the arrays of expertier_host_copies
+};
+
+// Which experts the host pool has complete copies of (tiers/copy_directory.py). Whoever holds the lock may read
+// `address`, count itself in and out of `readers`, set `used` and count `hits`. A copy with readers stays where it is.
+struct expertier_host_copies {
+    void *    lock;    // laid out as one layer's, see layer_lock.h
+    int64_t * address; // 0: there is none
+    int32_t * readers;
+    uint8_t * used;
+    int64_t * hits;    // one number
 };
 
 struct expertier_binding {
@@ -67,7 +101,11 @@ struct expertier_binding {
     void *                  locks; // a mutex and a condition variable a layer, see layer_lock.h
     expertier_policy        policy;
     expertier_fill          fill;
-    void *                  fill_context;
+    expertier_load          load;
+    void *                  fill_context; // of both
+    expertier_host_copies   host_copies;
+    int32_t                 sees_all;      // 1: every call must be looked up, also where all experts are in their slots
+    int32_t                 stream_tokens; // from so many tokens on a layer is staged; 0: never
 };
 
 // What the proxy counted since the binding was made. Times are nanoseconds.
@@ -81,5 +119,9 @@ struct expertier_counters {
     int64_t id_reads;       // read-backs of expert ids, one a layer call
     int64_t pass_calls;     // layer calls that needed more experts than slots
     int64_t passes;         // passes that these took
+    int64_t whole_calls;    // layer calls whose experts were all in place: neither ids nor policy were asked
+    int64_t host_fills;     // experts that came from the host pool without Python
+    int64_t staged_calls;   // layer calls that ran on a staged layer
+    int64_t staged_bytes;   // bytes that came from the host for these
     int64_t dropped_writes; // bytes that the loader wrote to expert tensors and the buffer dropped
 };

@@ -17,6 +17,7 @@ void free_backend(ggml_backend_t backend) {
         ggml_gallocr_free(proxy->pass_allocator);
     }
     ggml_backend_free(proxy->inner);
+    proxy->device->n_backends -= 1;
     delete proxy;
     delete backend;
 }
@@ -78,6 +79,7 @@ ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
     auto * proxy  = new ProxyBackend;
     proxy->device = &device;
     proxy->inner  = inner;
+    device.n_backends += 1;
     return new ggml_backend{ &guid, iface, &device.compute, proxy };
 }
 

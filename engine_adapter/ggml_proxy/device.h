@@ -3,6 +3,7 @@
 
 #include "ggml-backend-impl.h"
 
+#include <atomic>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,7 @@ struct ProxyDevice {
     ggml_backend_device      compute;     // runs graphs; type GPU, so that layers are placed on it
     ggml_backend_device      naming;      // only carries the expert buffer type, so that it can be found by name
     ggml_backend_buffer_type experts;
+    std::atomic<int>         n_backends{ 0 }; // streams that may use the slots at the same time
 };
 
 // The proxy that `device` is the compute device of; null for any other device.

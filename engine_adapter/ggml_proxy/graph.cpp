@@ -3,6 +3,9 @@
 //
 //     ... attention, router | gate, up, GLU, down, attention, router | gate, up, ...
 //                           ^ cut of layer l                         ^ cut of layer l + 1: l is done, release it
+//
+// A layer whose experts are all in the slots of their own numbers needs no cut, and a large batch no ids: it is pointed
+// at a staged layer (staging.h), which is being uploaded while the layer before it computes.
 
 #include "graph.h"
 
@@ -10,14 +13,32 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "passes.h"
+#include "staging.h"
 
 #include <cxxabi.h>
 #include <new>
+#include <numeric>
+#include <optional>
 #include <string>
 
 namespace expertier {
 
 namespace {
+
+// From so many rows a layer on average, every expert is likely to be among them: all are staged, and no ids are read.
+constexpr int64_t rows_an_expert = 4;
+
+// The engine's numbers for graphs that are alike, which not every release has: a slice of a graph that was seen before
+// is told by it, and the inner backend need not compare it node by node.
+template <typename G> auto uid_of(const G * graph, int) -> decltype((uint64_t) graph->uid) { return graph->uid; }
+template <typename G> uint64_t uid_of(const G *, long) { return 0; }
+template <typename G> auto set_uid(G & graph, uint64_t uid, int) -> decltype(graph.uid, void()) { graph.uid = uid; }
+template <typename G> void set_uid(G &, uint64_t, long) {}
+
+uint64_t mixed(uint64_t a, uint64_t b) {
+    a = (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2))) * 0xbf58476d1ce4e5b9u;
+    return a ^ (a >> 31);
+}
 
 class GraphRun {
   public:
@@ -47,6 +68,13 @@ class GraphRun {
             if (expert == nullptr || ggml_is_empty(node)) {
                 continue; // a call with 0 rows is a no-op, on the inner backend too
             }
+            begin_graph(expert->tiers);
+            if (tiers_->is_whole(expert->ref.layer)) {
+                redirect(node, tiers_->slots(expert->ref), node->src[2]);
+                tiers_->counters.whole_calls += node->src[2] != last_whole_ids_;
+                last_whole_ids_ = node->src[2];
+                continue;
+            }
             if (!call_.tiers || !belongs(call_, node)) {
                 if (ggml_status status = cut(i, *expert)) {
                     return status;
@@ -56,9 +84,11 @@ class GraphRun {
                     continue;
                 }
             }
-            redirected_.push_back({ node, node->src[0], node->src[2] });
-            node->src[0] = call_.tiers->slots(expert->ref);
-            node->src[2] = slot_ids_;
+            if (is_staged_) {
+                redirect(node, staging_->matrix(expert->ref.matrix), node->src[2]);
+            } else {
+                redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
+            }
         }
         const ggml_status status = run_until(graph_->n_nodes);
         release_layer();
@@ -94,6 +124,20 @@ class GraphRun {
         return true;
     }
 
+    void begin_graph(const std::shared_ptr<Tiers> & tiers) {
+        if (!tiers_) {
+            tiers_ = tiers;
+            tiers_->counters.graphs += 1;
+        }
+    }
+
+    void redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tensor * ids) {
+        redirected_.push_back({ node, node->src[0], node->src[2] });
+        node->src[0] = experts;
+        node->src[2] = ids;
+        placed_      = mixed(mixed(placed_, reinterpret_cast<uintptr_t>(experts)), reinterpret_cast<uintptr_t>(ids->data));
+    }
+
     // Runs everything before node `first`, then makes the experts of the layer that starts there resident. Where
     // they are more than the layer's slots, the layer runs in passes instead and no call is left open.
     ggml_status cut(int first, const ExpertTensor & expert) {
@@ -101,25 +145,49 @@ class GraphRun {
             return status;
         }
         ExpertCall call = find_call(graph_, first, expert);
-        if (!tiers_) {
-            tiers_ = call.tiers;
-            tiers_->counters.graphs += 1;
+        if (can_stage(call) && call.n_tokens * call.n_used >= rows_an_expert * tiers_->n_experts(call.layer)) {
+            release_layer();
+            call.experts.resize(tiers_->n_experts(call.layer));
+            std::iota(call.experts.begin(), call.experts.end(), 0);
+            return stage(std::move(call));
         }
         const bool ids_are_valid = read_ids(backend_.inner, call);
         release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
         if (!ids_are_valid) {
             return GGML_STATUS_FAILED;
         }
-        if ((int) call.experts.size() > call.tiers->n_slots(call.layer)) {
+        const bool fits = (int) call.experts.size() <= tiers_->n_slots(call.layer);
+        if (can_stage(call) || (!fits && tiers_->staging())) {
+            return stage(std::move(call));
+        }
+        if (!fits) {
             next_ = call.last + 1;
             return run_in_passes(backend_, graph_, call);
         }
-        pinned_ = call.tiers->acquire(call.layer, call.experts);
+        pinned_ = tiers_->acquire(backend_.inner, call.layer, call.experts);
         if (!pinned_) {
             return GGML_STATUS_FAILED;
         }
         call_ = std::move(call);
         return upload_slot_ids();
+    }
+
+    // A layer with a slot for every expert evicts nothing, and is better off with them in its slots.
+    bool can_stage(const ExpertCall & call) const {
+        return tiers_->staging() && call.n_tokens >= tiers_->stream_tokens() &&
+               tiers_->n_slots(call.layer) < tiers_->n_experts(call.layer);
+    }
+
+    ggml_status stage(ExpertCall && call) {
+        if (!staging_) {
+            staging_.emplace(*tiers_->staging(), backend_.inner);
+        }
+        if (!staging_->bring(call.layer, call.experts)) {
+            return GGML_STATUS_FAILED;
+        }
+        call_      = std::move(call);
+        is_staged_ = true;
+        return GGML_STATUS_SUCCESS;
     }
 
     ggml_status upload_slot_ids() {
@@ -145,17 +213,21 @@ class GraphRun {
             return GGML_STATUS_SUCCESS;
         }
         ggml_cgraph slice = ggml_graph_view(graph_, next_, end);
-        next_             = end;
+        if (const uint64_t uid = uid_of(graph_, 0)) {
+            set_uid(slice, mixed(mixed(mixed(uid, next_), end), placed_) | 1, 0);
+        }
+        next_ = end;
         n_slices_ += 1;
         return ggml_backend_graph_compute_async(backend_.inner, &slice);
     }
 
     void release_layer() {
-        if (call_.tiers) {
+        if (call_.tiers && !is_staged_) {
             ggml_backend_synchronize(backend_.inner); // queued slices still read the slots
             pinned_.release();
-            call_.tiers.reset();
         }
+        call_.tiers.reset();
+        is_staged_ = false;
     }
 
     ProxyBackend &          backend_;
@@ -163,7 +235,11 @@ class GraphRun {
     int                     next_     = 0; // the first node that has not been handed to the inner backend
     int                     n_slices_ = 0;
     std::shared_ptr<Tiers>  tiers_;  // of the graph's experts, once one was met
-    ExpertCall              call_;   // the layer whose slots are pinned; none while call_.tiers is null
+    ExpertCall              call_;   // the layer that nodes are redirected for; none while call_.tiers is null
+    bool                    is_staged_ = false; // it is in a staged layer; otherwise its slots are pinned
+    std::optional<Staging::Use> staging_;
+    const ggml_tensor *     last_whole_ids_ = nullptr;
+    uint64_t                placed_         = 0; // tells where the slices' experts are
     PinnedSlots             pinned_;
     ggml_tensor *           slot_ids_ = nullptr;
     std::vector<Redirected> redirected_;

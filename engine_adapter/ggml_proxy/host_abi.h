@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 4
+#define EXPERTIER_HOST_ABI 5
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A file of the model, and which file its path must still name: as stat() returned it.
@@ -27,7 +27,8 @@ struct expertier_extent {
 struct expertier_model_options {
     int32_t         abi; // EXPERTIER_HOST_ABI
     const char *             path;
-    void *                   device;       // ggml device to place every layer on; null: the engine's own placement
+    void *                   device;       // ggml device to place every layer on; null: as `device_name` says
+    const char *             device_name;  // the engine's own name of it; "CPU" is no other; null: its own placement
     void *                   experts_type; // ggml buffer type for the experts; null: the engine's own placement
     const char *             experts_regex;
     const expertier_file *   files;        // with experts_type: the files that the tiers read
@@ -35,6 +36,8 @@ struct expertier_model_options {
     const expertier_extent * extents;      // ... and the GGUF that the loader gets to see: contiguous from 0
     int32_t                  n_extents;
     const void *             header;       // its header, where that is merged from several files; else null
+    int32_t                  experts_in_ram; // 1: without `experts_type`, the experts stay on the CPU (-cmoe)
+    int32_t                  is_mapped;      // 0: without `experts_type`, read the file instead of mapping it
     int32_t                  repack;       // 1: let the engine repack weights for its own kernels
     const void *             params;       // llama_model_params to start from; null: the engine's defaults
     uint64_t                 params_bytes; // their size as the caller knows it: it must be the headers'
@@ -53,4 +56,5 @@ struct expertier_context_options {
     int32_t n_seq_max;
     int32_t n_threads;
     int32_t flash_attention; // -1 auto, 0 off, 1 on
+    uint64_t moe_cache_bytes; // device memory for the engine's own cache of experts in RAM; 0: none
 };

@@ -46,6 +46,14 @@ llama_sampler * new_sampler(float temperature, uint32_t seed) {
     return sampler;
 }
 
+// Not every release has a cache of its own; false where it was asked for and there is none.
+template <typename P> auto set_moe_cache(P & params, uint64_t n_bytes, int)
+    -> decltype(params.moe_cache_size, bool()) {
+    params.moe_cache_size = n_bytes;
+    return true;
+}
+template <typename P> bool set_moe_cache(P &, uint64_t n_bytes, long) { return n_bytes == 0; }
+
 bool is_sequence(const expertier_context * self, int32_t sequence) {
     return sequence >= 0 && sequence < (int32_t) self->is_lost.size(); // of another, the engine ends the process
 }
@@ -81,6 +89,10 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
     params.n_threads            = options->n_threads;
     params.n_threads_batch      = options->n_threads;
     params.flash_attn_type      = (llama_flash_attn_type) options->flash_attention;
+    if (!set_moe_cache(params, options->moe_cache_bytes, 0)) {
+        snprintf(error, error_size, "this release of llama.cpp has no cache of experts of its own (moe_cache_size)");
+        return nullptr;
+    }
 
     return guarded<expertier_context *>(nullptr, [&]() -> expertier_context * {
         snprintf(error, error_size, "out of memory");

@@ -57,6 +57,35 @@ std::vector<ggml_backend_dev_t> stock_devices() {
     return devices;
 }
 
+// Puts the device of that name into `devices`, null-terminated; of the CPU, just the null. False where there is none.
+bool name_device(const std::string & name, std::vector<ggml_backend_dev_t> & devices, std::string & error) {
+    devices.clear();
+    ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
+    if (device == nullptr) {
+        error = "there is no device " + name + ", only";
+        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+            error += std::string(" ") + ggml_backend_dev_name(ggml_backend_dev_get(i));
+        }
+        return false;
+    }
+    if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+        devices.push_back(device);
+    }
+    devices.push_back(nullptr);
+    return true;
+}
+
+constexpr const char * all_experts_regex = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps"; // what -cmoe keeps on the CPU
+
+// Places all layers on the one device of `devices`, or on the CPU where that is empty.
+void place_on(std::vector<ggml_backend_dev_t> & devices, llama_model_params & params) {
+    params.n_gpu_layers = 9999;
+    params.devices      = devices.data();
+    params.tensor_split = nullptr;
+    params.main_gpu     = devices.front() ? 0 : -1; // 0 is refused where there is none
+    params.split_mode   = LLAMA_SPLIT_MODE_NONE;
+}
+
 std::unique_ptr<expertier_model> open_model(const expertier_model_options & options, std::string & error) {
     auto               self   = std::make_unique<expertier_model>();
     llama_model_params params = llama_model_default_params();
@@ -76,11 +105,12 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         { nullptr, nullptr },
     };
     if (options.device) {
-        params.n_gpu_layers = 9999;
-        params.split_mode   = LLAMA_SPLIT_MODE_NONE;
-        params.main_gpu     = 0;
-        params.devices      = devices.data();
-        params.tensor_split = nullptr;
+        place_on(devices, params);
+    } else if (options.device_name) {
+        if (!name_device(options.device_name, devices, error)) {
+            return nullptr;
+        }
+        place_on(devices, params);
     } else if (ggml_backend_reg_by_name("expertier")) {
         devices        = stock_devices();
         params.devices = devices.data();
@@ -101,6 +131,14 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         self->model = llama_model_load_from_file_ptr(stream, params);
         fclose(stream);
     } else {
+        if (options.experts_in_ram) {
+            ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
+            overrides[0]           = { all_experts_regex, ggml_backend_dev_buffer_type(cpu) };
+            params.tensor_buft_overrides = overrides;
+        }
+        if (!options.is_mapped) {
+            params.load_mode = LLAMA_LOAD_MODE_NONE;
+        }
         self->model = llama_model_load_from_file(options.path, params);
     }
     if (self->model == nullptr) {

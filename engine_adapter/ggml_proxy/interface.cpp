@@ -54,7 +54,7 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
         return nullptr;
     }
     try {
-        return new expertier_tiers{ std::make_shared<Tiers>(*binding, device->inner), device };
+        return new expertier_tiers{ std::make_shared<Tiers>(*binding, *device), device };
     } catch (const std::exception & problem) {
         copy_text(problem.what(), error, error_size);
         return nullptr;
@@ -107,5 +107,9 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->id_reads                = from.id_reads;
     out->pass_calls              = from.pass_calls;
     out->passes                  = from.passes;
+    out->whole_calls             = from.whole_calls;
+    out->host_fills              = from.host_fills;
+    out->staged_calls            = from.staged_calls;
+    out->staged_bytes            = from.staged_bytes;
     out->dropped_writes          = from.dropped_writes;
 }

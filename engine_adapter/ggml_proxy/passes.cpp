@@ -103,7 +103,7 @@ class PassRun {
         for (size_t begin = 0; begin < order.size(); begin += n_slots) {
             std::vector<int32_t> group(order.begin() + begin,
                                        order.begin() + std::min(order.size(), begin + n_slots));
-            const PinnedSlots pinned = tiers_.acquire(call_.layer, group);
+            const PinnedSlots pinned = tiers_.acquire(backend_.inner, call_.layer, group);
             if (!pinned) {
                 return GGML_STATUS_FAILED;
             }

@@ -1,8 +1,10 @@
 #include "tiers.h"
 
+#include "device.h"
 #include "embedded.h"
 #include "ggml-backend-impl.h"
 #include "layer_lock.h"
+#include "staging.h"
 
 #include <algorithm>
 #include <chrono>
@@ -42,18 +44,24 @@ void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
 
 } // namespace
 
-Tiers::Tiers(const expertier_binding & binding, ggml_backend_dev_t inner)
+Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
     : directory_(binding.directory), locks_(binding.locks), policy_(binding.policy), fill_(binding.fill),
-      fill_context_(binding.fill_context) {
-    if (inner->iface.buffer_from_host_ptr == nullptr) {
-        throw std::runtime_error("it takes no host pointers, so it cannot use a slab in host memory");
+      load_(binding.load), fill_context_(binding.fill_context), host_copies_(binding.host_copies), device_(device),
+      sees_all_(binding.sees_all), stream_tokens_(binding.stream_tokens), slab_base_(binding.slab_base) {
+    ggml_backend_dev_t inner = device.inner;
+    slab_                    = find_device_buffer(binding.slab_base);
+    if (slab_ == nullptr) {
+        if (inner->iface.buffer_from_host_ptr == nullptr) {
+            throw std::runtime_error("it takes no host pointers, so it cannot use a slab in host memory");
+        }
+        wrapped_slab_.reset(
+            ggml_backend_dev_buffer_from_host_ptr(inner, binding.slab_base, binding.slab_bytes, binding.slab_bytes));
+        if (!wrapped_slab_) {
+            throw std::runtime_error("it refused the slab's memory");
+        }
+        ggml_backend_buffer_set_usage(wrapped_slab_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+        slab_ = wrapped_slab_.get();
     }
-    slab_.reset(
-        ggml_backend_dev_buffer_from_host_ptr(inner, binding.slab_base, binding.slab_bytes, binding.slab_bytes));
-    if (!slab_) {
-        throw std::runtime_error("it refused the slab's memory");
-    }
-    ggml_backend_buffer_set_usage(slab_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
 
     size_t n_matrices = 0;
     for (int i = 0; i < binding.n_layers; i++) {
@@ -61,12 +69,12 @@ Tiers::Tiers(const expertier_binding & binding, ggml_backend_dev_t inner)
     }
     context_.reset(ggml_init({ (n_matrices + 1) * ggml_tensor_overhead(), nullptr, true }));
 
-    layers_.resize(binding.n_layers);
     for (int i = 0; i < binding.n_layers; i++) {
         const expertier_layer & from  = binding.layers[i];
-        Layer &                 layer = layers_[i];
+        Layer &                 layer = layers_.emplace_back();
         layer.n_experts               = from.n_experts;
         layer.n_slots                 = from.n_slots;
+        layer.copies.assign(from.copies, from.copies + from.n_copies);
         for (int j = 0; j < from.n_matrices; j++) {
             const expertier_matrix & matrix = from.matrices[j];
             ggml_tensor * tensor =
@@ -76,13 +84,27 @@ Tiers::Tiers(const expertier_binding & binding, ggml_backend_dev_t inner)
             tensor->nb[2]  = matrix.stride;
             tensor->nb[3]  = matrix.stride * from.n_slots;
             tensor->data   = static_cast<char *>(binding.slab_base) + matrix.offset;
-            tensor->buffer = slab_.get();
+            tensor->buffer = slab_;
             ggml_format_name(tensor, "%s.slots", matrix.name);
             layer.slots.push_back(tensor);
             layer.placed.push_back(0);
             require_support(inner, tensor);
         }
     }
+    std::vector<int64_t> first;
+    for (int i = 0; i < binding.n_layers; i++) {
+        first.push_back(binding.layers[i].first_copy);
+    }
+    host_copies_.set_first(std::move(first));
+    if (stream_tokens_ > 0) {
+        staging_ = std::make_unique<Staging>(*this, binding, inner);
+    }
+}
+
+Tiers::~Tiers() = default;
+
+ggml_tensor Tiers::slot_piece(int, int32_t slot, const expertier_copy & copy) const {
+    return bytes_at(slab_, static_cast<char *>(slab_base_) + copy.offset + slot * copy.stride, copy.n_bytes);
 }
 
 bool Tiers::find(const ggml_tensor * tensor, MatrixRef & ref) {
@@ -142,24 +164,28 @@ std::string Tiers::find_unplaced() {
     return first;
 }
 
-PinnedSlots Tiers::acquire(int layer, const std::vector<int32_t> & experts) {
+PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts) {
     const int32_t        n = (int32_t) experts.size();
     std::vector<int32_t> slots(n), miss_index(n), missing(n), targets(n); // nothing may fail after `begin`
+    HostReads            reads(host_copies_, n);
 
     const int32_t n_misses = begin(layer, experts, slots, miss_index);
     if (n_misses < 0) {
         return {};
     }
-    bool blank = false;
     if (n_misses > 0) {
         for (int32_t i = 0; i < n_misses; i++) {
             missing[i] = experts[miss_index[i]];
             targets[i] = slots[miss_index[i]];
         }
         missing.resize(n_misses);
-        const Filled filled = fill(layer, missing, targets);
+        targets.resize(n_misses);
+        const Filled filled = fill(stream, layer, missing, targets, reads);
         if (filled == Filled::blank) {
             return PinnedSlots(*this, layer, std::move(slots), true);
+        }
+        if (!reads.empty() && (filled == Filled::no || device_.n_backends > 1)) {
+            ggml_backend_synchronize(stream); // another stream may read the slots, or overwrite them, right away
         }
         LayerLock  lock(locks_, layer);
         const auto end = filled == Filled::yes ? policy_.complete : policy_.abort;
@@ -172,10 +198,11 @@ PinnedSlots Tiers::acquire(int layer, const std::vector<int32_t> & experts) {
             return {};
         }
     }
-    return PinnedSlots(*this, layer, std::move(slots), false);
+    return PinnedSlots(*this, layer, std::move(slots), false, std::move(reads));
 }
 
-Tiers::Filled Tiers::fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots) {
+Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
+                          const std::vector<int32_t> & slots, HostReads & reads) {
     struct Running {
         std::atomic<int32_t> & count;
         explicit Running(std::atomic<int32_t> & n) : count(n) { count += 1; }
@@ -194,12 +221,80 @@ Tiers::Filled Tiers::fill(int layer, const std::vector<int32_t> & experts, const
     if (wait_while_blank() != EXPERTIER_FILLS_SERVED) {
         return Filled::no;
     }
+    std::vector<int32_t> others, their_slots; // that the host pool has no copies of
+    for (size_t i = 0; i < experts.size(); i++) {
+        const char * copy = reads.take(layer, experts[i]);
+        if (copy == nullptr) {
+            others.push_back(experts[i]);
+            their_slots.push_back(slots[i]);
+            continue;
+        }
+        for (const expertier_copy & piece : layers_[layer].copies) {
+            ggml_tensor target = slot_piece(layer, slots[i], piece);
+            ggml_backend_tensor_set_async(stream, &target, copy + piece.source, 0, piece.n_bytes);
+        }
+        counters.host_fills += 1;
+    }
+    return others.empty() || fill_from_python(layer, others, their_slots) ? Filled::yes : Filled::no;
+}
+
+bool Tiers::fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots) {
     const int64_t start = now_ns();
     int32_t       done  = 0;
     fill_(fill_context_, layer, (int32_t) experts.size(), experts.data(), slots.data(), &done);
     counters.fill_ns += now_ns() - start;
     counters.fills += 1;
-    return done == EXPERTIER_FILLED ? Filled::yes : Filled::no;
+    return done == EXPERTIER_FILLED;
+}
+
+bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * staged) {
+    const int64_t start = now_ns();
+    int32_t       done  = 0;
+    fills_running_ += 1;
+    if (fills_ == EXPERTIER_FILLS_BLANK) { // nobody reads what the graph computes
+        done = EXPERTIER_FILLED;
+    } else if (fills_ == EXPERTIER_FILLS_SERVED) {
+        load_(fill_context_, layer, (int32_t) experts.size(), experts.data(), reinterpret_cast<uint64_t>(staged), &done);
+    }
+    fills_running_ -= 1;
+    counters.fill_ns += now_ns() - start;
+    counters.fills += 1;
+    if (done != EXPERTIER_FILLED) {
+        fail("layer " + std::to_string(layer) + ": expert bytes could not be read");
+    }
+    return done == EXPERTIER_FILLED;
+}
+
+bool Tiers::is_whole(int layer) {
+    Layer & self = layers_[layer];
+    if (self.is_whole) {
+        return true;
+    }
+    if (sees_all_ || self.n_slots < self.n_experts) {
+        return false;
+    }
+    LayerLock lock(locks_, layer);
+    self.is_whole = policy_.is_whole(directory_, layer) == 1;
+    return self.is_whole;
+}
+
+std::vector<int32_t> Tiers::hold_ready(int layer, const std::vector<int32_t> & experts) {
+    std::vector<int32_t> slots(experts.size(), -1);
+    LayerLock            lock(locks_, layer);
+    if (policy_.hold_ready(directory_, layer, experts.data(), (int32_t) experts.size(), slots.data()) < 0) {
+        slots.assign(experts.size(), -1); // nothing was pinned
+    }
+    return slots;
+}
+
+void Tiers::release_held(int layer, const std::vector<int32_t> & slots) {
+    std::vector<int32_t> held;
+    for (int32_t slot : slots) {
+        if (slot >= 0) {
+            held.push_back(slot);
+        }
+    }
+    release(layer, held, false);
 }
 
 expertier_fills Tiers::wait_while_blank() const {
@@ -270,6 +365,7 @@ void PinnedSlots::release() {
         tiers_->release(layer_, slots_, blank_);
         tiers_ = nullptr;
     }
+    reads_.release();
 }
 
 void Tiers::resident_first(int layer, std::vector<int32_t> & experts) {

@@ -2,10 +2,13 @@
 #pragma once
 
 #include "abi.h"
+#include "device_memory.h"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "pool_copies.h"
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -13,19 +16,22 @@
 
 namespace expertier {
 
+struct ProxyDevice;
+
 struct MatrixRef {
     int layer  = -1;
     int matrix = -1;
 };
 
+class Staging;
 class Tiers;
 
-// Slots of one layer that are pinned while this lives.
+// Slots of one layer that are pinned while this lives, and the host copies that queued fills of them read.
 class PinnedSlots {
   public:
     PinnedSlots() = default;
-    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots, bool blank)
-        : tiers_(&tiers), layer_(layer), blank_(blank), slots_(std::move(slots)) {}
+    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots, bool blank, HostReads && reads = {})
+        : tiers_(&tiers), layer_(layer), blank_(blank), slots_(std::move(slots)), reads_(std::move(reads)) {}
     ~PinnedSlots() { release(); }
     PinnedSlots(PinnedSlots && other) noexcept { *this = std::move(other); }
     PinnedSlots & operator=(PinnedSlots && other) noexcept {
@@ -34,6 +40,7 @@ class PinnedSlots {
         layer_       = other.layer_;
         blank_       = other.blank_;
         slots_       = std::move(other.slots_);
+        reads_       = std::move(other.reads_);
         other.tiers_ = nullptr;
         return *this;
     }
@@ -41,6 +48,7 @@ class PinnedSlots {
     explicit operator bool() const { return tiers_ != nullptr; }
     // In the order of the experts that were acquired.
     const std::vector<int32_t> & slots() const { return slots_; }
+    // To be called once nothing that is queued reads the slots any more.
     void release();
 
   private:
@@ -48,12 +56,14 @@ class PinnedSlots {
     int                  layer_ = -1;
     bool                 blank_ = false; // some hold zeros: they are not to be found by anyone else
     std::vector<int32_t> slots_;
+    HostReads            reads_;
 };
 
 class Tiers {
   public:
-    // Copies the binding; throws std::runtime_error when it cannot be used on `inner`.
-    Tiers(const expertier_binding & binding, ggml_backend_dev_t inner);
+    // Copies the binding; throws std::runtime_error when it cannot be used on `device`.
+    Tiers(const expertier_binding & binding, ProxyDevice & device);
+    ~Tiers();
     Tiers(const Tiers &) = delete;
     Tiers & operator=(const Tiers &) = delete;
 
@@ -72,9 +82,23 @@ class Tiers {
     // Layers at the end may have none at all: engines leave out the ones that only predict further tokens.
     std::string find_unplaced();
 
-    // Makes `experts` (distinct, at most n_slots) resident and pins their slots; fills misses. Empty after an error,
-    // which take_error() then tells.
-    PinnedSlots acquire(int layer, const std::vector<int32_t> & experts);
+    // Makes `experts` (distinct, at most n_slots) resident for what is queued on `stream` from now on, and pins their
+    // slots; fills misses. Empty after an error, which take_error() then tells.
+    PinnedSlots acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts);
+    // Whether every expert of the layer is in the slot of its own number, and stays there: ids are slot ids then.
+    bool is_whole(int layer);
+    // Pins the slots of those of `experts` that are resident, which is no use of them; -1 for the others.
+    std::vector<int32_t> hold_ready(int layer, const std::vector<int32_t> & experts);
+    void                 release_held(int layer, const std::vector<int32_t> & slots); // as hold_ready returned them
+    // Has Python copy `experts` into a staged layer that begins at `staged`; false after an error.
+    bool load(int layer, const std::vector<int32_t> & experts, void * staged);
+    // The layers that pass by in large batches; null when they are not to.
+    Staging *   staging() const { return staging_.get(); }
+    int32_t     stream_tokens() const { return stream_tokens_; }
+    HostCopies & host_copies() { return host_copies_; }
+    const std::vector<expertier_copy> & copies(int layer) const { return layers_[layer].copies; }
+    // A piece of a slot's bytes.
+    ggml_tensor slot_piece(int layer, int32_t slot, const expertier_copy & copy) const;
     // Reorders `experts` so that the resident ones come first: passes then evict as little as they can.
     void resident_first(int layer, std::vector<int32_t> & experts);
 
@@ -87,7 +111,7 @@ class Tiers {
 
     struct Counters {
         std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
-            pass_calls{0}, passes{0}, dropped_writes{0};
+            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
     };
     Counters counters;
 
@@ -98,7 +122,9 @@ class Tiers {
     void    release(int layer, const std::vector<int32_t> & slots, bool blank);
 
     enum class Filled { no, yes, blank };
-    Filled          fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
+    Filled          fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
+                         const std::vector<int32_t> & slots, HostReads & reads);
+    bool            fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
     expertier_fills wait_while_blank() const;
 
     struct Layer {
@@ -106,6 +132,8 @@ class Tiers {
         int32_t                    n_slots   = 0;
         std::vector<std::string>   names;
         std::vector<int64_t>       expert_bytes;
+        std::vector<expertier_copy> copies;
+        std::atomic<bool>          is_whole{ false };
         std::vector<int>           placed; // the engine's tensors of each matrix
         std::vector<ggml_tensor *> slots;  // one 3-d tensor a matrix, over all slots of the layer
     };
@@ -114,23 +142,28 @@ class Tiers {
     void *                locks_;
     expertier_policy      policy_;
     expertier_fill        fill_;
+    expertier_load        load_;
     void *                fill_context_;
+    HostCopies            host_copies_;
+    ProxyDevice &         device_;
+    int32_t               sees_all_;
+    int32_t               stream_tokens_;
 
     std::atomic<expertier_fills> fills_{ EXPERTIER_FILLS_SERVED };
     std::atomic<int64_t>         blank_graph_{ -1 };
     std::atomic<int32_t>         fills_running_{ 0 };
 
-    std::vector<Layer>    layers_;
+    std::deque<Layer>     layers_; // they do not move
     std::mutex            placed_mutex_; // guards `placed` of all layers
 
     struct FreeContext {
         void operator()(ggml_context * context) const { ggml_free(context); }
     };
-    struct FreeBuffer {
-        void operator()(ggml_backend_buffer_t buffer) const { ggml_backend_buffer_free(buffer); }
-    };
-    std::unique_ptr<ggml_context, FreeContext>       context_;
-    std::unique_ptr<ggml_backend_buffer, FreeBuffer> slab_;
+    std::unique_ptr<ggml_context, FreeContext> context_;
+    Buffer                                     wrapped_slab_; // where the slab is host memory
+    ggml_backend_buffer_t                      slab_ = nullptr;
+    void *                                     slab_base_;
+    std::unique_ptr<Staging>                   staging_;
 };
 
 } // namespace expertier

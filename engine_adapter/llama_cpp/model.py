@@ -53,11 +53,19 @@ class LlamaModel:
         *,
         tiers: TierManager | None = None,
         repack: bool | None = None,
-        inner_device: str = "CPU",
+        inner_device: str | None = None,
+        experts_in_ram: bool = False,
+        mapped: bool = True,
         params: ct.Structure | None = None,
         lookups: LookupLog | None = None,
     ) -> LlamaModel:
         """Load `path`; with `tiers`, its experts are never read here but served by them.
+
+        `inner_device` is the engine's name of the device that computes all layers, such as `CUDA0` or `CPU`; by
+        default the engine places stock models by itself, and tiers are bound to the CPU. Two options of the stock
+        engine: `experts_in_ram` keeps the experts in RAM (llama.cpp's `--cpu-moe`), where they are computed by the
+        CPU, or served through `context(moe_cache_bytes=...)`; with `mapped` False the file is read instead of mapped,
+        and weights in RAM are in memory that the device can copy from at full speed.
 
         `repack` lets the engine rewrite weights for its own kernels: by default as stock does, and never with
         tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10). `params` is
@@ -65,20 +73,29 @@ class LlamaModel:
         `lookups` logs which experts the engine asks the tiers for.
 
         Raises:
-            EngineError: the engine refused the model; the message holds its own last lines. Or `path` is not the
-                tiers' own file.
+            EngineError: the engine refused the model; the message holds its own last lines. Or it has no such device.
+                Or `path` is not the tiers' own file.
+            ConfigError: an option of the stock engine was given beside `tiers`.
         """
         if tiers is not None:
+            if experts_in_ram or not mapped:
+                raise ConfigError(
+                    "experts_in_ram and mapped=False were asked for together with tiers, which place the experts and "
+                    "load the file themselves: leave these options out, or the tiers"
+                )
             _require_file_of(tiers.table, Path(os.fspath(path)))
         options = abi.ModelOptions(
             abi=abi.HOST_ABI,
             path=os.fsencode(path),
             repack=int(repack if repack is not None else tiers is None),
+            device_name=inner_device.encode() if inner_device is not None and tiers is None else None,
+            experts_in_ram=int(experts_in_ram),
+            is_mapped=int(mapped),
             params=ct.addressof(params) if params is not None else None,
             params_bytes=ct.sizeof(params) if params is not None else 0,
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
-        binding = TierBinding(engine, tiers, inner_device, lookups) if tiers is not None else None
+        binding = TierBinding(engine, tiers, inner_device or "CPU", lookups) if tiers is not None else None
         try:
             if tiers is None or binding is None:
                 handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))
@@ -156,14 +173,23 @@ class LlamaModel:
         n_threads: int = 0,
         n_seq_max: int = 1,
         flash_attention: str = "auto",
+        moe_cache_bytes: int = 0,
     ) -> LlamaContext:
         """Open a context of `n_ctx` tokens; 0 threads means one for each processor this process may use.
 
-        `flash_attention` is `auto`, `on` or `off`.
+        `n_batch` is the most tokens of one `decode`, `n_ubatch` of one graph. `flash_attention` is `auto`, `on` or
+        `off`. `moe_cache_bytes` is device memory for llama.cpp's own cache of experts, for a model that was opened
+        with `experts_in_ram`.
 
         Raises:
-            EngineError: the engine refused it, with its own words. ConfigError: no such `flash_attention`.
+            EngineError: the engine refused it, with its own words, or this release has no such cache. ConfigError: no
+                such `flash_attention`, or a cache of the engine's own beside tiers.
         """
+        if moe_cache_bytes < 0 or (moe_cache_bytes and self._binding is not None):
+            raise ConfigError(
+                f"moe_cache_bytes is {moe_cache_bytes}: give 0 or more, and 0 for a model with tiers, which are the "
+                "cache of its experts"
+            )
         if flash_attention not in _FLASH_ATTENTION:
             raise ConfigError(
                 f"flash_attention is {flash_attention!r}: give one of {', '.join(_FLASH_ATTENTION)}"
@@ -176,6 +202,7 @@ class LlamaModel:
             n_seq_max=n_seq_max,
             n_threads=n_threads or len(os.sched_getaffinity(0)),
             flash_attention=_FLASH_ATTENTION[flash_attention],
+            moe_cache_bytes=moe_cache_bytes,
         )
         with self._contexts_lock:
             handle = self.handle

@@ -33,6 +33,10 @@ class ProxyCounters:
     id_reads: int
     pass_calls: int
     passes: int
+    whole_calls: int
+    host_fills: int
+    staged_calls: int
+    staged_bytes: int
     dropped_writes: int
 
     def as_dict(self) -> dict[str, int]:
@@ -58,6 +62,11 @@ class TierBinding:
         inner_device: str = "CPU",
         lookups: LookupLog | None = None,
     ) -> None:
+        """Bind, until `close`.
+
+        Raises:
+            EngineError: the proxy cannot use the tiers on that device. BusyError: an engine is bound already.
+        """
         self._engine = engine
         self._manager = manager
         self._lookups = lookups  # C++ keeps the address of its callback
@@ -70,7 +79,9 @@ class TierBinding:
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
-            self._struct = _describe(described, self._fill, lookups)
+            self._load = abi.LoadCallback(self._serve_staged)
+            self._struct = _describe(described, self._fill, self._load, lookups)
+            self._struct.stream_tokens = manager.stream_tokens
             error = ct.create_string_buffer(_ERROR_BYTES)
             self._handle = engine.proxy.expertier_tiers_bind(
                 ct.byref(self._struct), inner_device.encode(), error, len(error)
@@ -171,10 +182,16 @@ class TierBinding:
 
     def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any, done: Any) -> None:
         """Fill slots for the engine; it believes in the bytes only where `done` says so."""
+        chosen = np.ctypeslib.as_array(slots, (n,)).copy()
+        self._serve(layer, n, experts, done, lambda wanted: self._manager.fill(layer, wanted, chosen))
+
+    def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
+        """Copy experts into a staged layer for the engine, which believes in them as above."""
+        self._serve(layer, n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
+
+    def _serve(self, layer: int, n: int, experts: Any, done: Any, serve: Callable[[Any], None]) -> None:
         try:
-            self._manager.fill(
-                layer, np.ctypeslib.as_array(experts, (n,)).copy(), np.ctypeslib.as_array(slots, (n,)).copy()
-            )
+            serve(np.ctypeslib.as_array(experts, (n,)).copy())
             done[0] = abi.FILLED
             if self.on_fill is not None:
                 self.on_fill(None)
@@ -184,9 +201,9 @@ class TierBinding:
                 self.on_fill(error)
 
 
-def _describe(binding: EngineBinding, fill: Any, lookups: LookupLog | None) -> abi.Binding:
+def _describe(binding: EngineBinding, fill: Any, load: Any, lookups: LookupLog | None) -> abi.Binding:
     layers = (abi.Layer * len(binding.layers))()
-    for target, layer in zip(layers, binding.layers, strict=True):
+    for target, layer, first in zip(layers, binding.layers, binding.copies.first, strict=True):
         matrices = (abi.Matrix * len(layer.matrices))()
         for struct, matrix in zip(matrices, layer.matrices, strict=True):
             struct.name = matrix.name.encode()
@@ -195,10 +212,29 @@ def _describe(binding: EngineBinding, fill: Any, lookups: LookupLog | None) -> a
             struct.ne1 = matrix.ne1
             struct.offset = matrix.offset_from_slab_base
             struct.stride = matrix.stride
+            struct.staged_offset = matrix.staged_offset
+            struct.staged_stride = matrix.staged_stride
+        copies = (abi.Copy * len(layer.copies))(
+            *(
+                abi.Copy(
+                    copy.source,
+                    copy.offset_from_slab_base,
+                    copy.stride,
+                    copy.staged_offset,
+                    copy.staged_stride,
+                    copy.n_bytes,
+                )
+                for copy in layer.copies
+            )
+        )
         target.n_experts = layer.n_experts
         target.n_slots = layer.n_slots
         target.n_matrices = len(layer.matrices)
         target.matrices = matrices
+        target.n_copies = len(copies)
+        target.copies = copies
+        target.staged_bytes = layer.staged_bytes
+        target.first_copy = first
     points = entry_points()
     policy = abi.Policy(**{name: getattr(points, name) for name in abi.POLICY_FUNCTIONS})
     if lookups is not None:
@@ -213,5 +249,14 @@ def _describe(binding: EngineBinding, fill: Any, lookups: LookupLog | None) -> a
         locks=binding.locks_address,
         policy=policy,
         fill=fill,
+        load=load,
         fill_context=None,
+        host_copies=abi.HostCopies(
+            binding.copies.lock,
+            binding.copies.address,
+            binding.copies.readers,
+            binding.copies.used,
+            binding.copies.hits,
+        ),
+        sees_all=int(lookups is not None),
     )

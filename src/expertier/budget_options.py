@@ -18,6 +18,9 @@ HostPoolFrac = Annotated[
 ]
 Policy = Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")]
 FileMode = Annotated[str | None, typer.Option(help="auto, page-cache or direct (MOE_FILE_MODE).")]
+SlabVmm = Annotated[
+    str | None, typer.Option(metavar="0|1", help="A slab on a GPU that can be resized (MOE_SLAB_VMM).")
+]
 
 
 def tier_config(
@@ -26,6 +29,7 @@ def tier_config(
     host_pool_frac: str | None,
     policy: str | None,
     file_mode: str | None,
+    slab_vmm: str | None,
 ) -> TierConfig:
     """Return the variables with the options over them."""
     return TierConfig.from_env(
@@ -35,5 +39,6 @@ def tier_config(
             "MOE_HOST_POOL_FRAC": host_pool_frac,
             "MOE_POLICY": policy,
             "MOE_FILE_MODE": file_mode,
+            "MOE_SLAB_VMM": slab_vmm,
         }
     )

@@ -18,7 +18,15 @@ from rich.console import Console
 
 import expertier
 from expertier import report
-from expertier.budget_options import ExpertCacheMib, FileMode, HostPoolFrac, HostPoolMib, Policy, tier_config
+from expertier.budget_options import (
+    ExpertCacheMib,
+    FileMode,
+    HostPoolFrac,
+    HostPoolMib,
+    Policy,
+    SlabVmm,
+    tier_config,
+)
 from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.demo import run_demo
 from expertier.engine_adapter.measured_run import rss_peak_bytes
@@ -28,6 +36,7 @@ from expertier.engine_adapter.telemetry import say_disabled, show_events, watche
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
+from expertier.profile_command import app as profile_app
 from expertier.replay_command import replay
 from expertier.serve_command import serve
 from expertier.synth_command import synth
@@ -44,6 +53,7 @@ app = typer.Typer(
 engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_args_is_help=True)
 app.add_typer(engine_app, name="engine")
 app.command("exec")(exec_tool)
+app.add_typer(profile_app, name="profile")
 app.command()(replay)
 app.command()(serve)
 app.command()(synth)
@@ -108,6 +118,7 @@ def run(
     host_pool_frac: HostPoolFrac = None,
     policy: Policy = None,
     file_mode: FileMode = None,
+    slab_vmm: SlabVmm = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -123,7 +134,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
-    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode)
+    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm)
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:

@@ -13,7 +13,15 @@ import typer
 from rich.console import Console
 
 from expertier import report
-from expertier.budget_options import ExpertCacheMib, FileMode, HostPoolFrac, HostPoolMib, Policy, tier_config
+from expertier.budget_options import (
+    ExpertCacheMib,
+    FileMode,
+    HostPoolFrac,
+    HostPoolMib,
+    Policy,
+    SlabVmm,
+    tier_config,
+)
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.engine_adapter.server import ServerOptions, TieredServer
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
@@ -38,6 +46,7 @@ def serve(
     host_pool_frac: HostPoolFrac = None,
     policy: Policy = None,
     file_mode: FileMode = None,
+    slab_vmm: SlabVmm = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="EXPERTIER_API_KEY", help="What clients must send; without it, anyone may ask."),
@@ -51,7 +60,7 @@ def serve(
     ] = 2,
 ) -> None:
     """Serve the OpenAI API through the tiers until SIGINT or SIGTERM; SIGUSR1 logs a summary."""
-    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode)
+    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm)
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)

@@ -7,6 +7,7 @@ from mutants.mutant import MACHINE, Mutant
 _FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
 _HOLD = "            else:\n                fence.hold(stream)\n"
+_ARENA = ("tests/hip/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
 
 LAYOUT = (
@@ -83,7 +84,7 @@ MOVES = (
     Mutant(
         "a failed plan's quotas stay",
         "tiers/boundary.py",
-        "                if self._slab.layout is layout:\n                    self._quotas = quotas\n",
+        "            if self._slab.layout is layout:\n                self._quotas = quotas\n",
         "",
     ),
     Mutant(
@@ -115,6 +116,27 @@ MOVES = (
         "tiers/usage.py",
         "            self._leases.add(lease)\n",
         "            pass\n",
+    ),
+    Mutant(
+        "a smaller arena keeps its memory",
+        "tiers/boundary.py",
+        "                self._slab.fit()\n",
+        "                pass\n",
+        _ARENA,
+    ),
+    Mutant(
+        "slots move into memory that is not there yet",
+        "tiers/boundary.py",
+        "            self._slab.admit(size)\n",
+        "",
+        _ARENA,
+    ),
+    Mutant(
+        "a slab of another size believes in its old one",
+        "tiers/slab.py",
+        "        self._layout, self._n_bytes = new, new.slab_bytes\n",
+        "        self._layout = new\n",
+        _ARENA,
     ),
 )
 
@@ -172,6 +194,7 @@ FENCES = (
         "tiers/transfer.py",
         "            if self._device.has_streams:\n                self._device.synchronize()\n            raise\n",
         "            raise\n",
+        ("tests/tiers/test_fill_faults.py",),
     ),
     Mutant(
         "an engine is bound before queued copies are there",
@@ -288,8 +311,8 @@ HOST = (
     Mutant(
         "L2 evicts a block that a queued copy reads",
         "tiers/size_class.py",
-        "            if not block.users and block.is_quiet():\n                return block\n",
-        "            if not block.users:\n                return block\n",
+        "if not block.users and block.is_quiet()",
+        "if not block.users",
         _POOL,
     ),
     Mutant(

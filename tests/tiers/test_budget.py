@@ -105,7 +105,8 @@ def test_numbers_are_taken_as_they_are_on_a_device_too(table: ExpertTable) -> No
 def test_too_little_device_memory_says_what_is_missing(table: ExpertTable) -> None:
     floor = floor_bytes(table.layer_demands())
     with pytest.raises(
-        BudgetError, match=r"one expert slot in each of 2 layers takes .* are left to the driver"
+        BudgetError,
+        match=r"one expert slot in each of 2 layers takes .* headroom \(.* leave .* give it at least 1 MiB",
     ):
         resolve(TierConfig(), table, 64 * GIB, device_free_bytes=floor + 99, headroom_bytes=100)
 

@@ -41,6 +41,8 @@ def test_nothing_set_is_the_default() -> None:
         ("MOE_FILE_MODE", "auto", "file_mode", FileMode.AUTO),
         ("MOE_FILE_MODE", "page-cache", "file_mode", FileMode.PAGE_CACHE),
         ("MOE_FILE_MODE", " direct", "file_mode", FileMode.DIRECT),
+        ("MOE_SLAB_VMM", "1", "slab_vmm", True),
+        ("MOE_SLAB_VMM", " 0", "slab_vmm", False),
     ],
 )
 def test_values(name: str, text: str, field: str, value: object) -> None:
@@ -57,6 +59,7 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         *[("MOE_HOST_POOL_FRAC", text) for text in ("", "0", "100.1", "25%", "auto", "-5")],
         *[("MOE_POLICY", text) for text in ("", "lfu", "LRU", "belady")],
         *[("MOE_FILE_MODE", text) for text in ("", "mmap", "DIRECT", "page cache")],
+        *[("MOE_SLAB_VMM", text) for text in ("", "2", "yes", "true", "01")],
     ],
 )
 def test_a_text_that_does_not_parse_names_variable_value_and_form(name: str, text: str) -> None:

@@ -11,6 +11,7 @@ from expertier.errors import DeviceError, SourceError
 from expertier.hip.fault_plan import FaultPlan
 from expertier.hip.faults import FaultyDevice
 from expertier.hip.host import HostDevice
+from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.faulty_source import FaultySource
 from gguf_files import Block, BytesSource, ModelFile, write_model
 
@@ -115,6 +116,32 @@ def test_a_failed_part_leaves_the_lease_empty_but_live(model: ModelFile, operati
             seen += part.experts.tolist()
         assert sorted(seen) == list(range(8))
     tiers.check_valid()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=["own", "interrupt"])
+@pytest.mark.parametrize("nth", [2, 3])
+def test_a_copy_that_fails_halfway_leaves_nothing_queued_that_reads_the_block(
+    nth: int, error: type[BaseException] | None
+) -> None:
+    table = synthetic_table([LayerShape(types=("Q4_0", "Q4_0", "Q8_0"))])
+    assert table.slot_layouts[0].stride == 0, "an expert has to be several copies"
+    faults, device = FaultPlan(), FakeDevice()
+    config = et.TierConfig(
+        expert_cache_bytes=sum(demand.bytes_for(2) for demand in table.layer_demands()),
+        host_pool_bytes=4096,
+        fill_threads=0,
+    )
+    source = PatternSource()
+    tiers = et.TierManager(table, device=FaultyDevice(device, faults), config=config, source=source)
+    faults.arm("copy_in", nth, error)
+    with pytest.raises(error or DeviceError):
+        tiers.acquire(0, [3], stream=0)
+    assert not any(device.queued(stream) for stream in device.streams)
+    with tiers.acquire(0, [4], stream=0):  # through the same block of host memory
+        device.synchronize()
+        tiers.check_valid()
+    tiers.close()
+    device.close()
 
 
 def test_a_real_file_that_is_cut_is_refused_and_what_was_fetched_before_serves(tmp_path: Path) -> None:

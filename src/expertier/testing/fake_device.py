@@ -122,6 +122,11 @@ class FakeDevice:
         return True
 
     @property
+    def has_own_memory(self) -> bool:
+        """Whether it stands for a GPU: as one with streams does."""
+        return self.has_streams
+
+    @property
     def device_bytes(self) -> int:
         """Live device bytes, rounded."""
         return self._live(pinned=False)

@@ -13,7 +13,7 @@ from expertier.testing.tier_machine.base import PAGE, MachineBase
 from expertier.testing.tier_machine.model import EngineCall, Held
 from expertier.tiers.slot_layout import GUARD_BYTES
 
-MOVES_DOWN_TOO = {"used_bytes", "slots", "rounding_bytes", "compute_bytes", "budget_bytes"}
+MOVES_DOWN_TOO = {"used_bytes", "slots", "rounding_bytes", "compute_bytes", "budget_bytes", "memory_bytes"}
 
 
 class TierChecks(MachineBase):

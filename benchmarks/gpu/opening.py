@@ -1,0 +1,60 @@
+"""Opens a model for one row, stock or through the tiers, on any of the engine's devices."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.hip import open_device
+from expertier.tiers.config import TierConfig
+from expertier.tiers.manager import TierManager
+from expertier.tiers.table import ExpertTable
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the experts are: `side` as in `rows.Row`, with budgets in bytes where it has some."""
+
+    side: str
+    device: str
+    cache_bytes: int = 0
+    host_bytes: int = 0
+
+
+def tier_device(engine_device: str) -> str:
+    """Return our name for the engine's device: CUDA0 is cuda:0, ROCm1 is hip:1, CPU is the host."""
+    found = re.fullmatch(r"(CUDA|ROCm|HIP)(\d+)", engine_device)
+    if found:
+        return f"{'cuda' if found[1] == 'CUDA' else 'hip'}:{found[2]}"
+    return "host"
+
+
+@contextmanager
+def opened(
+    engine: LoadedEngine, path: str | Path, placement: Placement
+) -> Iterator[tuple[LlamaModel, TierManager | None]]:
+    """Load the model, and close it and its tiers at the end."""
+    if placement.side != "ours":
+        in_ram = placement.side != "vram"
+        with LlamaModel.open(
+            engine,
+            path,
+            repack=False,  # with it, experts in RAM are not the bytes that the others compute with
+            inner_device=placement.device,
+            experts_in_ram=in_ram,
+            mapped=not in_ram,
+        ) as model:
+            yield model, None
+        return
+    config = TierConfig(expert_cache_bytes=placement.cache_bytes, host_pool_bytes=placement.host_bytes)
+    with (
+        TierManager(
+            ExpertTable.from_gguf(path), device=open_device(tier_device(placement.device)), config=config
+        ) as tiers,
+        LlamaModel.open(engine, path, tiers=tiers, inner_device=placement.device) as model,
+    ):
+        yield model, tiers

@@ -1,0 +1,109 @@
+"""Computes the logits that `parity` compares; run by `child` with `SidesOptions` as JSON.
+
+The batches, in one context of `n_ubatch`: a wide prefill; then, from an empty cache, forced tokens in shapes of 1 to 8
+tokens, each several times; then, from an empty cache again, another wide prefill and single tokens after it. So the
+context goes from wide to narrow and back, and what narrow batches compute does not build on what a wide one left.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from gpu.child import tell
+from gpu.opening import Placement, opened
+
+from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
+from expertier.engine_adapter.open_engine import open_engine
+from expertier.errors import ExpertierError
+
+F32 = npt.NDArray[np.float32]
+
+FIRST_PREFILL, SECOND_PREFILL = 300, 512
+SHAPES = range(1, 9)
+_TIMES = 3  # each shape
+_SINGLE = 16  # tokens after the second prefill
+_N_CTX = 1024
+
+
+@dataclass(frozen=True)
+class SidesOptions:
+    """What to compute: every side, by its label; `folder` is where their logits go, LABEL.npz."""
+
+    path: str
+    sides: dict[str, Placement]
+    first_token: int
+    n_ubatch: int
+    n_threads: int
+    flash_attention: str
+    folder: str
+    llama_cpp: str | None
+
+
+def segments(context: LlamaContext, draw: np.random.Generator, first: int, last: int) -> dict[str, F32]:
+    """Run all batches of tokens in [first, last); returns every token's logits by segment: float32 [tokens, n_vocab]."""
+    found: dict[str, F32] = {}
+
+    def run(name: str, shapes: list[int], position: int) -> int:
+        rows = []
+        for n in shapes:
+            context.decode(draw.integers(first, last, n).tolist(), position, all_logits=True)
+            rows += [context.logits(i) for i in range(n)]
+            position += n
+        found[name] = np.stack(rows)
+        return position
+
+    run(f"prefill {FIRST_PREFILL}", [FIRST_PREFILL], 0)
+    context.forget()
+    at = 0
+    for shape in SHAPES:
+        at = run(f"decode {shape}", [shape] * (_SINGLE if shape == 1 else _TIMES), at)
+    context.forget()
+    at = run(f"prefill {SECOND_PREFILL}", [SECOND_PREFILL], 0)
+    run("decode 1 after it", [1] * _SINGLE, at)
+    return found
+
+
+def compute(engine: LoadedEngine, options: SidesOptions, label: str, placement: Placement) -> dict[str, Any]:
+    """Compute one side, save its logits and return what was counted."""
+    with opened(engine, options.path, placement) as (model, tiers):
+        with model.context(
+            n_ctx=_N_CTX,
+            n_batch=SECOND_PREFILL,
+            n_ubatch=options.n_ubatch,
+            n_threads=options.n_threads,
+            flash_attention=options.flash_attention,
+        ) as context:
+            found = segments(context, np.random.default_rng(1), options.first_token, model.n_vocab)
+            splits = context.n_graph_splits
+        np.savez(Path(options.folder) / f"{label}.npz", **found)  # type: ignore[arg-type]
+        if tiers is not None:
+            tiers.check_valid()
+        counts = model.binding.counters().as_dict() if model.binding is not None else {}
+    return {"proxy": counts, "n_graph_splits": splits}
+
+
+def main() -> int:
+    """Compute what the first argument says, and tell after each side."""
+    given: dict[str, Any] = json.loads(sys.argv[1])
+    sides = {label: Placement(**placement) for label, placement in given["sides"].items()}
+    options = SidesOptions(**{**given, "sides": sides})
+    done: dict[str, Any] = {}
+    try:
+        engine = open_engine(options.llama_cpp)
+        for label, placement in options.sides.items():
+            done[label] = compute(engine, options, label, placement)
+            tell({"done": done})
+    except ExpertierError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

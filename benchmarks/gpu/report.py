@@ -1,0 +1,121 @@
+"""Prints the findings as plain tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from expertier.units import GIB, MIB
+
+
+def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    """Print columns, the first to the left and the others to the right."""
+    rows = [list(head), *map(list, lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    for row in rows:
+        print("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+
+
+def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
+    """Print one model's rows, with ratios to all in VRAM and to llama.cpp's own cache at equal bytes."""
+    sizes = sorted({int(size) for row in rows.values() for size in row.get("prefill", {})})
+    print(f"\n{model['name']}: {model['expert_bytes'] / GIB:.2f} GiB of experts, {model['n_steps']} steps")
+    head = ["row", "MiB", "t/s", "median ms", "/vram", "/cache", "hits %", "MB/step", "L2 %"]
+    for size in sizes:
+        head += [f"pp{size}", "/vram", "/cache"]
+    lines = []
+    for name, row in rows.items():
+        cache = rows.get(f"cache-{row.get('percent')}", {}) if row.get("side") == "ours" else {}
+        lines.append(_line(name, row, rows.get("vram", {}), cache, sizes))
+    print_table(head, lines)
+    for name, row in rows.items():
+        if "failed" in row:
+            print(f"{name} FAILED: {row['failed']}")
+        if row.get("replays") is False:
+            print(f"{name}: the output is WRONG: after the last step, another token than the model's was likeliest")
+
+
+def _line(
+    name: str, row: dict[str, Any], vram: dict[str, Any], cache: dict[str, Any], sizes: Sequence[int]
+) -> list[str]:
+    decode = row.get("decode", {})
+    hits, mb = _traffic(row)
+    line = [
+        name,
+        f"{row['cache_bytes'] / MIB:.0f}" if row.get("cache_bytes") else "-",
+        _number(decode.get("tokens_per_s"), ".1f"),
+        _number(decode.get("median_ms"), ".3f"),
+        _ratio(decode, vram.get("decode")),
+        _ratio(decode, cache.get("decode")),
+        _number(hits, ".1f"),
+        _number(mb, ".1f"),
+        _number(_l2_share(decode), ".1f"),
+    ]
+    for size in map(str, sizes):
+        mine = row.get("prefill", {}).get(size)
+        line += [
+            _number(mine and mine["tokens_per_s"], ",.0f"),
+            _ratio(mine, vram.get("prefill", {}).get(size)),
+            _ratio(mine, cache.get("prefill", {}).get(size)),
+        ]
+    return line
+
+
+def _traffic(row: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Hits in percent and MB a step of the timed decode; of llama.cpp's cache over all its decoding."""
+    decode = row.get("decode", {})
+    counts = decode.get("counts", {})
+    if row.get("side") == "ours" and decode:
+        hits, misses = counts.get("l1.hits", 0), counts.get("l1.misses", 0)
+        share = 100 * hits / (hits + misses) if hits + misses else None
+        return share, counts.get("l1.bytes_in", 0) / decode["steps"] / 1e6
+    small = row.get("engine_cache", {}).get("ubatch <= 8")
+    if small:
+        steps = row.get("decoded", 0)
+        share = 100 * small["hits"] / (small["hits"] + small["misses"])
+        return share, small["uploaded_mib"] * MIB / steps / 1e6 if steps else None
+    return None, None
+
+
+def _l2_share(decode: dict[str, Any]) -> float | None:
+    counts = decode.get("counts", {})
+    total = counts.get("l2.hits", 0) + counts.get("l2.misses", 0)
+    return 100 * counts.get("l2.hits", 0) / total if total else None
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def _ratio(mine: dict[str, Any] | None, base: dict[str, Any] | None) -> str:
+    if not mine or not base or mine is base:
+        return "-"
+    return f"{mine['tokens_per_s'] / base['tokens_per_s']:.2f}"
+
+
+def print_parity(label: str, cases: dict[str, dict[str, Any]]) -> None:
+    """Print one model's comparisons with stock: a line for each number of slots, and each segment that differs."""
+    print(f"\n{label}: logits of ours against stock with everything on the device")
+    lines = []
+    for slots, findings in cases.items():
+        if "failed" in findings:
+            print(f"{slots} slots FAILED: {findings['failed']}")
+            continue
+        segments = findings["segments"]
+        differing = {name: found for name, found in segments.items() if not found["identical"]}
+        tokens = sum(found["rows"] for found in segments.values())
+        same = len(segments) - len(differing)
+        lines.append([f"{slots} slots", f"{same} of {len(segments)} segments bit-identical", f"{tokens}", *[""] * 3])
+        for name, found in differing.items():
+            lines.append(
+                [
+                    f"  {name}",
+                    f"{found['differing_rows']} tokens differ, the first is {found['first_row']}",
+                    f"{found['rows']}",
+                    f"{found['max_difference']:.3g}",
+                    f"{found['mean_magnitude']:.3g}",
+                    f"{100 * found['argmax_agrees']:.1f}",
+                ]
+            )
+    if lines:
+        print_table(["", "", "tokens", "max difference", "mean |logit|", "argmax agrees %"], lines)

@@ -1,0 +1,220 @@
+"""A device of the engine's own as the tiers see one: memory through ggml, whatever the vendor."""
+# ruff: noqa: ARG002 (the protocol's arguments, of which a device without streams has no use)
+
+from __future__ import annotations
+
+import ctypes as ct
+import mmap
+import threading
+from types import TracebackType
+from typing import Self
+
+from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.errors import DeviceError
+from expertier.hip.device import Device, Moves
+from expertier.hip.host import HostDevice
+from expertier.units import mib, round_up
+
+_ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
+
+
+def device_of(engine: LoadedEngine, name: str) -> Device:
+    """Return the device that the tiers use for ggml's device `name`: the host, or memory of the device's own.
+
+    Raises:
+        DeviceError: the engine has no such device.
+    """
+    return EngineDevice(engine, name) if has_own_memory(engine, name) else HostDevice()
+
+
+def has_own_memory(engine: LoadedEngine, name: str) -> bool:
+    """Whether ggml's device `name` computes on memory of its own. DeviceError: the engine has no such device."""
+    is_host: int = engine.proxy.expertier_device_is_host(name.encode())
+    if is_host < 0:
+        raise DeviceError(
+            f"asked for device {name!r}: the engine has {', '.join(device_names(engine))}; its build decides which"
+        )
+    return not is_host
+
+
+def device_names(engine: LoadedEngine) -> list[str]:
+    """Return the engine's own devices that can run a model, the first of them preferred: GPUs before the CPU."""
+    names: list[str] = [
+        str(device["name"])
+        for device in engine.devices()
+        if engine.proxy.expertier_device_is_host(str(device["name"]).encode()) >= 0
+    ]
+    return sorted(names, key=lambda name: not has_own_memory(engine, name))
+
+
+class EngineDevice:
+    """Memory of a ggml device, and pinned host memory that it copies from. Thread-safe.
+
+    It has no streams here: copies are complete when they return. The plugin queues its own on the engine's stream.
+    """
+
+    def __init__(self, engine: LoadedEngine, name: str) -> None:
+        """Use device `name`, which must have memory of its own; nothing is allocated."""
+        self._proxy = engine.proxy
+        self._ggml_name = name
+        self._host = HostDevice()
+        self._lock = threading.Lock()
+        self._device: dict[int, int] = {}
+        self._pinned: dict[int, int] = {}
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """Such as `ggml:CUDA0`."""
+        return f"ggml:{self._ggml_name}"
+
+    @property
+    def has_streams(self) -> bool:
+        """False: a copy is complete when it returns."""
+        return False
+
+    @property
+    def has_own_memory(self) -> bool:
+        """True: else it would be the host device."""
+        return True
+
+    @property
+    def device_bytes(self) -> int:
+        """Live bytes of `alloc`."""
+        with self._lock:
+            return sum(self._device.values())
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Live bytes of `alloc_pinned`, in whole pages."""
+        with self._lock:
+            return sum(self._pinned.values()) + self._host.pinned_bytes
+
+    def free_bytes(self) -> int:
+        """Return what the device reports as free."""
+        free, total = ct.c_int64(), ct.c_int64()
+        self._proxy.expertier_device_memory(self._ggml_name.encode(), ct.byref(free), ct.byref(total))
+        return free.value
+
+    def allocation_bytes(self, n_bytes: int) -> int:
+        """Return `n_bytes`: how the device rounds is not known here."""
+        return n_bytes
+
+    def pinned_allocation_bytes(self, n_bytes: int) -> int:
+        """Return `n_bytes` in whole pages."""
+        return round_up(n_bytes, mmap.PAGESIZE)
+
+    def alloc(self, n_bytes: int) -> int:
+        """Allocate zeroed memory in the device's default buffer type."""
+        address = self._alloc(n_bytes, pinned=False)
+        with self._lock:
+            self._device[address] = n_bytes
+        return address
+
+    def alloc_pinned(self, n_bytes: int) -> int:
+        """Allocate zeroed host memory in the device's host buffer type, or plain memory where it has none."""
+        n_bytes = self.pinned_allocation_bytes(n_bytes)
+        address = self._alloc(n_bytes, pinned=True)
+        if address == _ANY_MEMORY_DOES:
+            return self._host.alloc_pinned(n_bytes)
+        with self._lock:
+            self._pinned[address] = n_bytes
+        return address
+
+    def free(self, address: int) -> None:
+        """Give back what `alloc` or `alloc_pinned` returned."""
+        with self._lock:
+            known = self._device.pop(address, None) or self._pinned.pop(address, None)
+        if known is None:
+            self._host.free(address)
+        elif not self._proxy.expertier_memory_free(address):
+            raise DeviceError(f"free of {address:#x}: the engine knows no allocation that begins there")
+
+    def create_stream(self, *, low_priority: bool = False) -> int:
+        """Refuse: the engine's streams are its own."""
+        raise DeviceError(f"asked {self.name} for a stream: its copies are complete when they return")
+
+    def destroy_stream(self, stream: int) -> None:
+        """Refuse: there is none."""
+        raise DeviceError(f"asked {self.name} to destroy stream {stream}: it has none")
+
+    def create_event(self) -> int:
+        """Return 0: every event is done at once."""
+        return 0
+
+    def destroy_event(self, event: int) -> None:
+        """Do nothing."""
+
+    def record_event(self, event: int, stream: int) -> None:
+        """Do nothing: all work is done."""
+
+    def event_done(self, event: int) -> bool:
+        """Return True."""
+        return True
+
+    def wait_event(self, event: int) -> None:
+        """Do nothing: all work is done."""
+
+    def stream_wait_event(self, stream: int, event: int) -> None:
+        """Do nothing: all work is done."""
+
+    def synchronize(self) -> None:
+        """Do nothing: all work is done."""
+
+    def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
+        """Copy from host memory to the device."""
+        self._require(self._proxy.expertier_memory_copy_in(target, source, n_bytes), "copy to", target)
+
+    def copy_out(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
+        """Copy from the device to host memory."""
+        self._require(self._proxy.expertier_memory_copy_out(target, source, n_bytes), "copy from", source)
+
+    def copy_within(self, moves: Moves, stream: int = 0) -> None:
+        """Move the pieces, one after another."""
+        for target, source, n_bytes in moves.tolist():
+            self._require(self._proxy.expertier_memory_move(target, source, n_bytes), "move to", target)
+
+    def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
+        """Fill device memory with zeros."""
+        self._require(self._proxy.expertier_memory_zero(target, n_bytes), "zero", target)
+
+    def close(self) -> None:
+        """End the use; `DeviceError` names what is still allocated."""
+        self._closed = True
+        if self._device or self._pinned:
+            raise DeviceError(
+                f"{self.name} closed with {mib(self.device_bytes)} of device and {mib(self.pinned_bytes)} of "
+                "pinned memory still allocated: close the TierManager first"
+            )
+        self._host.close()
+
+    def __enter__(self) -> Self:
+        """Return the device itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close; an error that is already on its way goes first."""
+        if error is None:
+            self.close()
+        else:
+            self._closed = True
+
+    def _alloc(self, n_bytes: int, *, pinned: bool) -> int:
+        if self._closed:
+            raise DeviceError(f"{self.name} was closed: open another one")
+        if n_bytes < 1:
+            raise ValueError(f"an allocation needs at least one byte, asked for {n_bytes}")
+        address: int = self._proxy.expertier_memory_alloc(self._ggml_name.encode(), int(pinned), n_bytes)
+        if address == 0:
+            kind, variable = ("pinned host memory", "MOE_HOST_POOL_MIB") if pinned else ("memory", "MOE_EXPERT_CACHE_MIB")
+            raise DeviceError(
+                f"asked {self.name} for {mib(n_bytes)} of {kind} and got none; it reports {mib(self.free_bytes())} "
+                f"of its own memory free: lower {variable}, or free some"
+            )
+        return address
+
+    def _require(self, done: int, what: str, address: int) -> None:
+        if not done:
+            raise DeviceError(f"asked {self.name} to {what} {address:#x}: no allocation of it lies there")

@@ -1,0 +1,201 @@
+#include "device_memory.h"
+
+#include "abi.h"
+#include "device.h"
+#include "ggml-backend-impl.h"
+
+#include <cstring>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace expertier {
+
+namespace {
+
+std::mutex                              mutex;
+std::map<uintptr_t, ggml_backend_buffer_t> shared; // by base address
+
+ggml_backend_dev_t inner_device(const char * name) {
+    for (ProxyDevice * proxy : proxies()) {
+        if (strcmp(ggml_backend_dev_name(proxy->inner), name) == 0) {
+            return proxy->inner;
+        }
+    }
+    return nullptr;
+}
+
+bool copy_within(uintptr_t target, uintptr_t source, size_t n_bytes) {
+    ggml_backend_buffer_t from = find_device_buffer(reinterpret_cast<void *>(source));
+    ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target));
+    if (from == nullptr || to == nullptr) {
+        return false;
+    }
+    ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source), n_bytes);
+    ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target), n_bytes);
+    ggml_backend_tensor_copy(&read, &write);
+    return true;
+}
+
+} // namespace
+
+Buffer new_device_buffer(ggml_backend_dev_t device, size_t size) {
+    Buffer buffer(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), size));
+    if (buffer) {
+        ggml_backend_buffer_clear(buffer.get(), 0);
+        ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    }
+    return buffer;
+}
+
+ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes) {
+    ggml_tensor tensor = {};
+    tensor.type        = GGML_TYPE_I8;
+    tensor.buffer      = buffer;
+    tensor.data        = address;
+    tensor.ne[0]       = (int64_t) n_bytes;
+    tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
+    tensor.nb[0]                               = 1;
+    tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = n_bytes;
+    return tensor;
+}
+
+ggml_backend_buffer_t find_device_buffer(const void * address) {
+    std::lock_guard<std::mutex> guard(mutex);
+    const auto                  at    = reinterpret_cast<uintptr_t>(address);
+    auto                        after = shared.upper_bound(at);
+    if (after == shared.begin()) {
+        return nullptr;
+    }
+    const auto [base, buffer] = *--after;
+    return at < base + ggml_backend_buffer_get_size(buffer) ? buffer : nullptr;
+}
+
+void share_buffer(ggml_backend_buffer_t buffer) {
+    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
+    std::lock_guard<std::mutex> guard(mutex);
+    shared[base] = buffer;
+}
+
+void unshare_buffer(ggml_backend_buffer_t buffer) {
+    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
+    std::lock_guard<std::mutex> guard(mutex);
+    shared.erase(base);
+}
+
+} // namespace expertier
+
+using namespace expertier;
+
+// Whether the device computes on the host's own memory: 1 or 0; -1 when there is no such device.
+EXPERTIER_EXPORT int32_t expertier_device_is_host(const char * name) {
+    ggml_backend_dev_t device = inner_device(name);
+    return device ? ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device)) : -1;
+}
+
+EXPERTIER_EXPORT int32_t expertier_device_memory(const char * name, int64_t * free, int64_t * total) {
+    ggml_backend_dev_t device = inner_device(name);
+    if (device == nullptr) {
+        return 0;
+    }
+    size_t n_free = 0, n_total = 0;
+    ggml_backend_dev_memory(device, &n_free, &n_total);
+    *free  = (int64_t) n_free;
+    *total = (int64_t) n_total;
+    return 1;
+}
+
+// Address of zeroed memory of the device, or of host memory that it copies from at full speed; 0 when it gave none.
+// A device without such host memory has `pinned` answered with -1: any memory does as well.
+EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinned, uint64_t size) {
+    ggml_backend_dev_t device = inner_device(name);
+    if (device == nullptr) {
+        return 0;
+    }
+    try {
+        Buffer buffer;
+        if (pinned) {
+            ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
+            if (type == nullptr) {
+                return -1;
+            }
+            buffer.reset(ggml_backend_buft_alloc_buffer(type, size));
+            if (buffer && ggml_backend_buffer_get_type(buffer.get()) != type) {
+                return 0; // pageable memory instead, said to nobody
+            }
+            if (buffer) {
+                ggml_backend_buffer_clear(buffer.get(), 0);
+            }
+        } else {
+            buffer = new_device_buffer(device, size);
+        }
+        if (!buffer) {
+            return 0;
+        }
+        share_buffer(buffer.get());
+        return reinterpret_cast<int64_t>(ggml_backend_buffer_get_base(buffer.release()));
+    } catch (const std::exception &) {
+        return 0;
+    }
+}
+
+// 0 when no memory of expertier_memory_alloc begins there.
+EXPERTIER_EXPORT int32_t expertier_memory_free(uint64_t address) {
+    void *                base   = reinterpret_cast<void *>(address);
+    ggml_backend_buffer_t buffer = find_device_buffer(base);
+    if (buffer == nullptr || ggml_backend_buffer_get_base(buffer) != base) {
+        return 0;
+    }
+    unshare_buffer(buffer);
+    ggml_backend_buffer_free(buffer);
+    return 1;
+}
+
+// These are complete when they return; 0 when the device's side lies in no memory of ours.
+EXPERTIER_EXPORT int32_t expertier_memory_copy_in(uint64_t target, const void * source, uint64_t n_bytes) {
+    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
+    if (buffer == nullptr) {
+        return 0;
+    }
+    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(target), n_bytes);
+    ggml_backend_tensor_set(&tensor, source, 0, n_bytes);
+    return 1;
+}
+
+EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t source, uint64_t n_bytes) {
+    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(source));
+    if (buffer == nullptr) {
+        return 0;
+    }
+    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(source), n_bytes);
+    ggml_backend_tensor_get(&tensor, target, 0, n_bytes);
+    return 1;
+}
+
+// `n_bytes` from `source` to `target`, which may overlap.
+EXPERTIER_EXPORT int32_t expertier_memory_move(uint64_t target, uint64_t source, uint64_t n_bytes) {
+    const uint64_t apart = target > source ? target - source : source - target;
+    if (apart == 0) {
+        return 1;
+    }
+    const uint64_t piece = apart < n_bytes ? apart : n_bytes;
+    for (uint64_t done = 0; done < n_bytes; done += piece) {
+        const uint64_t n  = piece < n_bytes - done ? piece : n_bytes - done;
+        const uint64_t at = target < source ? done : n_bytes - done - n; // never over what is still to be read
+        if (!copy_within(target + at, source + at, n)) {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+EXPERTIER_EXPORT int32_t expertier_memory_zero(uint64_t target, uint64_t n_bytes) {
+    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
+    if (buffer == nullptr) {
+        return 0;
+    }
+    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(target), n_bytes);
+    ggml_backend_tensor_memset(&tensor, 0, 0, n_bytes);
+    return 1;
+}

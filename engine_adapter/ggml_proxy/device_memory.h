@@ -1,0 +1,31 @@
+// Memory of the engine's own devices, handed to Python by address: the slab, the staged layers, pinned host memory.
+#pragma once
+
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+namespace expertier {
+
+struct FreeBuffer {
+    void operator()(ggml_backend_buffer_t buffer) const { ggml_backend_buffer_free(buffer); }
+};
+using Buffer = std::unique_ptr<ggml_backend_buffer, FreeBuffer>;
+
+// Zeroed memory in the device's default buffer type; null when there is none left.
+Buffer new_device_buffer(ggml_backend_dev_t device, size_t size);
+
+// `n_bytes` at `address` within `buffer`, as a tensor without a context.
+ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes);
+
+// The buffer of expertier_memory_alloc that `address` lies in; null when there is none.
+ggml_backend_buffer_t find_device_buffer(const void * address);
+
+// From here on Python may copy to addresses in `buffer`.
+void share_buffer(ggml_backend_buffer_t buffer);
+void unshare_buffer(ggml_backend_buffer_t buffer);
+
+} // namespace expertier

@@ -1,0 +1,137 @@
+"""What fails on a device fails one batch or one opening with a clear error, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from architecture_models import MODELS
+from expertier.engine_adapter.engine_device import device_of
+from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.errors import DecodeError, DeviceError, EngineError, SourceError
+from expertier.tiers.config import TierConfig
+from expertier.tiers.table import ExpertTable
+from failing_reads import FailingReads
+from fake_ggml_gpu.models import DEVICE, assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
+from fake_ggml_gpu.process import GpuSession, on_fake_gpus
+from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
+
+PROMPT = prompt_tokens(40)
+TOKENS = 8
+POOL_BYTES = 64 << 20
+KIND = "qwen3moe"
+
+
+@pytest.mark.parametrize("n_slots", [1, SMALL.top_k, SMALL.experts])
+@pytest.mark.parametrize("nth", [1, 3, 20])
+@pytest.mark.parametrize("stream_tokens", [0, "auto"])
+@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
+@on_fake_gpus
+def test_a_failed_read_fails_the_batch(gpus: GpuSession, n_slots, nth, stream_tokens, pool_bytes):
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes, stream_tokens=stream_tokens) as tiers,
+        gpu_model(gpus, tiers) as model,
+        model.context(n_ctx=128, n_threads=1) as context,
+    ):
+        reads = FailingReads(patch)
+        reads.fail_call(nth)
+        with pytest.raises(DecodeError, match="status -3") as caught:
+            context.decode(PROMPT, 0)
+        assert reads.failed == 1
+        assert isinstance(caught.value.__cause__, SourceError)
+        assert_nothing_held(tiers)
+
+        context.forget()
+        context.decode(PROMPT, 0, all_logits=True)
+        rows = [context.logits(i) for i in range(len(PROMPT))]
+        for position in range(len(PROMPT), len(PROMPT) + TOKENS):
+            context.decode([context.sample()], position)
+            rows.append(context.logits())
+        assert_same(np.stack(rows), expected)
+
+
+@pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
+@on_fake_gpus
+def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
+    """Its first, second, ... allocation: an error, nothing left, and the next attempt works."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    table = ExpertTable.from_gguf(path)
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    config = TierConfig(expert_cache_bytes=2 << 20, host_pool_bytes=POOL_BYTES)
+    idle = [device.live() for device in gpus.fakes.devices]
+    errors = []
+    for nth in range(1, 50):
+        gpus.fakes.fail(call, nth)
+        try:
+            with TieredModel.open(gpus.engine, table, config, device=DEVICE) as opened:
+                found = logits_of(opened.model, PROMPT, TOKENS)
+        except (DeviceError, EngineError, DecodeError) as error:
+            errors.append(str(error))
+            gpus.fakes.fail(call, 0)
+            assert [device.live() for device in gpus.fakes.devices] == idle, error
+            continue
+        assert_same(found, expected)
+        if gpus.fakes.is_armed(call):
+            break
+    else:
+        raise AssertionError(f"still failing after {errors}")
+    print(call, errors)
+    assert errors or call in ("pinned", "event")
+
+
+@on_fake_gpus
+def test_a_device_without_room_says_so(gpus: GpuSession):
+    path = model_path(gpus, KIND, MODELS[KIND])
+    device = gpus.fakes.devices[0]
+    device.set_memory(256 << 10)
+    try:
+        with pytest.raises(DeviceError, match="MOE_EXPERT_CACHE_MIB"):
+            TieredModel.open(
+                gpus.engine, ExpertTable.from_gguf(path), TierConfig(expert_cache_bytes=1 << 20), device=DEVICE
+            )
+    finally:
+        device.set_memory(1 << 30)
+
+
+@on_fake_gpus
+def test_no_such_device(gpus: GpuSession):
+    with pytest.raises(DeviceError, match="FAKE0"):
+        device_of(gpus.engine, "FAKE7")
+
+
+@on_fake_gpus
+def test_closed_and_opened_again(gpus: GpuSession):
+    """All that is on the devices goes each time, and the tiers are new."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    idle = [device.live() for device in gpus.fakes.devices]
+    for n_slots in (1, SMALL.experts, SMALL.top_k):
+        with gpu_tiers(gpus, path, n_slots, host_pool_bytes=POOL_BYTES) as tiers:
+            for _ in range(2):
+                with gpu_model(gpus, tiers) as model:
+                    assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        assert [device.live() for device in gpus.fakes.devices] == idle
+
+
+@on_fake_gpus
+def test_misses_come_from_pinned_memory(gpus: GpuSession):
+    """No expert byte reaches the device from memory that is not pinned, pool or no pool (D6)."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    for pool_bytes in (0, POOL_BYTES):
+        for stream_tokens in (0, "auto"):
+            with (
+                gpu_tiers(gpus, path, 4, host_pool_bytes=pool_bytes, stream_tokens=stream_tokens) as tiers,
+                gpu_model(gpus, tiers) as model,
+            ):
+                expert_bytes = tiers.table.layers[0].expert_bytes
+                with model.context(n_ctx=128, n_threads=1) as context:
+                    before = gpus.fakes.devices[0].counters()
+                    context.decode(PROMPT, 0)
+                    after = gpus.fakes.devices[0].counters()
+                moved = after["bytes_to_device"] - before["bytes_to_device"]
+                pageable = after["pageable_bytes_to_device"] - before["pageable_bytes_to_device"]
+                assert moved > 4 * expert_bytes
+                assert pageable < expert_bytes, f"{pageable} of {moved} bytes, pool {pool_bytes}"

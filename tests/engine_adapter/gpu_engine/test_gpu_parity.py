@@ -1,0 +1,62 @@
+"""With the slots in a device's memory: the logits of the stock engine on the same device, bit for bit."""
+
+from __future__ import annotations
+
+import pytest
+
+from architecture_models import MODELS, slot_counts
+from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
+from fake_ggml_gpu.process import GpuSession, on_fake_gpus
+from tiered_runs import SMALL, prompt_tokens
+
+KINDS = ("qwen3moe", "gpt-oss", "deepseek2", "qwen3moe, mixed")
+PREFILL, DECODE = 100, 24
+POOLS = {"no pool": 0, "small pool": 3 << 20, "pool": 64 << 20}
+
+
+def cases() -> list[object]:
+    """Every model with every number of slots; ubatches, pools and staging in turn."""
+    found = []
+    for number, kind in enumerate(KINDS):
+        for place, slots in enumerate(slot_counts(MODELS[kind])):
+            turn = number + place
+            n_ubatch, pool, staged = (64, 512)[turn % 2], list(POOLS)[turn % 3], (True, True, False)[turn % 3]
+            found.append(pytest.param(kind, slots, n_ubatch, pool, staged, id=f"{kind}-{slots}-{n_ubatch}-{pool}-{staged}"))
+    return found
+
+
+def assert_parity(gpus: GpuSession, kind: str, slots: str, n_ubatch: int, pool: str, staged: bool) -> None:
+    path = model_path(gpus, kind, MODELS[kind])
+    prompt = prompt_tokens(PREFILL)
+    expected = stock_logits(gpus, path, prompt, DECODE, n_ubatch=n_ubatch)
+    with (
+        gpu_tiers(
+            gpus,
+            path,
+            slot_counts(MODELS[kind])[slots],
+            host_pool_bytes=POOLS[pool],
+            stream_tokens="auto" if staged else 0,
+        ) as tiers,
+        gpu_model(gpus, tiers) as model,
+    ):
+        assert_same(logits_of(model, prompt, DECODE, n_ubatch=n_ubatch), expected)
+        assert_same(logits_of(model, prompt, DECODE, n_ubatch=n_ubatch), expected)  # warm
+        counters = model.binding.counters()
+    assert (counters.staged_calls > 0) == staged or slots == "all"
+
+
+@pytest.mark.parametrize(("kind", "slots", "n_ubatch", "pool", "staged"), cases())
+@on_fake_gpus
+def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool, staged):
+    assert_parity(gpus, kind, slots, n_ubatch, pool, staged)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("n_ubatch", [16, 64, 512])
+@pytest.mark.parametrize(("kind", "slots"), [(kind, slots) for kind, shape in MODELS.items() for slots in slot_counts(shape)])
+@on_fake_gpus
+def test_every_combination(gpus: GpuSession, kind, slots, n_ubatch, pool, staged):
+    gpus.fakes.switch(jitter_us=100)
+    assert_parity(gpus, kind, slots, n_ubatch, pool, staged)

@@ -1,0 +1,16 @@
+"""MOE_SLAB_VMM on a real GPU."""
+
+from __future__ import annotations
+
+import pytest
+
+from expertier.hip.gpu_device import GpuDevice
+from expertier.hip.vmm_probe import probe_vmm
+from resizing_arena import grow_and_shrink
+
+
+def test_the_arena_grows_and_shrinks_under_its_base(device: GpuDevice) -> None:
+    result = probe_vmm(device.gpu)
+    if not result.passed:
+        pytest.skip(f"the probe failed at «{result.failed}»: {result.detail}")
+    grow_and_shrink(device)

@@ -1,0 +1,173 @@
+#include "backend.h"
+
+#include "buffers.h"
+#include "copies.h"
+#include "memory.h"
+#include "snapshot.h"
+#include "stream.h"
+
+#include "ggml-impl.h"
+
+#include <memory>
+
+namespace fake_gpu {
+
+namespace {
+
+struct Backend {
+    const Device * device;
+    ggml_backend_t cpu;
+    Stream         stream;
+    int            n_threads = 1;
+};
+
+Backend & self(ggml_backend_t backend) { return *static_cast<Backend *>(backend->context); }
+
+using EventPointer = std::shared_ptr<Event>;
+const EventPointer & event_of(ggml_backend_event_t event) { return *static_cast<EventPointer *>(event->context); }
+
+const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }
+
+void free_backend(ggml_backend_t backend) {
+    ggml_backend_t cpu = self(backend).cpu;
+    delete &self(backend); // its stream does what is queued
+    ggml_backend_free(cpu);
+    delete backend;
+}
+
+void synchronize(ggml_backend_t backend) {
+    self(backend).device->count().synchronizes += 1;
+    self(backend).stream.synchronize();
+}
+
+void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
+    static const auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(
+        ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(cpu_device()), "ggml_backend_set_n_threads"));
+    set(cpu, n_threads);
+}
+
+ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
+    Backend & mine     = self(backend);
+    auto      snapshot = std::make_shared<Snapshot>(*mine.device, graph);
+    if (!snapshot->problem().empty()) {
+        fault(mine.device->index, snapshot->problem());
+        return GGML_STATUS_FAILED;
+    }
+    mine.device->count().graphs += 1;
+    mine.device->count().nodes += graph->n_nodes;
+    mine.stream.push([&mine, snapshot, n_threads = mine.n_threads] {
+        snapshot->touch_memory();
+        set_cpu_threads(mine.cpu, n_threads);
+        if (ggml_status status = ggml_backend_graph_compute(mine.cpu, snapshot->graph())) {
+            fault(mine.device->index, std::string("a graph ended with status ") + ggml_status_to_string(status));
+        }
+    });
+    return GGML_STATUS_SUCCESS;
+}
+
+// CUDA's backend ends the process here.
+bool is_of(const Backend & backend, const ggml_tensor * tensor) {
+    const ggml_backend_buffer_t buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    if (buffer->buft == &backend.device->buffer_type) {
+        return true;
+    }
+    fault(backend.device->index, std::string("an asynchronous copy of ") + tensor->name + " in a buffer of type " +
+                                     ggml_backend_buffer_name(buffer));
+    return false;
+}
+
+void set_tensor_2d_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                         size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    Backend & mine = self(backend);
+    if (is_of(mine, tensor)) {
+        const Rows rows{ size, n_copies, stride_tensor, stride_data };
+        copy_to_device(*mine.device, mine.stream, static_cast<char *>(tensor->data) + offset, data, rows);
+    }
+}
+void get_tensor_2d_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                         size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    Backend & mine = self(backend);
+    if (is_of(mine, tensor)) {
+        const Rows rows{ size, n_copies, stride_tensor, stride_data };
+        copy_to_host(*mine.device, mine.stream, data, static_cast<const char *>(tensor->data) + offset, rows);
+    }
+}
+void set_tensor_async(ggml_backend_t backend, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    set_tensor_2d_async(backend, tensor, data, offset, size, 1, size, size);
+}
+void get_tensor_async(ggml_backend_t backend, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    get_tensor_2d_async(backend, tensor, data, offset, size, 1, size, size);
+}
+
+// On the source's stream; the target's waits for it.
+bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * source, ggml_tensor * target) {
+    const ggml_backend_buffer_t source_buffer = source->view_src ? source->view_src->buffer : source->buffer;
+    const ggml_backend_buffer_t target_buffer = target->view_src ? target->view_src->buffer : target->buffer;
+    if (from->iface.free != free_backend || to->iface.free != free_backend || !is_device_buffer(source_buffer) ||
+        !is_device_buffer(target_buffer) || &device_of(source_buffer) != self(from).device ||
+        &device_of(target_buffer) != self(to).device) {
+        return false;
+    }
+    copy_within(*self(to).device, target->data, *self(from).device, self(from).stream, source->data, ggml_nbytes(target));
+    if (from != to) {
+        const auto copied = std::make_shared<Event>(self(from).device->index);
+        self(from).stream.record(copied);
+        self(to).stream.wait(copied);
+    }
+    return true;
+}
+
+void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
+    self(backend).device->count().event_records += 1;
+    self(backend).stream.record(event_of(event));
+}
+void event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
+    self(backend).device->count().event_waits += 1;
+    self(backend).stream.wait(event_of(event));
+}
+
+ggml_guid guid = { 0x66, 0x61, 0x6b, 0x65, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x67, 0x70, 0x75, 0x00, 0x00, 0x01 };
+
+} // namespace
+
+ggml_backend_t new_backend(const Device & device) {
+    ggml_backend_t cpu = must_fail(Call::stream) ? nullptr : ggml_backend_dev_init(cpu_device(), nullptr);
+    if (cpu == nullptr) {
+        return nullptr;
+    }
+    ggml_backend_i iface      = {};
+    iface.get_name            = get_name;
+    iface.free                = free_backend;
+    iface.set_tensor_async    = set_tensor_async;
+    iface.get_tensor_async    = get_tensor_async;
+    iface.set_tensor_2d_async = set_tensor_2d_async;
+    iface.get_tensor_2d_async = get_tensor_2d_async;
+    iface.cpy_tensor_async    = cpy_tensor_async;
+    iface.synchronize         = synchronize;
+    iface.graph_compute       = graph_compute;
+    iface.event_record        = event_record;
+    iface.event_wait          = event_wait;
+    auto * mine               = new Backend{ &device, cpu, Stream(device.index) };
+    return new ggml_backend{ &guid, iface, const_cast<ggml_backend_dev_t>(&device.device), mine };
+}
+
+void set_n_threads(ggml_backend_t backend, int n_threads) { self(backend).n_threads = n_threads; }
+
+ggml_backend_event_t new_event(const Device & device) {
+    if (must_fail(Call::event)) {
+        return nullptr;
+    }
+    device.count().live_events += 1;
+    auto * event = new EventPointer(std::make_shared<Event>(device.index)); // queued work keeps it too
+    return new ggml_backend_event{ const_cast<ggml_backend_dev_t>(&device.device), event };
+}
+
+void free_event(ggml_backend_event_t event) {
+    static_cast<Device *>(event->device->context)->count().live_events -= 1;
+    delete static_cast<EventPointer *>(event->context);
+    delete event;
+}
+
+void synchronize_event(ggml_backend_event_t event) { event_of(event)->synchronize(); }
+
+} // namespace fake_gpu

@@ -1,0 +1,16 @@
+// The backend: a stream of a device, on which the CPU's kernels run.
+#pragma once
+
+#include "device.h"
+
+namespace fake_gpu {
+
+ggml_backend_t new_backend(const Device & device); // null when it must fail
+
+void set_n_threads(ggml_backend_t backend, int n_threads);
+
+ggml_backend_event_t new_event(const Device & device); // null when it must fail
+void                 free_event(ggml_backend_event_t event);
+void                 synchronize_event(ggml_backend_event_t event);
+
+} // namespace fake_gpu

@@ -1,0 +1,126 @@
+"""Compiles the fake GPUs, loads them into an engine, and sets and reads what they can be asked for."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count, takewhile
+from pathlib import Path
+
+from expertier.engine_adapter.build.cache import make_subfolder, move_into_place, staging
+from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, find_compiler
+from expertier.engine_adapter.build.pins import XLLAMACPP
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from native_build import build_library
+
+_SOURCES = Path(__file__).parent
+_LIBRARY = "libfake_ggml_gpu.so"
+_FLAGS = ("-O1",)
+_CALLS = ("memory", "pinned", "stream", "event")  # Call of state.h
+_FAULTS_BYTES = 1 << 16
+
+
+def build_fake_gpu() -> Path:
+    """Return the library for the pinned engine, compiled the first time and kept in the cache folder."""
+    sources = sorted(_SOURCES.glob("*.cpp"))
+    parts = [path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h")))]
+    parts += [word.encode() for word in (str(XLLAMACPP), *COMPILE_FLAGS, *_FLAGS, str(find_compiler()))]
+    parent = make_subfolder("fake-ggml-gpu")
+    target = parent / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    if not target.is_dir():
+        with staging(parent) as folder:
+            # Nothing of ours may be found in place of another library's, and theirs not in place of ours.
+            build_library(sources, folder / _LIBRARY, flags=_FLAGS, link_flags=("-Wl,-Bsymbolic",))
+            for made in folder.glob("*.o"):
+                made.unlink()
+            move_into_place(folder, target)
+    return target / _LIBRARY
+
+
+class FakeGpu:
+    """One device."""
+
+    def __init__(self, library: ct.CDLL, index: int) -> None:
+        self._library = library
+        self._index = index
+        self.name = f"FAKE{index}"
+
+    def counters(self) -> dict[str, int]:
+        """Every counter of state.h by name."""
+        names = list(takewhile(bool, map(self._library.fake_gpu_counter_name, count())))
+        values = (ct.c_int64 * len(names))()
+        self._library.fake_gpu_counters(self._index, values)
+        return {name.decode(): value for name, value in zip(names, values, strict=True)}
+
+    def live(self) -> dict[str, int]:
+        """What has not been given back, without what is zero."""
+        return {name: n for name, n in self.counters().items() if name.startswith("live_") and n}
+
+    def set_memory(self, n_bytes: int) -> None:
+        """Have the device so much memory, whatever is used already."""
+        self._library.fake_gpu_set_memory(self._index, n_bytes)
+
+
+class FakeGpus:
+    """The devices of this process: FAKE0, FAKE1, ... in the order of `devices`."""
+
+    def __init__(self, library: ct.CDLL, n_devices: int) -> None:
+        self._library = library
+        self.devices = tuple(FakeGpu(library, index) for index in range(n_devices))
+
+    @classmethod
+    def load(cls, engine: LoadedEngine, path: Path, *, n_devices: int = 1, memory_bytes: int = 1 << 30) -> FakeGpus:
+        """Register `n_devices` of `memory_bytes` each in the engine; once a process, and before its proxy is loaded."""
+        assert "proxy" not in vars(engine), "the proxy wraps the devices that there are when it is loaded"
+        library = ct.CDLL(str(path))
+        library.fake_gpu_configure.argtypes = (ct.c_int32, ct.c_int64)
+        library.fake_gpu_set_memory.argtypes = (ct.c_int32, ct.c_int64)
+        library.fake_gpu_switch.argtypes = (ct.c_char_p, ct.c_int64)
+        library.fake_gpu_counter_name.restype = ct.c_char_p
+        library.fake_gpu_counters.argtypes = (ct.c_int32, ct.POINTER(ct.c_int64))
+        library.fake_gpu_fail.argtypes = (ct.c_int32, ct.c_int64)
+        library.fake_gpu_is_armed.argtypes = (ct.c_int32,)
+        library.fake_gpu_take_faults.argtypes = (ct.c_char_p, ct.c_size_t)
+        library.fake_gpu_configure(n_devices, memory_bytes)
+        registered = engine.symbol("ggml_backend_load", ct.c_void_p, ct.c_char_p)(str(path).encode())
+        assert registered, f"ggml refused {path}"
+        return cls(library, n_devices)
+
+    def switch(self, **values: int) -> None:
+        """Set switches of state.h."""
+        for name, value in values.items():
+            if not self._library.fake_gpu_switch(name.encode(), value):
+                raise KeyError(name)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep all streams from taking work inside the block."""
+        self.switch(held=1)
+        try:
+            yield
+        finally:
+            self.switch(held=0)
+
+    def fail(self, call: str, nth: int = 1) -> None:
+        """Have the `nth` call from now on fail, once, on any device: memory, pinned, stream or event."""
+        self._library.fake_gpu_fail(_CALLS.index(call), nth)
+
+    def is_armed(self, call: str) -> bool:
+        """Whether the call that `fail` chose is still to come."""
+        return bool(self._library.fake_gpu_is_armed(_CALLS.index(call)))
+
+    def synchronize(self) -> None:
+        """Wait until everything that is queued now is done."""
+        self._library.fake_gpu_synchronize()
+
+    def reset(self) -> None:
+        """Set every switch as it was, and have no call fail."""
+        self._library.fake_gpu_reset()
+
+    def take_faults(self) -> str:
+        """Return and clear what the devices complained of, a line each."""
+        text = ct.create_string_buffer(_FAULTS_BYTES)
+        self._library.fake_gpu_take_faults(text, len(text))
+        return text.value.decode(errors="replace")
