@@ -64,14 +64,14 @@ _SHOWN_CHARS = 100  # of a text, in a message
 class TierConfig:
     """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
 
-    `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of
-    all expert bytes that `auto` takes. `profile` is a file with a routing profile: the slots follow it,
-    and the most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a GPU's slab can be
-    resized, where the driver's virtual memory passes a probe. An engine's batches of `stream_tokens` tokens and
-    more pass through staged layers and evict nothing (0: none do). Of a device's memory `auto` leaves `headroom_bytes`
-    to the driver and the BLAS libraries, and `rail_bytes` free (`auto`: none); L1 never gets more than `cap_bytes`
-    (`auto`: no such bound). `fill_threads` read and copy beside the thread that needs experts; with 0 it works alone,
-    and prefetches run in `TierManager.drain`. Raises
+    `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of all
+    expert bytes that `auto` takes. `profile` is a file with a routing profile: the slots follow it, and the
+    most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
+    GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
+    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). Of a device's
+    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `rail_bytes` free (`auto`:
+    none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
+    thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
     `ConfigError` for values that cannot be used.
     """
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.hip import open_device
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -23,14 +22,6 @@ class Placement:
     device: str
     cache_bytes: int = 0
     host_bytes: int = 0
-
-
-def tier_device(engine_device: str) -> str:
-    """Return our name for the engine's device: CUDA0 is cuda:0, ROCm1 is hip:1, CPU is the host."""
-    found = re.fullmatch(r"(CUDA|ROCm|HIP)(\d+)", engine_device)
-    if found:
-        return f"{'cuda' if found[1] == 'CUDA' else 'hip'}:{found[2]}"
-    return "host"
 
 
 @contextmanager
@@ -53,7 +44,7 @@ def opened(
     config = TierConfig(expert_cache_bytes=placement.cache_bytes, host_pool_bytes=placement.host_bytes)
     with (
         TierManager(
-            ExpertTable.from_gguf(path), device=open_device(tier_device(placement.device)), config=config
+            ExpertTable.from_gguf(path), device=device_of(engine, placement.device), config=config
         ) as tiers,
         LlamaModel.open(engine, path, tiers=tiers, inner_device=placement.device) as model,
     ):

@@ -22,6 +22,13 @@ SlabVmm = Annotated[
     str | None, typer.Option(metavar="0|1", help="A slab on a GPU that can be resized (MOE_SLAB_VMM).")
 ]
 
+Profile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="A routing profile: slots a layer, and experts to begin with (MOE_PROFILE)."
+    ),
+]
+
 
 def tier_config(
     expert_cache_mib: str | None,
@@ -30,6 +37,7 @@ def tier_config(
     policy: str | None,
     file_mode: str | None,
     slab_vmm: str | None,
+    profile: str | None,
 ) -> TierConfig:
     """Return the variables with the options over them."""
     return TierConfig.from_env(
@@ -40,5 +48,6 @@ def tier_config(
             "MOE_POLICY": policy,
             "MOE_FILE_MODE": file_mode,
             "MOE_SLAB_VMM": slab_vmm,
+            "MOE_PROFILE": profile,
         }
     )

@@ -24,6 +24,7 @@ from expertier.budget_options import (
     HostPoolFrac,
     HostPoolMib,
     Policy,
+    Profile,
     SlabVmm,
     tier_config,
 )
@@ -37,6 +38,8 @@ from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
 from expertier.profile_command import app as profile_app
+from expertier.plan_command import plan
+from expertier.probe_command import probe
 from expertier.replay_command import replay
 from expertier.serve_command import serve
 from expertier.synth_command import synth
@@ -54,6 +57,8 @@ engine_app = typer.Typer(help="The llama.cpp engine and our plugin for it.", no_
 app.add_typer(engine_app, name="engine")
 app.command("exec")(exec_tool)
 app.add_typer(profile_app, name="profile")
+app.command()(plan)
+app.command()(probe)
 app.command()(replay)
 app.command()(serve)
 app.command()(synth)
@@ -119,6 +124,7 @@ def run(
     policy: Policy = None,
     file_mode: FileMode = None,
     slab_vmm: SlabVmm = None,
+    profile: Profile = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -134,7 +140,9 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
-    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm)
+    config = tier_config(
+        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile
+    )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:

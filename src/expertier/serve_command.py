@@ -19,6 +19,7 @@ from expertier.budget_options import (
     HostPoolFrac,
     HostPoolMib,
     Policy,
+    Profile,
     SlabVmm,
     tier_config,
 )
@@ -47,6 +48,7 @@ def serve(
     policy: Policy = None,
     file_mode: FileMode = None,
     slab_vmm: SlabVmm = None,
+    profile: Profile = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="EXPERTIER_API_KEY", help="What clients must send; without it, anyone may ask."),
@@ -60,7 +62,9 @@ def serve(
     ] = 2,
 ) -> None:
     """Serve the OpenAI API through the tiers until SIGINT or SIGTERM; SIGUSR1 logs a summary."""
-    config = tier_config(expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm)
+    config = tier_config(
+        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile
+    )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)

@@ -182,6 +182,7 @@ FENCES = (
         "tiers/slot_fences.py",
         "            self._device.synchronize()\n            raise\n",
         "            raise\n",
+        ("tests/tiers/test_slot_fences.py",),
     ),
     Mutant(
         "a block is used again while a queued copy reads it",

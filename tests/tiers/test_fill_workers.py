@@ -168,3 +168,35 @@ def test_without_another_thread_the_asking_one_does_everything(monkeypatch: pyte
     workers.run([partial(done.append, i) for i in range(9)])
     assert sorted(done) == list(range(9))
     workers.close()
+
+
+def test_idle_waits_for_what_runs_though_nothing_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = FillWorkers(1)
+    started, go, waits = threading.Event(), threading.Event(), threading.Event()
+    wait, done = workers._changed.wait, list[int]()
+
+    def task() -> None:
+        started.set()
+        go.wait(30)
+        done.append(1)
+
+    def noted_wait(timeout: float | None = None) -> bool:
+        if threading.current_thread() is waiter:
+            waits.set()
+        return wait(timeout)
+
+    def drain() -> None:
+        workers.idle()
+        done.append(2)
+
+    monkeypatch.setattr(workers._changed, "wait", noted_wait)
+    waiter = threading.Thread(target=drain)
+    workers.later("it", task)
+    assert started.wait(30)
+    waiter.start()
+    eventually(lambda: waits.is_set() or not waiter.is_alive())
+    assert waits.is_set(), "it returned while the task ran"
+    go.set()
+    waiter.join()
+    workers.close()
+    assert done == [1, 2]

@@ -130,6 +130,16 @@ def test_where_no_fence_can_be_made_the_work_is_waited_for(bench: Bench, operati
     assert bench.ran == ["fill", "read"]
 
 
+@pytest.mark.parametrize("operation", ["create_event", "record_event"])
+def test_an_interrupt_while_a_fence_is_made_leaves_nothing_queued(bench: Bench, operation: str) -> None:
+    for number, act in enumerate((bench.fill, partial(bench.read, stream=bench.first)), start=1):
+        bench.faults.arm(operation, 1, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            act("work")
+        assert bench.ran == ["work"] * number
+        bench.faults.disarm()
+
+
 def test_events_are_used_again(bench: Bench) -> None:
     for number in range(20):
         bench.fill(f"fill {number}", slot=number % 2)

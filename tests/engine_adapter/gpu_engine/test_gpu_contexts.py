@@ -49,7 +49,9 @@ def test_contexts_on_threads(gpus: GpuSession, n_slots, stream_tokens):
     expected = [stock_logits(gpus, path, prompt, TOKENS) for prompt in PROMPTS[:2]]
     gpus.fakes.switch(jitter_us=200, seed=n_slots)
     with (
-        gpu_tiers(gpus, path, n_slots, host_pool_bytes=SMALL_POOL_BYTES, stream_tokens=stream_tokens) as tiers,
+        gpu_tiers(
+            gpus, path, n_slots, host_pool_bytes=SMALL_POOL_BYTES, stream_tokens=stream_tokens
+        ) as tiers,
         gpu_model(gpus, tiers) as model,
     ):
 
@@ -58,6 +60,38 @@ def test_contexts_on_threads(gpus: GpuSession, n_slots, stream_tokens):
                 assert_same(logits_of(model, PROMPTS[i], TOKENS), expected[i])
 
         run_at_once([lambda i=i: job(i) for i in range(2)])
+
+
+@pytest.mark.parametrize("n_slots", [3, SMALL.experts // 2, SMALL.experts])
+@on_fake_gpus
+def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
+    """Experts that come and go on another thread, as the hints of a predictor have them."""
+    path = model_path(gpus, "qwen3moe", MODELS["qwen3moe"])
+    expected = stock_logits(gpus, path, PROMPTS[0], TOKENS)
+    gpus.fakes.switch(jitter_us=100, seed=n_slots)
+    random, done = np.random.default_rng(n_slots), threading.Event()
+    with (
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=SMALL_POOL_BYTES) as tiers,
+        gpu_model(gpus, tiers) as model,
+    ):
+
+        def hint() -> None:
+            while not done.wait(0.001):
+                layer = int(random.integers(tiers.table.n_layers))
+                experts = random.choice(SMALL.experts, 2, replace=False).tolist()
+                tiers.prefetch(layer, experts, into=("l1", "l2")[random.integers(2)])
+
+        def run() -> None:
+            try:
+                for _ in range(3):
+                    assert_same(logits_of(model, PROMPTS[0], TOKENS), expected)
+            finally:
+                done.set()
+
+        run_at_once([run, hint])
+        tiers.cancel_prefetches()
+        tiers.drain()
+        assert tiers.stats().prefetch.asked > 10
 
 
 @pytest.mark.parametrize("n_slots", [1, SMALL.top_k, SMALL.experts])
@@ -121,7 +155,10 @@ def test_two_devices_with_tiers_of_their_own(gpus: GpuSession):
             stack.enter_context(gpu_tiers(gpus, path, 4, host_pool_bytes=SMALL_POOL_BYTES, device=name))
             for path, name in zip(paths, names, strict=True)
         ]
-        models = [stack.enter_context(gpu_model(gpus, own, device=name)) for own, name in zip(tiers, names, strict=True)]
+        models = [
+            stack.enter_context(gpu_model(gpus, own, device=name))
+            for own, name in zip(tiers, names, strict=True)
+        ]
         for device, own in zip(gpus.fakes.devices, tiers, strict=True):
             assert device.counters()["live_bytes"] >= own.arena_bytes
         run_at_once(

@@ -7,7 +7,7 @@ import pytest
 from architecture_models import MODELS, slot_counts
 from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
+from tiered_runs import prompt_tokens
 
 KINDS = ("qwen3moe", "gpt-oss", "deepseek2", "qwen3moe, mixed")
 PREFILL, DECODE = 100, 24
@@ -21,7 +21,11 @@ def cases() -> list[object]:
         for place, slots in enumerate(slot_counts(MODELS[kind])):
             turn = number + place
             n_ubatch, pool, staged = (64, 512)[turn % 2], list(POOLS)[turn % 3], (True, True, False)[turn % 3]
-            found.append(pytest.param(kind, slots, n_ubatch, pool, staged, id=f"{kind}-{slots}-{n_ubatch}-{pool}-{staged}"))
+            found.append(
+                pytest.param(
+                    kind, slots, n_ubatch, pool, staged, id=f"{kind}-{slots}-{n_ubatch}-{pool}-{staged}"
+                )
+            )
     return found
 
 
@@ -55,7 +59,9 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool,
 @pytest.mark.parametrize("staged", [False, True])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("n_ubatch", [16, 64, 512])
-@pytest.mark.parametrize(("kind", "slots"), [(kind, slots) for kind, shape in MODELS.items() for slots in slot_counts(shape)])
+@pytest.mark.parametrize(
+    ("kind", "slots"), [(kind, slots) for kind, shape in MODELS.items() for slots in slot_counts(shape)]
+)
 @on_fake_gpus
 def test_every_combination(gpus: GpuSession, kind, slots, n_ubatch, pool, staged):
     gpus.fakes.switch(jitter_us=100)

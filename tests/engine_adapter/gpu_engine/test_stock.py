@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -33,16 +34,24 @@ def on_cpu(loaded_engine, tmp_path_factory):
 
 
 @pytest.fixture
-def case(on_cpu, kind, n_ubatch):
-    return on_cpu(kind, n_ubatch)
+def case(on_cpu, request):
+    """The ubatch of a case, its model's path and what is expected of it."""
+    kind, n_ubatch = request.param
+    return n_ubatch, *on_cpu(kind, n_ubatch)
 
 
-@pytest.mark.parametrize("switches", SWITCHES)
-@pytest.mark.parametrize("n_ubatch", [64, 512])
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize(
+    ("case", "switches"),
+    [
+        *((case, "plain") for case in product(SHAPES, (64, 512))),
+        *((("Q4_K+Q6_K", 64), switches) for switches in SWITCHES if switches != "plain"),
+    ],
+    indirect=["case"],
+    ids=str,
+)
 @on_fake_gpus
-def test_one_device(gpus: GpuSession, case, kind, n_ubatch, switches):
-    path, expected = case
+def test_one_device(gpus: GpuSession, case, switches):
+    n_ubatch, path, expected = case
     gpus.fakes.switch(**SWITCHES[switches])
     device = gpus.fakes.devices[0]
     before = device.counters()
@@ -55,12 +64,11 @@ def test_one_device(gpus: GpuSession, case, kind, n_ubatch, switches):
     assert counted["bytes_to_device"] > Path(path).stat().st_size // 2, "its weights are not on the device"
 
 
-@pytest.mark.parametrize("n_ubatch", [512])
-@pytest.mark.parametrize("kind", ["Q4_K+Q6_K"])
+@pytest.mark.parametrize("case", [("Q4_K+Q6_K", 512)], indirect=True, ids=str)
 @on_fake_gpus
-def test_layers_split_over_two(gpus: GpuSession, case, kind, n_ubatch):
+def test_layers_split_over_two(gpus: GpuSession, case):
     """As stock places layers where there are two devices: their streams wait for each other by events."""
-    path, expected = case
+    n_ubatch, path, expected = case
     gpus.fakes.switch(jitter_us=300)
     before = [device.counters() for device in gpus.fakes.devices]
     with LlamaModel.open(gpus.engine, path, repack=False) as model:

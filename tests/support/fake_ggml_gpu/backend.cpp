@@ -108,7 +108,8 @@ bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor 
         &device_of(target_buffer) != self(to).device) {
         return false;
     }
-    copy_within(*self(to).device, target->data, *self(from).device, self(from).stream, source->data, ggml_nbytes(target));
+    copy_within(*self(to).device, target->data, *self(from).device, self(from).stream, source->data,
+                ggml_nbytes(target));
     if (from != to) {
         const auto copied = std::make_shared<Event>(self(from).device->index);
         self(from).stream.record(copied);

@@ -137,7 +137,9 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
 }
 
 const char * host_name(ggml_backend_buffer_type_t) { return "FAKE_Host"; }
-size_t       host_alignment(ggml_backend_buffer_type_t) { return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type()); }
+size_t       host_alignment(ggml_backend_buffer_type_t) {
+    return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
+}
 bool         host_is_host(ggml_backend_buffer_type_t) { return true; }
 
 // Unlike freeing device memory this waits for nobody: what is still being copied is a fault.

@@ -62,7 +62,9 @@ bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) {
     }
 }
 
-bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) { return type == &self(device).buffer_type; }
+bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
+    return type == &self(device).buffer_type;
+}
 
 bool offload_op(ggml_backend_dev_t, const ggml_tensor * op) {
     switch (op->op) {
@@ -108,7 +110,9 @@ void *             get_proc_address(ggml_backend_reg_t, const char * name) {
     return strcmp(name, "ggml_backend_set_n_threads") ? nullptr : reinterpret_cast<void *>(set_n_threads);
 }
 
-ggml_backend_reg registry = { GGML_BACKEND_API_VERSION, { registry_name, device_count, get_device, get_proc_address }, nullptr };
+ggml_backend_reg registry = { GGML_BACKEND_API_VERSION,
+                              { registry_name, device_count, get_device, get_proc_address },
+                              nullptr };
 
 } // namespace
 

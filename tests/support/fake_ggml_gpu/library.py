@@ -71,7 +71,9 @@ class FakeGpus:
         self.devices = tuple(FakeGpu(library, index) for index in range(n_devices))
 
     @classmethod
-    def load(cls, engine: LoadedEngine, path: Path, *, n_devices: int = 1, memory_bytes: int = 1 << 30) -> FakeGpus:
+    def load(
+        cls, engine: LoadedEngine, path: Path, *, n_devices: int = 1, memory_bytes: int = 1 << 30
+    ) -> FakeGpus:
         """Register `n_devices` of `memory_bytes` each in the engine; once a process, and before its proxy is loaded."""
         assert "proxy" not in vars(engine), "the proxy wraps the devices that there are when it is loaded"
         library = ct.CDLL(str(path))

@@ -71,7 +71,13 @@ def logits_of(
 
 
 def stock_logits(
-    gpus: GpuSession, path: Path, prompt: Sequence[int], n_tokens: int, *, n_ubatch: int = 512, device: str = DEVICE
+    gpus: GpuSession,
+    path: Path,
+    prompt: Sequence[int],
+    n_tokens: int,
+    *,
+    n_ubatch: int = 512,
+    device: str = DEVICE,
 ) -> Logits:
     """The same of the stock engine on the device; each is run once."""
     return _stock_logits(gpus.engine, path, tuple(prompt), n_tokens, n_ubatch, device)

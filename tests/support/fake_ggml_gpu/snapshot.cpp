@@ -126,7 +126,8 @@ void Snapshot::touch_experts(const ggml_tensor * node, const std::string & what)
     }
     for (const int32_t id : chosen) {
         if (id < 0 || id >= experts->ne[2]) {
-            fault(device_.index, what + " chooses expert " + std::to_string(id) + " of " + std::to_string(experts->ne[2]));
+            fault(device_.index, what + " chooses expert " + std::to_string(id) + " of " +
+                                     std::to_string(experts->ne[2]));
             continue;
         }
         touch(device_.index, static_cast<const char *>(experts->data) + id * experts->nb[2],

@@ -1,0 +1,50 @@
+"""How fast a machine computes and moves bytes: measured by `expertier probe`, or assumed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Self
+
+ASSUMED_SPREAD = 0.5
+"""How far off an assumed rate may be, as a share of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathRate:
+    """A way that experts take: `n` of them with `b` bytes in all take `n * each_s + b / bytes_per_s`.
+
+    `spread` is how far off that may be, as a share; `measured` whether this machine was measured or not.
+    """
+
+    bytes_per_s: float
+    each_s: float = 0.0
+    spread: float = ASSUMED_SPREAD
+    measured: bool = False
+
+    def seconds(self, n: float, n_bytes: float) -> float:
+        """Return how long `n` experts of `n_bytes` in all take."""
+        return n * self.each_s + n_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class MachineRates:
+    """The rates of a machine. `decode` reads weights for one token, so `each_s` is what a layer costs beside.
+
+    `prefill` is the same for a wide batch: bytes of weights times tokens a second. `pool` fills a slot from L2,
+    `page_cache` and `disk` from the file.
+    """
+
+    decode: PathRate
+    prefill: PathRate
+    pool: PathRate
+    page_cache: PathRate
+    disk: PathRate
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it by name, for `--json` and for the probe's file."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, document: dict[str, Any]) -> Self:
+        """Read what `as_dict` returned. Raises `KeyError`, `TypeError` or `ValueError` for anything else."""
+        return cls(**{field.name: PathRate(**document[field.name]) for field in fields(cls)})

@@ -1,0 +1,184 @@
+"""The engine's own rates, from two small models whose routing is known: one of small experts, one of large.
+
+Each is decoded with a slot for every expert, with fewer over the page cache, and with fewer over L2. What
+differs between the two models tells what a layer costs from what a byte costs, and what differs between their runs
+what a missed expert costs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from expertier.engine_adapter.model_shape import ModelShape
+from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.trace_model import FIRST_TOKEN, write_trace_model
+from expertier.planner.allocate import full_bytes
+from expertier.planner.rates import PathRate
+from expertier.tiers.config import TierConfig
+from expertier.tiers.model_geometry import read_geometry
+from expertier.tiers.table import ExpertTable
+
+_EXPERTS, _TOP_K, _FEW_SLOTS = 16, 4, 6
+_STEPS, _WARM, _PROMPT = 28, 4, 64
+_ROUNDS = 3
+_LEAST_SPREAD = 0.1
+
+_LAYERS = {"small": 12, "large": 6}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRates:
+    """What the engine takes through the tiers; see `MachineRates`."""
+
+    decode: PathRate
+    prefill: PathRate
+    pool: PathRate
+    page_cache: PathRate
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Seconds a decoded token, its misses, and seconds of the prompt."""
+
+    decode_s: float
+    misses: float
+    prefill_s: float
+
+
+def measure_engine(
+    engine: LoadedEngine, say: Callable[[str], None], *, n_threads: int = 0, rounds: int = _ROUNDS
+) -> EngineRates:
+    """Write the models to a temporary folder, run them in turns, and solve for the rates.
+
+    Raises what opening a model raises.
+    """
+    with tempfile.TemporaryDirectory(prefix="expertier-probe-") as folder:
+        models = {name: _write(Path(folder), name, say) for name in _LAYERS}
+        runs: dict[tuple[str, str], list[_Run]] = {}
+        for number in range(rounds):
+            for name, path in models.items():
+                say(f"decoding a model of {name} experts, {number + 1} of {rounds}")
+                table = ExpertTable.from_gguf(path)
+                for kind, config in _configs(table).items():
+                    run = _run(engine, table, config, n_threads)
+                    runs.setdefault((name, kind), []).append(run)
+        return _solve(runs, {name: _Sizes.of(path) for name, path in models.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    layers: int
+    token_bytes: int
+    expert_bytes: int
+
+    @classmethod
+    def of(cls, path: Path) -> _Sizes:
+        table, geometry = ExpertTable.from_gguf(path), read_geometry(path)
+        expert = table.layers[0].expert_bytes
+        experts = table.n_layers * table.top_k * expert
+        return cls(table.n_layers, geometry.device_weight_bytes + experts, expert)
+
+
+def _write(folder: Path, name: str, say: Callable[[str], None]) -> Path:
+    layers = _LAYERS[name]
+    say(f"writing a model of {name} experts")
+    random = np.random.default_rng(7)
+    ids = np.array(
+        [[random.permutation(_EXPERTS)[:_TOP_K] for _ in range(layers)] for _ in range(_STEPS + _PROMPT)], np.int32
+    )
+    width, n_ff = (512, 256) if name == "small" else (1024, 1024)
+    shape = ModelShape(
+        layers=layers, experts=_EXPERTS, top_k=_TOP_K, n_embd=width, n_ff=n_ff, heads=width // 64,
+        kv_heads=max(width // 256, 1), head_dim=64, vocab=FIRST_TOKEN + len(ids), seed=3, gate_up_type="Q4_K",
+        down_type="Q6_K", dense_type="Q8_0",
+    )  # fmt: skip
+    return write_trace_model(folder / f"{name}.gguf", ids, shape, repeat=True).path
+
+
+def _configs(table: ExpertTable) -> dict[str, TierConfig]:
+    demands = table.layer_demands()
+    few = sum(demand.bytes_for(_FEW_SLOTS) for demand in demands)
+    everything = full_bytes(demands)
+    return {
+        "all": TierConfig(expert_cache_bytes=everything, host_pool_bytes=0),
+        "page cache": TierConfig(expert_cache_bytes=few, host_pool_bytes=0),
+        "pool": TierConfig(expert_cache_bytes=few, host_pool_bytes=2 * everything),
+    }
+
+
+def _run(engine: LoadedEngine, table: ExpertTable, config: TierConfig, n_threads: int) -> _Run:
+    with (
+        TieredModel.open(engine, table, config) as tiered,
+        tiered.model.context(n_ctx=2 * (_PROMPT + _STEPS), n_threads=n_threads) as context,
+    ):
+        prompt = [FIRST_TOKEN + i for i in range(_PROMPT)]
+        context.decode(prompt, 0)  # every expert was used once: all are in the page cache, and in L2
+        start = time.perf_counter()
+        context.forget()
+        context.decode(prompt, 0)
+        prefill_s = time.perf_counter() - start
+        for step in range(_WARM):
+            context.decode([FIRST_TOKEN + _PROMPT + step], _PROMPT + step)
+        before = tiered.tiers.stats().l1.misses
+        start = time.perf_counter()
+        for step in range(_WARM, _STEPS):
+            context.decode([FIRST_TOKEN + _PROMPT + step], _PROMPT + step)
+        decode_s = (time.perf_counter() - start) / (_STEPS - _WARM)
+        misses = (tiered.tiers.stats().l1.misses - before) / (_STEPS - _WARM)
+    return _Run(decode_s, misses, prefill_s)
+
+
+def _solve(runs: dict[tuple[str, str], list[_Run]], sizes: dict[str, _Sizes]) -> EngineRates:
+    small, large = sizes["small"], sizes["large"]
+    decode = {name: median(run.decode_s for run in runs[name, "all"]) for name in sizes}
+    layer_s, byte_s = _two_unknowns(
+        (small.layers, small.token_bytes, decode["small"]), (large.layers, large.token_bytes, decode["large"])
+    )
+    prefill_s = median(run.prefill_s for run in runs["large", "all"])
+    paths = {}
+    for kind in ("page cache", "pool"):
+        rows = []
+        for name, size in sizes.items():
+            extra = [
+                (run.decode_s - whole.decode_s) / max(run.misses, 1e-9)
+                for run, whole in zip(runs[name, kind], runs[name, "all"], strict=True)
+            ]
+            rows.append((1.0, size.expert_bytes, max(median(extra), 1e-9)))
+        each_s, per_byte = _two_unknowns(rows[0], rows[1])
+        paths[kind] = PathRate(1 / per_byte, each_s, _spread(runs, kind), measured=True)
+    return EngineRates(
+        decode=PathRate(1 / byte_s, layer_s, _spread(runs, "all"), measured=True),
+        prefill=PathRate(large.token_bytes * _PROMPT / prefill_s, 0.0, _spread(runs, "all"), measured=True),
+        pool=paths["pool"],
+        page_cache=paths["page cache"],
+    )
+
+
+def _two_unknowns(
+    first: tuple[float, float, float], second: tuple[float, float, float]
+) -> tuple[float, float]:
+    """Solve a*x + b*y = t for two (a, b, t), with x of 0 and more, and y above 0."""
+    (a, b, s), (c, d, t) = first, second
+    found = np.linalg.solve(np.array([[a, b], [c, d]]), np.array([s, t]))
+    x, y = float(found[0]), float(found[1])
+    if x < 0 or y <= 0:  # noise: all of it is the bytes', of the larger model
+        return 0.0, t / d
+    return x, y
+
+
+def _spread(runs: dict[tuple[str, str], list[_Run]], kind: str) -> float:
+    """Return how far apart runs of one kind are: half their range, as a share of the median."""
+    shares = [_LEAST_SPREAD]
+    for (_, of), found in runs.items():
+        if of == kind:
+            times = [run.decode_s for run in found]
+            shares.append((max(times) - min(times)) / (2 * median(times)))
+    return min(max(shares), 0.9)

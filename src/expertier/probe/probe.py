@@ -1,0 +1,182 @@
+"""The probe: this machine's rates as one document, made once and kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import expertier
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from expertier.errors import ConfigError
+from expertier.hip.cache_folder import cache_subfolder, write_whole
+from expertier.hip.device import Device
+from expertier.planner.rates import MachineRates, PathRate
+from expertier.probe.device_rates import DeviceRates, measure_device
+from expertier.probe.engine_rates import EngineRates, measure_engine
+from expertier.probe.file_rates import FileRates, measure_file
+from expertier.units import MIB
+
+FORMAT = 1
+_SAMPLE_BYTES = 128 * MIB
+_FILE_SPREAD = 0.3
+_LINK_SPREAD = 0.15
+_READ_SHARE = 0.6
+"""What matrix kernels reach of the rate of a copy, both its reads and its writes counted: a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What was measured, and the rates that follow; `key` names the machine, the device and the engine."""
+
+    key: dict[str, Any]
+    rates: MachineRates
+    details: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it by name, for `--json` and for the file."""
+        return {"format": FORMAT, "machine": self.key, "rates": self.rates.as_dict(), **self.details}
+
+
+def machine_key(device_name: str, n_threads: int) -> dict[str, Any]:
+    """Return what the rates depend on: where one of these differs, the probe is made anew."""
+    try:
+        engine = version("xllamacpp")
+    except PackageNotFoundError:
+        engine = None
+    return {
+        "processor": _processor(),
+        "processors": len(os.sched_getaffinity(0)),
+        "ram_bytes": psutil.virtual_memory().total,
+        "system": platform.release(),
+        "device": device_name,
+        "threads": n_threads,
+        "engine": engine,
+        "expertier": expertier.__version__,
+    }
+
+
+def probe_file(key: dict[str, Any]) -> Path:
+    """Return where the probe of this machine is kept. Raises ConfigError where the cache folder cannot be made."""
+    name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    try:
+        return cache_subfolder("probe") / f"{name}.json"
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder cannot be made: {error.strerror or error}; set EXPERTIER_CACHE_DIR to a folder of yours"
+        ) from error
+
+
+def kept_probe(key: dict[str, Any]) -> Probe | None:
+    """Return what was measured before; None where there is nothing that can be used."""
+    try:
+        document = json.loads(probe_file(key).read_text())
+        if document["format"] != FORMAT or document["machine"] != key:
+            return None
+        details = {name: document[name] for name in ("files", "device", "seconds")}
+        return Probe(key, MachineRates.from_dict(document["rates"]), details)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def run_probe(
+    key: dict[str, Any],
+    device: Device,
+    engine: LoadedEngine | None,
+    say: Callable[[str], None],
+    *,
+    model: Path | None = None,
+    n_threads: int = 0,
+) -> Probe:
+    """Measure, and keep the result. `model` is read instead of a file in the cache folder, whose disk may be another.
+
+    Raises ConfigError where nothing can be written, and what opening models on the engine raises.
+    """
+    start = time.perf_counter()
+    say("reading a file")
+    files = _measure_file(model)
+    say(f"copying on {device.name}")
+    moved = measure_device(device)
+    ran = measure_engine(engine, say, n_threads=n_threads) if engine is not None else None
+    details: dict[str, Any] = {
+        "files": {name: getattr(files, name) for name in FileRates.__slots__},
+        "device": {name: getattr(moved, name) for name in DeviceRates.__slots__},
+        "seconds": time.perf_counter() - start,
+    }
+    probe = Probe(key, rates_of(files, moved, ran), details)
+    try:
+        write_whole(probe_file(key), json.dumps(probe.as_dict(), indent=1).encode())
+    except OSError as error:
+        raise ConfigError(f"the probe cannot be kept: {error.strerror or error}") from error
+    return probe
+
+
+def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> MachineRates:
+    """Return the rates that follow from what was measured.
+
+    On a device with a link, the engine's own rates are of the host's processors and do not count: weights are
+    read at a share of the device's copy rate, and missed experts cross the link.
+    """
+    cached = files.page_cache or 2e9
+    disk = max(files.disk_cold or 0.0, files.disk_direct or 0.0) or 5e8
+    if moved.link is not None:
+        weights = PathRate(2 * moved.between_slots * _READ_SHARE, (moved.read_back_s or 0.0) + 1e-5, 0.4, True)
+        return MachineRates(
+            decode=weights,
+            prefill=PathRate(weights.bytes_per_s * 40, 0.0, 0.5),
+            pool=PathRate(moved.link, 1e-5, _LINK_SPREAD, True),
+            page_cache=PathRate(1 / (1 / cached + 1 / moved.link), 5e-5, _FILE_SPREAD, True),
+            disk=PathRate(1 / (1 / disk + 1 / moved.link), 1e-4, _FILE_SPREAD, True),
+        )
+    if ran is None:
+        weights = PathRate(moved.between_slots * _READ_SHARE, 2e-5, 0.5)
+        pool = PathRate(moved.between_slots, 1e-4, _FILE_SPREAD, True)
+        return MachineRates(
+            decode=weights,
+            prefill=PathRate(weights.bytes_per_s * 4, 0.0, 0.5),
+            pool=pool,
+            page_cache=PathRate(1 / (1 / cached + 1 / pool.bytes_per_s), 2e-4, _FILE_SPREAD, True),
+            disk=PathRate(1 / (1 / disk + 1 / pool.bytes_per_s), 2e-4, _FILE_SPREAD, True),
+        )
+    return MachineRates(
+        decode=ran.decode,
+        prefill=ran.prefill,
+        pool=ran.pool,
+        page_cache=ran.page_cache,
+        disk=PathRate(
+            1 / (1 / disk + 1 / ran.page_cache.bytes_per_s), ran.page_cache.each_s, _FILE_SPREAD, measured=True
+        ),
+    )
+
+
+def _measure_file(model: Path | None) -> FileRates:
+    if model is not None:
+        return measure_file(model)
+    folder = cache_subfolder("probe")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".sample-") as file:
+        block = os.urandom(MIB)
+        for _ in range(_SAMPLE_BYTES // MIB):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return measure_file(Path(file.name))
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
