@@ -39,12 +39,21 @@ from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.tiers.table import ExpertTable
 
 _STAGES = ("build", "models", "rows", "parity", "table")
+_STARTED = time.monotonic()
 _ROW_SCRIPT = Path(__file__).parent / "gpu" / "row_run.py"
 
 
 def say(message: str) -> None:
     """Tell what is going on."""
     print(f"[{time.strftime('%H:%M:%S')}] {message}", file=sys.stderr, flush=True)
+
+
+def is_late(options: argparse.Namespace, name: str) -> bool:
+    """Say and return whether the time for new measurements is over."""
+    late = bool(time.monotonic() - _STARTED > options.stop_after)
+    if late:
+        say(f"{name} is left for the next start: --stop-after {options.stop_after:.0f}")
+    return late
 
 
 def build(options: argparse.Namespace, results: Results) -> None:
@@ -55,7 +64,9 @@ def build(options: argparse.Namespace, results: Results) -> None:
         if found["built_s"] or "build" not in results.document:
             results.note("build", found)
     engine, plugin = prepare_engine(options.llama_cpp, say)  # not in a row's time
-    results.note("engine", {"engine": str(engine), "devices": plugin.info.devices, "sources": plugin.info.sources})
+    results.note(
+        "engine", {"engine": str(engine), "devices": plugin.info.devices, "sources": plugin.info.sources}
+    )
 
 
 def models(options: argparse.Namespace) -> list[BenchModel]:
@@ -63,7 +74,8 @@ def models(options: argparse.Namespace) -> list[BenchModel]:
     options.folder.mkdir(parents=True, exist_ok=True)
     steps = options.warm + options.steps
     return [
-        ensure_model(options.model_folder, name, steps=steps, trace=options.trace, say=say) for name in options.models
+        ensure_model(options.model_folder, name, steps=steps, trace=options.trace, say=say)
+        for name in options.models
     ]
 
 
@@ -75,7 +87,7 @@ def run_row(options: argparse.Namespace, results: Results, model: BenchModel, ro
         row.side,
         options.device,
         row.cache_bytes(model, table) if has_budget else 0,
-        row.host_bytes(model) if row.side == "ours" else 0,
+        row.host_bytes(model, table) if row.side == "ours" else 0,
     )
     asked = RowOptions(
         path=model.path,
@@ -94,6 +106,8 @@ def run_row(options: argparse.Namespace, results: Results, model: BenchModel, ro
     settings = {key: value for key, value in asdict(asked).items() if key != "tokens"}
     name = f"{model.name}/{row.name}"
     if not options.again and results.find("rows", name, settings):
+        return
+    if is_late(options, name):
         return
     findings = run_child(_ROW_SCRIPT, asdict(asked), timeout_s=options.row_timeout)
     findings |= {
@@ -126,6 +140,8 @@ def parity(options: argparse.Namespace, results: Results) -> None:
             label = f"{name}, ubatch {n_ubatch}"
             if not options.again and results.find("parity", label, settings):
                 continue
+            if is_late(options, f"parity of {label}"):
+                return
             cases = run_parity(name, options, n_ubatch, options.slots, say)
             failed = [case for case, found in cases.items() if "failed" in found]
             findings: dict[str, Any] = {"cases": cases}
@@ -159,7 +175,11 @@ def print_all(options: argparse.Namespace, results: Results) -> None:
 def machine() -> dict[str, Any]:
     """Say what this runs on."""
     try:
-        query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version,pcie.link.gen.max", "--format=csv,noheader"]
+        query = [
+            "nvidia-smi",
+            "--query-gpu=name,memory.total,driver_version,pcie.link.gen.max",
+            "--format=csv,noheader",
+        ]
         gpu = subprocess.run(query, capture_output=True, text=True, check=False, timeout=30).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         gpu = ""
@@ -168,17 +188,27 @@ def machine() -> dict[str, Any]:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Read the options, and give those of a small run to what was not given."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, required=True, help="For results.json and, by default, the models.")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--folder", type=Path, required=True, help="For results.json and, by default, the models."
+    )
     parser.add_argument("--model-folder", type=Path, help="For the models: some 6, 10 or 16 GB each.")
     parser.add_argument("--stages", nargs="+", choices=_STAGES, default=["build", "models", "rows", "table"])
-    parser.add_argument("--llama-cpp", type=Path, help="A source folder, built or not; else the installed wheel.")
-    parser.add_argument("--cmake", action="append", default=[], metavar="-DX=Y", help="One more option of the build.")
+    parser.add_argument(
+        "--llama-cpp", type=Path, help="A source folder, built or not; else the installed wheel."
+    )
+    parser.add_argument(
+        "--cmake", action="append", default=[], metavar="-DX=Y", help="One more option of the build."
+    )
     parser.add_argument("--trace", type=Path, help="Recorded gpt-oss-20b routing (see `expertier synth`).")
     parser.add_argument("--device", default="CUDA0", help="The engine's name of the device.")
     parser.add_argument("--small", action="store_true", help="A tiny model and short runs.")
     parser.add_argument("--models", nargs="+", choices=MODELS)
-    parser.add_argument("--rows", nargs="+", metavar="ROW", help="Some of the rows; others than the table's too.")
+    parser.add_argument(
+        "--rows", nargs="+", metavar="ROW", help="Some of the rows; others than the table's too."
+    )
     parser.add_argument("--steps", type=int, help="Timed decode steps.")
     parser.add_argument("--warm", type=int, help="Decode steps before them.")
     parser.add_argument("--prefill", type=int, nargs="*", help="Tokens of the prefills.")
@@ -188,11 +218,22 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("--cold", action="store_true", help="Decode without the warm prefill before it.")
     parser.add_argument("--row-timeout", type=float, default=240, metavar="SECONDS")
+    parser.add_argument(
+        "--stop-after",
+        type=float,
+        default=float("inf"),
+        metavar="SECONDS",
+        help="Begin no measurement later.",
+    )
     parser.add_argument("--again", action="store_true", help="Measure what was measured already.")
-    parser.add_argument("--parity", action="store_true", help="Only compare logits: --stages build parity table.")
+    parser.add_argument(
+        "--parity", action="store_true", help="Only compare logits: --stages build parity table."
+    )
     parser.add_argument("--parity-models", nargs="+", choices=PARITY_MODELS, default=list(PARITY_MODELS))
     parser.add_argument("--parity-ubatch", type=int, nargs="+", default=[64, 512])
-    parser.add_argument("--slots", type=int, nargs="+", help="Slots a layer to compare; else from top-k to all.")
+    parser.add_argument(
+        "--slots", type=int, nargs="+", help="Slots a layer to compare; else from top-k to all."
+    )
     parser.add_argument("--json", action="store_true", help="Print everything as JSON instead of tables.")
     options = parser.parse_args(arguments)
     small = options.small

@@ -292,6 +292,8 @@ class TierManager:
         self._usage.bind()
         self._device.synchronize()  # what was queued before it came is READY, and has to be there
         self.last_error = None
+        if self._device.has_own_memory:
+            self._complete_layers()
         return EngineBinding(
             slab_base=self._slab.base,
             slab_bytes=self._slab.n_bytes,
@@ -554,6 +556,18 @@ class TierManager:
         if lease.held is not None:
             self._admission.drop(lease.layer, lease.held.slots)
         self._usage.forget(lease)
+
+    def _complete_layers(self) -> None:
+        """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
+        whole = [
+            (number, layer.n_experts)
+            for number, (layer, n_slots) in enumerate(zip(self._table.layers, self.slots, strict=True))
+            if n_slots == layer.n_experts
+        ]
+        n_asked = sum(n for _, n in whole)
+        for layer, n_experts in whole:
+            for expert in range(n_experts):
+                self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=n_asked)
 
     def _restore_guards(self) -> None:
         """Finish what a failed move of the slots left to do, before anyone uses them."""

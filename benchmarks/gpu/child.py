@@ -29,7 +29,10 @@ def tell(findings: dict[str, Any]) -> None:
 def run_child(script: Path, options: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
     """Run `script` with `options` as JSON; returns its last findings, with `failed` where it did not end well."""
     start = time.perf_counter()
-    with tempfile.TemporaryFile("w+", errors="replace") as out, tempfile.TemporaryFile("w+", errors="replace") as err:
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as out,
+        tempfile.TemporaryFile("w+", errors="replace") as err,
+    ):
         child = subprocess.Popen(
             [sys.executable, str(script), json.dumps(options)],
             stdin=subprocess.DEVNULL,
@@ -54,7 +57,7 @@ def _python_path() -> list[str]:
     return [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
 
 
-def _wait(child: subprocess.Popen[str], timeout_s: float) -> str:
+def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> str:
     """Wait for the child; what went wrong, or nothing."""
     try:
         status = child.wait(timeout_s)

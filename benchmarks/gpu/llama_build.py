@@ -19,7 +19,9 @@ _COMMON = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_TOOLS=OFF",
-    "-DLLAMA_BUILD_WEBUI=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_UI=OFF",
 )
 _CUDA = (
     "-DGGML_CUDA=ON",
@@ -60,7 +62,12 @@ def ensure_llama_cpp(
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
         )
     except OSError as error:
         raise SystemExit(f"llama.cpp could not be built: {command[0]}: {error.strerror}") from error

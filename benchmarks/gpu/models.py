@@ -8,11 +8,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gpu.routing import I32, made_up_routing, recorded_routing
-
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.trace_model import trace_tokens, write_trace_model
 from expertier.tiers.table import ExpertTable
+from gpu.routing import I32, made_up_routing, recorded_routing
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,9 @@ class BenchModel:
         return trace_tokens(self.n_steps)
 
 
-def ensure_model(folder: Path, name: str, *, steps: int, trace: Path | None, say: Callable[[str], None]) -> BenchModel:
+def ensure_model(
+    folder: Path, name: str, *, steps: int, trace: Path | None, say: Callable[[str], None]
+) -> BenchModel:
     """Write the model `name` with `steps` steps into `folder`, unless it is there.
 
     Raises SystemExit where it needs a recording that was not given.

@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gpu.child import run_child
-from gpu.opening import Placement
-from gpu.parity_run import SidesOptions
 
 from expertier.engine_adapter.model_shape import N_SPECIAL_TOKENS, ModelShape
 from expertier.engine_adapter.synth import write_model
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
+from gpu.child import run_child
+from gpu.opening import Placement
+from gpu.parity_run import SidesOptions
 
 F32 = npt.NDArray[np.float32]
 

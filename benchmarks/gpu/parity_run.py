@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gpu.child import tell
-from gpu.opening import Placement, opened
 
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import ExpertierError
+from gpu.child import tell
+from gpu.opening import Placement, opened
 
 F32 = npt.NDArray[np.float32]
 
@@ -46,7 +46,7 @@ class SidesOptions:
 
 
 def segments(context: LlamaContext, draw: np.random.Generator, first: int, last: int) -> dict[str, F32]:
-    """Run all batches of tokens in [first, last); returns every token's logits by segment: float32 [tokens, n_vocab]."""
+    """Run all batches, of tokens in [first, last); returns logits by segment: float32 [tokens, n_vocab]."""
     found: dict[str, F32] = {}
 
     def run(name: str, shapes: list[int], position: int) -> int:

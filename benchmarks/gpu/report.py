@@ -13,7 +13,11 @@ def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
     rows = [list(head), *map(list, lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     for row in rows:
-        print("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+        print(
+            "  ".join(
+                [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+            )
+        )
 
 
 def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
@@ -32,7 +36,9 @@ def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
         if "failed" in row:
             print(f"{name} FAILED: {row['failed']}")
         if row.get("replays") is False:
-            print(f"{name}: the output is WRONG: after the last step, another token than the model's was likeliest")
+            print(
+                f"{name}: the output is WRONG: after the last step, another token than the model's was likeliest"
+            )
 
 
 def _line(
@@ -105,7 +111,9 @@ def print_parity(label: str, cases: dict[str, dict[str, Any]]) -> None:
         differing = {name: found for name, found in segments.items() if not found["identical"]}
         tokens = sum(found["rows"] for found in segments.values())
         same = len(segments) - len(differing)
-        lines.append([f"{slots} slots", f"{same} of {len(segments)} segments bit-identical", f"{tokens}", *[""] * 3])
+        lines.append(
+            [f"{slots} slots", f"{same} of {len(segments)} segments bit-identical", f"{tokens}", *[""] * 3]
+        )
         for name, found in differing.items():
             lines.append(
                 [

@@ -36,6 +36,8 @@ def made_up_routing(*, steps: int, layers: int, experts: int, top_k: int, seed: 
     ids = np.empty((steps, layers, top_k), np.int32)
     for step in range(steps):
         moment = _KEPT * moment + sqrt(1 - _KEPT**2) * random.standard_normal((layers, experts))
-        topic = _KEPT_TOPIC * topic + sqrt(1 - _KEPT_TOPIC**2) * _TOPIC * random.standard_normal((layers, experts))
+        topic = _KEPT_TOPIC * topic + sqrt(1 - _KEPT_TOPIC**2) * _TOPIC * random.standard_normal(
+            (layers, experts)
+        )
         ids[step] = np.argsort(-(moment + topic), axis=1)[:, :top_k]
     return ids

@@ -16,13 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpu.child import tell
-from gpu.opening import Placement, opened
-
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import ExpertierError
 from expertier.tiers.manager import TierManager
+from gpu.child import tell
+from gpu.opening import Placement, opened
+
+_ENGINE_CACHE = re.compile(
+    r"llama_moe_cache: (ubatch[ <>=0-9]+): hits = (\d+), misses = (\d+), hit rate = [0-9.]+%, uploaded = ([0-9.]+)"
+)
 
 
 @dataclass(frozen=True)
@@ -77,13 +80,16 @@ def decode(context: LlamaContext, tokens: Sequence[int], position: int = 0) -> l
     return seconds
 
 
-def prefill(context: LlamaContext, tokens: Sequence[int], size: int) -> float:
-    """Run a prompt of `size` tokens, which repeat, in an empty context; returns the seconds."""
+def prefill(context: LlamaContext, tokens: Sequence[int], size: int, *, all_logits: bool = False) -> float:
+    """Run a prompt of `size` tokens, which repeat, in an empty context; returns the seconds.
+
+    Without logits of all, the engine runs the last layer's experts for the last token only.
+    """
     prompt = (list(tokens) * (-(-size // len(tokens))))[:size]
     context.forget()
     start = time.perf_counter()
     for begin in range(0, size, context.n_batch):
-        context.decode(prompt[begin : begin + context.n_batch], begin)
+        context.decode(prompt[begin : begin + context.n_batch], begin, all_logits=all_logits)
     return time.perf_counter() - start
 
 
@@ -118,7 +124,7 @@ def measure(engine: LoadedEngine, options: RowOptions) -> None:
             found["n_graph_splits"] = context.n_graph_splits
             tell(found)
             if not options.is_cold:
-                found["warm_prefill_s"] = prefill(context, tokens, len(tokens))
+                found["warm_prefill_s"] = prefill(context, tokens, len(tokens), all_logits=True)
                 found["warm_prefill_counts"] = counts.take()
                 context.forget()
                 tell(found)
@@ -156,11 +162,13 @@ def measure(engine: LoadedEngine, options: RowOptions) -> None:
 
 def engine_cache(log: str) -> dict[str, Any]:
     """Read what llama.cpp's own cache logs when its context is freed."""
-    found = {}
-    for batch, hits, misses, mib in re.findall(
-        r"llama_moe_cache: (ubatch[ <>=0-9]+): hits = (\d+), misses = (\d+), hit rate = [0-9.]+%, uploaded = ([0-9.]+)", log
-    ):
-        found[" ".join(batch.split())] = {"hits": int(hits), "misses": int(misses), "uploaded_mib": float(mib)}
+    found: dict[str, Any] = {}
+    for batch, hits, misses, mib in _ENGINE_CACHE.findall(log):
+        found[" ".join(batch.split())] = {
+            "hits": int(hits),
+            "misses": int(misses),
+            "uploaded_mib": float(mib),
+        }
     copied = re.search(r"large batches: (\d+) experts copied from the cache, ([0-9.]+) MiB", log)
     if copied:
         found["copied"] = {"experts": int(copied[1]), "mib": float(copied[2])}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gpu.models import BenchModel
-
+from expertier.tiers.budget import all_copies_bytes
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
+from gpu.models import BenchModel
 
 _NAME = re.compile(r"(cache|ours)-(\d+)(?:-l2-(\d+))?")
 
@@ -20,8 +20,6 @@ GPU_ROWS = (
 )
 CPU_ROWS = tuple(row for row in GPU_ROWS if not row.startswith("cache"))
 """llama.cpp's own cache needs a GPU."""
-
-_COPIES_ROUNDING = 1.05  # what an allocation for all experts takes above their bytes, at most
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,9 @@ class Row:
             return cls(name, name)
         found = _NAME.fullmatch(name)
         if found is None or (found[3] and found[1] == "cache") or not 0 < int(found[2]) <= 100:
-            raise SystemExit(f"no row {name!r}: give vram, ncmoe, cache-P, ours-P or ours-P-l2-P, P in percent")
+            raise SystemExit(
+                f"no row {name!r}: give vram, ncmoe, cache-P, ours-P or ours-P-l2-P, P in percent"
+            )
         return cls(name, found[1], int(found[2]), int(found[3]) if found[3] else 100)
 
     def cache_bytes(self, model: BenchModel, table: ExpertTable) -> int:
@@ -55,7 +55,8 @@ class Row:
         theirs = model.expert_bytes + 2 * model.largest_expert_bytes
         return -(-max(ours, theirs) // MIB) * MIB
 
-    def host_bytes(self, model: BenchModel) -> int:
-        """Return the budget of L2; at 100 % it holds all experts."""
-        share = self.host_percent / 100 * (_COPIES_ROUNDING if self.host_percent == 100 else 1)
-        return int(model.expert_bytes * share) // MIB * MIB
+    def host_bytes(self, model: BenchModel, table: ExpertTable) -> int:
+        """Return the budget of L2, whole MiB; at 100 % it holds all experts."""
+        if self.host_percent == 100:
+            return -(-all_copies_bytes(table) // MIB) * MIB
+        return model.expert_bytes * self.host_percent // 100 // MIB * MIB

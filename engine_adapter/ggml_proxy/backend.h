@@ -15,6 +15,8 @@ struct ProxyBackend {
 
     // Slot ids of each layer, keyed by the slot tensor of its first matrix: stable pointers between graphs.
     std::unordered_map<const ggml_tensor *, LayerIds> ids;
+    PinnedInts                                        read_room; // for the router's ids
+    uint64_t                                          served_uid = 0; // of the last graph that was found to be served
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);

@@ -36,17 +36,17 @@ ExpertCall find_call(ggml_cgraph * graph, int first, const ExpertTensor & expert
     return call;
 }
 
-bool read_ids(ggml_backend_t backend, ExpertCall & call) {
+bool read_ids(ggml_backend_t backend, PinnedInts & room, ExpertCall & call) {
     const ggml_tensor * ids = call.ids;
-    std::vector<char>   copy;
     const char *        data = static_cast<const char *>(ids->data);
     if (ggml_backend_buffer_is_host(ids->buffer)) {
         ggml_backend_synchronize(backend);
     } else {
-        copy.resize(ggml_nbytes(ids));
-        ggml_backend_tensor_get_async(backend, ids, copy.data(), 0, copy.size());
+        const size_t n_bytes = ggml_nbytes(ids);
+        int32_t *    copy    = room.reserve(backend, (n_bytes + sizeof(int32_t) - 1) / sizeof(int32_t));
+        ggml_backend_tensor_get_async(backend, ids, copy, 0, n_bytes);
         ggml_backend_synchronize(backend);
-        data = copy.data();
+        data = reinterpret_cast<const char *>(copy);
     }
     call.tiers->counters.id_reads += 1;
 

@@ -59,9 +59,11 @@ class GraphRun {
     }
 
     ggml_status run() {
-        if (!is_served()) {
+        const uint64_t uid = uid_of(graph_, 0);
+        if ((uid == 0 || uid != backend_.served_uid) && !is_served()) {
             return GGML_STATUS_FAILED;
         }
+        backend_.served_uid = uid;
         for (int i = 0; i < graph_->n_nodes; i++) {
             ggml_tensor *        node   = graph_->nodes[i];
             const ExpertTensor * expert = find_expert_operand(node);
@@ -151,7 +153,8 @@ class GraphRun {
             std::iota(call.experts.begin(), call.experts.end(), 0);
             return stage(std::move(call));
         }
-        const bool ids_are_valid = read_ids(backend_.inner, call);
+        const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call);
+        is_quiet_                = true;
         release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
         if (!ids_are_valid) {
             return GGML_STATUS_FAILED;
@@ -164,7 +167,8 @@ class GraphRun {
             next_ = call.last + 1;
             return run_in_passes(backend_, graph_, call);
         }
-        pinned_ = tiers_->acquire(backend_.inner, call.layer, call.experts);
+        is_quiet_ = false; // fills may be queued
+        pinned_   = tiers_->acquire(backend_.inner, call.layer, call.experts);
         if (!pinned_) {
             return GGML_STATUS_FAILED;
         }
@@ -200,7 +204,7 @@ class GraphRun {
             slots[i] = slot_of[call_.expert_of_row[i]];
         }
         LayerIds & ids = backend_.ids[call_.tiers->slots({ call_.layer, 0 })];
-        slot_ids_      = ids.upload(backend_.inner, std::move(slots), call_.n_used, call_.n_tokens);
+        slot_ids_      = ids.upload(backend_.inner, slots, call_.n_used, call_.n_tokens);
         if (slot_ids_ == nullptr) {
             Tiers::fail("no device memory for the slot ids of a batch");
             return GGML_STATUS_ALLOC_FAILED;
@@ -216,14 +220,17 @@ class GraphRun {
         if (const uint64_t uid = uid_of(graph_, 0)) {
             set_uid(slice, mixed(mixed(mixed(uid, next_), end), placed_) | 1, 0);
         }
-        next_ = end;
+        next_     = end;
+        is_quiet_ = false;
         n_slices_ += 1;
         return ggml_backend_graph_compute_async(backend_.inner, &slice);
     }
 
     void release_layer() {
         if (call_.tiers && !is_staged_) {
-            ggml_backend_synchronize(backend_.inner); // queued slices still read the slots
+            if (!is_quiet_) {
+                ggml_backend_synchronize(backend_.inner); // queued slices still read the slots
+            }
             pinned_.release();
         }
         call_.tiers.reset();
@@ -238,6 +245,7 @@ class GraphRun {
     ExpertCall              call_;   // the layer that nodes are redirected for; none while call_.tiers is null
     bool                    is_staged_ = false; // it is in a staged layer; otherwise its slots are pinned
     std::optional<Staging::Use> staging_;
+    bool                    is_quiet_ = false; // nothing that reads slots is queued
     const ggml_tensor *     last_whole_ids_ = nullptr;
     uint64_t                placed_         = 0; // tells where the slices' experts are
     PinnedSlots             pinned_;

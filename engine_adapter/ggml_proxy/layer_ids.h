@@ -4,7 +4,9 @@
 #include "ggml-alloc.h"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "pinned_ids.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -18,16 +20,18 @@ class LayerIds {
     LayerIds & operator=(const LayerIds &) = delete;
 
     // Uploads `slots` ([n_used, n_tokens], row by row) in the order of `backend`'s stream; null when memory ran out.
-    ggml_tensor * upload(ggml_backend_t backend, std::vector<int32_t> && slots, int64_t n_used, int64_t n_tokens) {
+    // The copy of the time before must be done.
+    ggml_tensor * upload(ggml_backend_t backend, const std::vector<int32_t> & slots, int64_t n_used, int64_t n_tokens) {
         if (capacity_ < (int64_t) slots.size() && !grow(backend, (int64_t) slots.size())) {
             return nullptr;
         }
-        host_           = std::move(slots); // kept: the copy may still be reading it when this returns
+        int32_t * host = host_.reserve(backend, slots.size()); // kept: the copy may still be reading it afterwards
+        std::copy(slots.begin(), slots.end(), host);
         tensor_->ne[0]  = n_used;
         tensor_->ne[1]  = n_tokens;
         tensor_->nb[1]  = n_used * sizeof(int32_t);
         tensor_->nb[2]  = tensor_->nb[3] = n_used * n_tokens * sizeof(int32_t);
-        ggml_backend_tensor_set_async(backend, tensor_, host_.data(), 0, host_.size() * sizeof(int32_t));
+        ggml_backend_tensor_set_async(backend, tensor_, host, 0, slots.size() * sizeof(int32_t));
         return tensor_;
     }
 
@@ -61,7 +65,7 @@ class LayerIds {
     ggml_backend_buffer_t buffer_   = nullptr;
     ggml_tensor *         tensor_   = nullptr;
     int64_t               capacity_ = 0;
-    std::vector<int32_t>  host_;
+    PinnedInts            host_;
 };
 
 } // namespace expertier

@@ -37,9 +37,9 @@ from expertier.engine_adapter.telemetry import say_disabled, show_events, watche
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
-from expertier.profile_command import app as profile_app
 from expertier.plan_command import plan
 from expertier.probe_command import probe
+from expertier.profile_command import app as profile_app
 from expertier.replay_command import replay
 from expertier.serve_command import serve
 from expertier.synth_command import synth

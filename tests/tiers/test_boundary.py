@@ -267,3 +267,44 @@ def test_writers_on_a_stream_wait_for_the_move() -> None:
     tiers.manager.close()
     device.destroy_stream(stream)
     device.close()
+
+
+def test_an_engine_that_comes_after_a_failed_move_finds_zeros_where_they_belong(tiers: Tiers) -> None:
+    tiers.slab.stale_guards = True
+    tiers.faults.arm("zero", 1)
+    with pytest.raises(DeviceError):
+        tiers.manager.bind_engine()
+    assert not tiers.manager._usage.bound
+    tiers.manager.bind_engine()
+    assert not tiers.slab.stale_guards
+    tiers.manager.unbind_engine()
+    tiers.manager._relayout.restore_guards()  # nothing to do
+    assert not tiers.faults.injected["copy_within"]
+
+
+def test_a_reserve_whose_stream_cannot_be_held_waits_itself() -> None:
+    """The move is made then, and must not end in an error."""
+    tiers = Tiers(streams=True)
+    device = tiers.device
+    assert isinstance(device, FakeDevice)
+    stream = device.create_stream()
+    for layer in range(3):
+        tiers.use(layer, *range(6))
+    device.synchronize()
+    original, refused = tiers.manager._fences.before_read, list[int | None]()
+
+    def refuse_once(layer: int, slots: object, on: int | None) -> None:
+        if on is not None:
+            refused.append(on)
+            raise DeviceError("no wait can be queued")
+        original(layer, slots, on)  # type: ignore[arg-type]
+
+    tiers.manager._fences.before_read = refuse_once  # type: ignore[method-assign]
+    tiers.manager.reserve_compute(20_000, stream=stream)
+    assert refused == [stream]
+    assert not any(device.queued(on) for on in device.streams), "the move is still queued"
+    tiers.manager._fences.before_read = original  # type: ignore[method-assign]
+    tiers.check()
+    tiers.manager.close()
+    device.destroy_stream(stream)
+    device.close()

@@ -177,6 +177,12 @@ def test_version_2_takes_the_tightest_group_around(memory: Memory) -> None:
     assert memory.available() == 2 * GIB
 
 
+def test_a_group_that_does_not_say_what_is_cached(memory: Memory) -> None:
+    memory.own.write_text("0::/x\n")
+    memory.group("x", {"memory.max": str(3 * GIB), "memory.current": str(GIB), "memory.stat": "anon 7\n"})
+    assert memory.available() == 2 * GIB
+
+
 def test_version_2_at_the_root_of_a_container(memory: Memory) -> None:
     memory.own.write_text("0::/\n")
     memory.group(".", {"memory.max": str(GIB), "memory.current": str(2 * GIB)})

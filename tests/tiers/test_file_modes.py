@@ -23,7 +23,7 @@ from expertier.tiers.dio_alignment import DioAlignment
 from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.file_source import FileSource
-from expertier.tiers.mode_chooser import TRIAL_EVERY
+from expertier.tiers.mode_chooser import TIMED_EVERY, TRIAL_EVERY
 from expertier.tiers.model_file import ModelFile
 from expertier.tiers.span import Span
 from gguf_files import Block, write_model
@@ -392,3 +392,41 @@ def test_the_tiers_read_as_they_are_told(tmp_path: Path, mode: FileMode) -> None
                     assert lease.held is not None
                     assert model.wrong_bytes(lease, lease.held) == []
     assert made == [mode]
+
+
+def test_threads_that_meet_a_refusal_at_once_say_it_once(
+    path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if not has_direct_reads(path):
+        pytest.skip("this file system has no direct reads")
+    source = opened(path, FileMode.DIRECT)
+    file = source._files[0]
+    source._give_up_direct(file, "one thread was told")
+    source._give_up_direct(file, "and another")
+    assert len(caplog.records) == 1
+    scratch = source._scratch
+    assert scratch is not None
+    assert not file.read_direct(0, memoryview(bytearray(10)), scratch), (
+        "a thread that had not heard of it yet"
+    )
+    assert read(source, 5, 1000) == DATA[5:1005]
+    source.close()
+
+
+def test_a_timed_read_that_the_file_system_refuses_goes_through_the_page_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its time counts for no mode."""
+    if not has_direct_reads(path):
+        pytest.skip("this file system has no direct reads")
+    source = opened(path, room=lambda: 0)
+    assert source.mode is FileMode.DIRECT
+    recorded: list[object] = []
+    monkeypatch.setattr(source, "_record", lambda *call: recorded.append(call))
+    for offset in range(TIMED_EVERY - 1):
+        read(source, offset, 1000)
+    monkeypatch.setattr(source._files[0], "_direct", None)
+    assert read(source, 33, 1000) == DATA[33:1033]
+    assert source.mode is FileMode.PAGE_CACHE
+    assert recorded == []
+    source.close()

@@ -163,3 +163,24 @@ def test_a_real_file_that_is_cut_is_refused_and_what_was_fetched_before_serves(t
         model.path.write_bytes(model.bytes)
         with pytest.raises(SourceError, match=r"m\.gguf: .* it was written to"):
             tiers.acquire(0, [7])
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=["own", "interrupt"])
+def test_a_stream_that_cannot_be_held_leaves_the_slots_unpinned(error: type[BaseException] | None) -> None:
+    table = synthetic_table([LayerShape()])
+    faults, device = FaultPlan(), FakeDevice()
+    config = et.TierConfig(
+        expert_cache_bytes=sum(demand.bytes_for(2) for demand in table.layer_demands()),
+        host_pool_bytes=4096,
+        fill_threads=0,
+    )
+    tiers = et.TierManager(table, device=FaultyDevice(device, faults), config=config, source=PatternSource())
+    faults.arm("stream_wait_event", 1, error)
+    with pytest.raises(error or DeviceError):
+        tiers.acquire(0, [3], stream=0)
+    assert tiers._residency.pins_of(0) == [0, 0]
+    tiers.check_valid()
+    with tiers.acquire(0, [3, 4], stream=0):
+        device.synchronize()
+    tiers.close()
+    device.close()

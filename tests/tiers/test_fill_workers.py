@@ -200,3 +200,63 @@ def test_idle_waits_for_what_runs_though_nothing_waits(monkeypatch: pytest.Monke
     waiter.join()
     workers.close()
     assert done == [1, 2]
+
+
+def test_an_interrupt_of_whoever_asked_waits_for_what_runs_and_forgets_the_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It comes while the asking thread waits for the other one's task."""
+    workers = FillWorkers(1)
+    asking = threading.current_thread()
+    theirs, done = threading.Event(), list[str]()
+    wait = workers._changed.wait
+
+    def slow() -> None:
+        if threading.current_thread() is asking:
+            theirs.wait(30)  # so that the other thread has a task, too
+            done.append("ours")
+        else:
+            theirs.set()
+            eventually(lambda: "interrupt" in done)
+            done.append("theirs")
+
+    def interrupted_once(timeout: float | None = None) -> bool:
+        if threading.current_thread() is asking and "interrupt" not in done:
+            done.append("interrupt")
+            raise KeyboardInterrupt
+        return wait(timeout)
+
+    monkeypatch.setattr(workers._changed, "wait", interrupted_once)
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([slow, slow])
+    assert done == ["ours", "interrupt", "theirs"], "a task ran on after the call had ended"
+    workers.run([partial(done.append, "next"), partial(done.append, "next")])
+    assert done[3:] == ["next", "next"]
+    workers.close()
+
+
+def test_an_interrupt_between_two_tasks_forgets_those_that_have_not_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = FillWorkers(1)
+    done: list[int] = []
+
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "_start_threads", lambda _: None)
+    monkeypatch.setattr(workers, "_run_one", interrupted)
+    first = workers._changed.wait
+
+    def interrupted_wait() -> bool:
+        monkeypatch.setattr(workers._changed, "wait", first)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers._changed, "wait", interrupted_wait)
+    with pytest.raises(KeyboardInterrupt):
+        workers.run([partial(done.append, 1), partial(done.append, 2)])
+    monkeypatch.undo()
+    assert (done, list(workers._batches)) == ([], [])
+    workers.run([partial(done.append, 3), partial(done.append, 3)])
+    assert done == [3, 3]
+    workers.close()

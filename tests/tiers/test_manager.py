@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from expertier.hip.fault_plan import FaultPlan
 from expertier.hip.faults import FaultyDevice
 from expertier.hip.host import HostDevice
 from expertier.planner.allocate import LayerPlan
+from expertier.testing import FakeDevice
 from expertier.tiers.lease import Lease
 from gguf_files import Block, ModelFile, write_model
 
@@ -409,3 +411,41 @@ def test_statistics_add_up(model: ModelFile, tiers: et.TierManager) -> None:
 
 def test_the_file_is_never_written(model: ModelFile) -> None:
     assert model.path.read_bytes() == model.bytes
+
+
+@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
+@pytest.mark.parametrize("streams", [False, True], ids=["host", "streams"])
+def test_a_whole_layer_is_loaded_outside_the_slots(model: ModelFile, pool_bytes: int, streams: bool) -> None:
+    device = FakeDevice() if streams else HostDevice()
+    with device, et.TierManager(model.table, device=device, config=config(model, 2, pool_bytes)) as tiers:
+        tiers.acquire(1, [4]).release()
+        before = tiers.stats().l1
+        for number, layer in enumerate(model.table.layers):
+            layout = model.table.slot_layouts[number]
+            address = device.alloc(layout.range_bytes(layer.n_experts))
+            tiers.load(number, range(layer.n_experts), address)
+            for expert in range(layer.n_experts):
+                for matrix, place in zip(layer.matrices, layout.place(layer.n_experts), strict=True):
+                    found = ctypes.string_at(
+                        address + place.offset + expert * place.stride, matrix.expert_bytes
+                    )
+                    begin, n_bytes = matrix.span(expert)
+                    assert found == model.bytes[begin : begin + n_bytes], (number, expert)
+            device.free(address)
+        with pytest.raises(IndexError):
+            tiers.load(0, [99], 0)
+        assert isinstance(tiers.last_error, IndexError)
+        assert tiers.stats().l1 == before
+        tiers.check_valid()
+
+
+def test_whoever_would_wait_for_slots_must_not_hold_any(tiers: et.TierManager) -> None:
+    tiers.require_no_leases_here("decode")
+    with tiers.acquire(0, [1]), pytest.raises(BusyError, match="release them before you decode"):
+        tiers.require_no_leases_here("decode")
+
+
+def test_an_array_of_experts_may_name_one_twice(tiers: et.TierManager) -> None:
+    with tiers.acquire(0, np.array([2, 1, 2], np.int32)) as lease:
+        assert lease.held is not None
+        assert lease.held.experts.tolist() == [2, 1]

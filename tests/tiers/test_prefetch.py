@@ -239,3 +239,36 @@ def test_close_does_not_wait_for_what_has_not_begun() -> None:
     tiers.close()
     assert source.reads <= 6
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
+
+
+def test_an_interrupt_of_a_drain_ends_it_and_is_counted() -> None:
+    faults = FaultPlan()
+    with make(FaultySource(PatternSource(), faults)) as tiers:
+        tiers.prefetch(0, [1, 2])
+        faults.arm("read", 1, KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            tiers.drain()
+        assert tiers.stats().prefetch.failed == 1
+        assert residents(tiers) == set()
+        tiers.drain()
+        assert residents(tiers) == {2}
+        tiers.check_valid()
+
+
+def test_an_engine_is_not_unbound_while_a_prefetch_runs() -> None:
+    source = HeldSource()
+    with make(source, threads=1) as tiers:
+        tiers.bind_engine()
+        source.open.clear()
+        tiers.prefetch(0, [1])
+        while not source.reads:
+            time.sleep(0.001)
+        unbinding = threading.Thread(target=tiers.unbind_engine)
+        unbinding.start()
+        unbinding.join(0.05)
+        assert unbinding.is_alive(), "its pin could have been taken for the engine's"
+        source.open.set()
+        unbinding.join(30)
+        assert not tiers._usage.bound
+        tiers.drain()
+        assert residents(tiers) == {1}

@@ -138,3 +138,25 @@ def test_nobody_gets_in_after_a_close() -> None:
     for call in (lambda: usage.add(lease()), usage.bind, lambda: _enter(usage)):
         with pytest.raises(LeaseError, match="closed"):
             call()
+
+
+def test_an_engine_waits_for_a_change_and_nobody_closes_during_one() -> None:
+    usage = Usage()
+    entered, leave = threading.Event(), threading.Event()
+
+    def change() -> None:
+        with usage.exclusively("move"):
+            entered.set()
+            assert leave.wait(30)
+
+    changing = in_thread(change)
+    assert entered.wait(30)
+    with pytest.raises(BusyError, match="cannot close while the slots are being moved"):
+        usage.close()
+    binding = in_thread(usage.bind)
+    time.sleep(0.01)
+    assert not usage.bound
+    leave.set()
+    changing.join()
+    binding.join()
+    assert usage.bound

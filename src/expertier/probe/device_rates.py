@@ -33,7 +33,8 @@ def measure_device(device: Device) -> DeviceRates:
     try:
         order = np.random.default_rng(0).permutation(_BYTES // _PIECE)
         moves = np.array(
-            [(half + _BYTES + i * _PIECE, half + int(j) * _PIECE, _PIECE) for i, j in enumerate(order)], np.int64
+            [(half + _BYTES + i * _PIECE, half + int(j) * _PIECE, _PIECE) for i, j in enumerate(order)],
+            np.int64,
         )
 
         def gather() -> None:

@@ -92,7 +92,8 @@ def _write(folder: Path, name: str, say: Callable[[str], None]) -> Path:
     say(f"writing a model of {name} experts")
     random = np.random.default_rng(7)
     ids = np.array(
-        [[random.permutation(_EXPERTS)[:_TOP_K] for _ in range(layers)] for _ in range(_STEPS + _PROMPT)], np.int32
+        [[random.permutation(_EXPERTS)[:_TOP_K] for _ in range(layers)] for _ in range(_STEPS + _PROMPT)],
+        np.int32,
     )
     width, n_ff = (512, 256) if name == "small" else (1024, 1024)
     shape = ModelShape(

@@ -33,7 +33,7 @@ def measure_file(path: Path) -> FileRates:
     Cold reads drop the pages of the file from the page cache first. Raises `OSError` where it cannot be read.
     """
     size = path.stat().st_size
-    places = list(range(0, min(size, 1 << 40) // CHUNK_BYTES))
+    places = list(range(min(size, 1 << 40) // CHUNK_BYTES))
     random.Random(0).shuffle(places)
     places = places[: _MOST_BYTES // CHUNK_BYTES]
     if len(places) < 4:

@@ -130,10 +130,12 @@ def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> M
     cached = files.page_cache or 2e9
     disk = max(files.disk_cold or 0.0, files.disk_direct or 0.0) or 5e8
     if moved.link is not None:
-        weights = PathRate(2 * moved.between_slots * _READ_SHARE, (moved.read_back_s or 0.0) + 1e-5, 0.4, True)
+        weights = PathRate(
+            2 * moved.between_slots * _READ_SHARE, (moved.read_back_s or 0.0) + 1e-5, 0.4, True
+        )
         return MachineRates(
             decode=weights,
-            prefill=PathRate(weights.bytes_per_s * 40, 0.0, 0.5),
+            prefill=PathRate(weights.bytes_per_s * 6, 0.0, 0.5),
             pool=PathRate(moved.link, 1e-5, _LINK_SPREAD, True),
             page_cache=PathRate(1 / (1 / cached + 1 / moved.link), 5e-5, _FILE_SPREAD, True),
             disk=PathRate(1 / (1 / disk + 1 / moved.link), 1e-4, _FILE_SPREAD, True),
@@ -154,7 +156,10 @@ def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> M
         pool=ran.pool,
         page_cache=ran.page_cache,
         disk=PathRate(
-            1 / (1 / disk + 1 / ran.page_cache.bytes_per_s), ran.page_cache.each_s, _FILE_SPREAD, measured=True
+            1 / (1 / disk + 1 / ran.page_cache.bytes_per_s),
+            ran.page_cache.each_s,
+            _FILE_SPREAD,
+            measured=True,
         ),
     )
 

@@ -1,0 +1,127 @@
+"""Predicted against measured decode speed: a model that replays recorded routing, at three budgets.
+
+    python benchmarks/prediction.py --trace FILE [--steps 200] [--threads 1] [--rounds 3] [--json]
+
+In each round the probe's models run, and then the model itself with a quarter, half and three quarters of the
+experts in slots, so that other work on the machine slows both. The prediction knows the recording, and of the
+machine only what the probe measured in that round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from expertier.engine_adapter.llama_cpp import LoadedEngine
+from expertier.engine_adapter.model_shape import ModelShape
+from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.trace_ids import read_trace_ids
+from expertier.engine_adapter.trace_model import FIRST_TOKEN, default_width, write_trace_model
+from expertier.planner.context_memory import ContextShape
+from expertier.planner.hit_rates import FromTrace
+from expertier.planner.predict import Workload, predict
+from expertier.planner.rates import MachineRates
+from expertier.planner.trace import trace_from_ids
+from expertier.probe.engine_rates import measure_engine
+from expertier.tiers.config import TierConfig
+from expertier.tiers.model_geometry import read_geometry
+from expertier.tiers.table import ExpertTable
+
+SHARES = (0.25, 0.5, 0.75)
+
+
+def main() -> None:
+    """Write the model, run the rounds, print predicted and measured speeds and their ratios."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--n-ff", type=int, default=1024)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    ids = read_trace_ids(arguments.trace, steps=arguments.steps)
+    n_layers, top_k = ids.shape[1:]
+    n_experts = 1 << int(ids.max()).bit_length()
+    width = default_width(n_layers, n_experts, "Q4_K")
+    shape = ModelShape(
+        layers=n_layers, experts=n_experts, top_k=top_k, n_embd=width, n_ff=arguments.n_ff, heads=width // 64,
+        kv_heads=width // 64, head_dim=64, vocab=FIRST_TOKEN + len(ids), seed=0, gate_up_type="Q4_K", down_type="Q6_K",
+        dense_type="Q8_0", context_length=2 * len(ids),
+    )  # fmt: skip
+    engine = open_engine()
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_trace_model(Path(folder) / "model.gguf", ids, shape, repeat=True).path
+        table, geometry = ExpertTable.from_gguf(path), read_geometry(path)
+        demands = table.layer_demands()
+        hits = FromTrace(demands, trace_from_ids(ids, n_experts=n_experts))
+        for number in range(arguments.rounds):
+            found = measure_engine(engine, lambda _: None, n_threads=arguments.threads, rounds=1)
+            rates = MachineRates(found.decode, found.prefill, found.pool, found.page_cache, found.page_cache)
+            for share in SHARES:
+                slots = [round(share * n_experts)] * n_layers
+                work = Workload(
+                    geometry,
+                    demands,
+                    slots,
+                    ContextShape(2 * len(ids), len(ids), full_windows=True),
+                    depth=len(ids) // 2,
+                )
+                predicted = predict(work, hits, rates)
+                measured, misses = _measure(engine, table, slots, len(ids), arguments.threads)
+                row = {
+                    "round": number, "slots": slots[0], "predicted": predicted.decode.predicted, "measured": measured,
+                    "ratio": predicted.decode.predicted / measured, "compute_ms": 1e3 * predicted.compute_s,
+                    "misses_predicted": hits.misses(slots).expected, "misses": misses, "rates": rates.as_dict(),
+                }  # fmt: skip
+                rows.append(row)
+                if not arguments.json:
+                    _print(row)
+    medians = {
+        round(share * n_experts): median(r["ratio"] for r in rows if r["slots"] == round(share * n_experts))
+        for share in SHARES
+    }
+    if arguments.json:
+        print(json.dumps({"rows": rows, "medians": medians, "expert_bytes": table.layers[0].expert_bytes}))
+    else:
+        print("median of predicted / measured:", {n: round(ratio, 3) for n, ratio in medians.items()})
+
+
+def _measure(
+    engine: LoadedEngine, table: ExpertTable, slots: list[int], n_steps: int, n_threads: int
+) -> tuple[float, float]:
+    """Decode the recording once from empty slots; return tokens a second, and misses a token."""
+    budget = sum(demand.bytes_for(n) for demand, n in zip(table.layer_demands(), slots, strict=True))
+    config = TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
+    with (
+        TieredModel.open(engine, table, config) as tiered,
+        tiered.model.context(n_ctx=2 * n_steps, n_threads=n_threads) as context,
+    ):
+        context.decode([FIRST_TOKEN + n_steps - 1], 0)  # what a first batch costs once
+        context.forget()
+        before = tiered.tiers.stats().l1.misses
+        start = time.perf_counter()
+        for step in range(n_steps):
+            context.decode([FIRST_TOKEN + step], step)
+        seconds = time.perf_counter() - start
+        misses = tiered.tiers.stats().l1.misses - before
+    return n_steps / seconds, misses / n_steps
+
+
+def _print(row: dict[str, Any]) -> None:
+    print(
+        f"round {row['round']}, {row['slots']:3d} slots: predicted {row['predicted']:7.2f}, "
+        f"measured {row['measured']:7.2f} tokens/s, ratio {row['ratio']:.3f}; misses a token {row['misses_predicted']:.2f}, {row['misses']:.2f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()
