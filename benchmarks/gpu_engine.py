@@ -167,7 +167,7 @@ def print_all(options: argparse.Namespace, results: Results) -> None:
         }
         order = [*GPU_ROWS, *sorted(found.keys() - set(GPU_ROWS))]
         if found:
-            print_rows(model, {name: found[name] for name in order if name in found})
+            print_rows(model, {name: found[name] for name in order if name in found}, options.link_gbs)
     for label, findings in document.get("parity", {}).items():
         print_parity(label, findings["cases"])
 
@@ -233,6 +233,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--parity-ubatch", type=int, nargs="+", default=[64, 512])
     parser.add_argument(
         "--slots", type=int, nargs="+", help="Slots a layer to compare; else from top-k to all."
+    )
+    parser.add_argument(
+        "--link-gbs", type=float, help="Speed of copies to the device, for the table's bound."
     )
     parser.add_argument("--json", action="store_true", help="Print everything as JSON instead of tables.")
     options = parser.parse_args(arguments)

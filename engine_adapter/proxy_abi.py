@@ -31,6 +31,7 @@ POLICY_FUNCTIONS = (
     "resident_first",
     "hold_ready",
     "is_whole",
+    "version",
 )
 
 
@@ -38,6 +39,14 @@ class Policy(ct.Structure):
     """expertier_policy: addresses of the compiled policy functions."""
 
     _fields_ = tuple((name, ct.c_void_p) for name in POLICY_FUNCTIONS)
+
+
+class Gate(ct.Structure):
+    """expertier_gate: addresses of driver calls, of a kernel and of a stream."""
+
+    _fields_ = tuple(
+        (name, ct.c_void_p) for name in ("launch", "stream_wait", "event_record", "function", "stream")
+    )
 
 
 class Matrix(ct.Structure):
@@ -123,6 +132,9 @@ class Counters(ct.Structure):
             "passes",
             "whole_calls",
             "host_fills",
+            "gated_calls",
+            "gate_waits",
+            "gate_retreats",
             "staged_calls",
             "staged_bytes",
             "dropped_writes",
@@ -203,6 +215,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_proxy_abi": (ct.c_int32, ()),
     "expertier_proxy_api_version": (ct.c_int32, ()),
     "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
+    "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
     "expertier_tiers_unbind": (None, (ct.c_void_p,)),
     "expertier_tiers_begin_load": (None, (ct.c_void_p,)),
     "expertier_tiers_end_load": (None, ()),

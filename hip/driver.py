@@ -53,6 +53,12 @@ class Driver:
         """The symbols that the library does not have."""
         return sorted(self._symbols[name] for name in self._symbols.keys() - self._functions.keys())
 
+    def address(self, name: str) -> int:
+        """Return the address of a call, for callers outside Python. Raises `DriverError` where it is missing."""
+        if name not in self._functions:
+            self.raw(name)  # says so
+        return ctypes.cast(getattr(self.library, self._symbols[name]), ctypes.c_void_p).value or 0
+
     def has(self, name: str) -> bool:
         """Whether the library has a call."""
         return name in self._functions

@@ -39,7 +39,7 @@ class Kernel:
     def __init__(self, gpu: Gpu, handle: int) -> None:
         """Take the function's handle."""
         self._gpu = gpu
-        self._handle = handle
+        self.handle = handle
 
     def launch(
         self,
@@ -52,7 +52,7 @@ class Kernel:
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
         self._gpu.call(
             "launch",
-            self._handle,
+            self.handle,
             grid[0],
             grid[1],
             1,

@@ -20,4 +20,5 @@ class EntryPoints:
     begin_prefetch: int
     hold_ready: int
     is_whole: int
+    version: int
     _owners: tuple[object, ...] = field(repr=False, compare=False)

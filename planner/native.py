@@ -11,6 +11,7 @@ Every function takes a directory (`Residency.directory_address`) first; the call
     int32 begin_prefetch(const int64 *directory, int32 layer, int32 expert)
     int32 hold_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
     int32 is_whole      (const int64 *directory, int32 layer)
+    int32 version       (const int64 *directory, int32 layer)
 
 They return what the functions of `policy.py` return, and BAD_CALL for a layer that is not there or a directory
 that another version of the policy made. `begin` serves every policy: it goes on to that of the directory.
@@ -151,6 +152,12 @@ def _build(stamp: int) -> EntryPoints:
             return _BAD_CALL
         return policy.is_whole(layer_view(directory, layer))
 
+    @cfunc(ON_LAYER_SIGNATURE, cache=True)
+    def version(directory: int, layer: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.version(layer_view(directory, layer))
+
     functions: dict[str, Any] = {
         "begin": begin,
         "complete": complete,
@@ -160,6 +167,7 @@ def _build(stamp: int) -> EntryPoints:
         "begin_prefetch": begin_prefetch,
         "hold_ready": hold_ready,
         "is_whole": is_whole,
+        "version": version,
     }
     addresses: dict[str, int] = {name: function.address for name, function in functions.items()}
     return EntryPoints(**addresses, _owners=tuple(functions.values()))

@@ -339,3 +339,10 @@ def is_whole(view: LayerView) -> int:
         if view.owner[expert] != expert or view.state[expert] & READY == 0:
             return 0
     return 1
+
+
+@compiled
+def version(view: LayerView) -> int:
+    """Return a number that changes whenever an expert comes into a slot or leaves one."""
+    changes = view.counters[EVICTIONS] + view.counters[FILLS] + view.counters[ABORTS]
+    return int(changes & _EXPERT_MASK)

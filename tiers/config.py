@@ -14,6 +14,7 @@ from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.variable import (
     AutoBytes,
+    AutoSwitch,
     AutoTokens,
     Variable,
     option_name,
@@ -22,6 +23,7 @@ from expertier.tiers.variable import (
     parse_path,
     parse_percent,
     parse_policy,
+    parse_auto_switch,
     parse_switch,
     parse_tokens,
 )
@@ -46,6 +48,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
         "`auto`, 0 (never) or a number of tokens such as 64",
         parse_tokens,
     ),
+    Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
@@ -83,6 +86,7 @@ class TierConfig:
     file_mode: FileMode = FileMode.AUTO
     slab_vmm: bool = False
     stream_tokens: AutoTokens = "auto"
+    decode_gate: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"

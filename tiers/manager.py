@@ -95,6 +95,8 @@ class TierManager:
         self._has_streams = device.has_streams
         self.stream_tokens = resolve_stream_tokens(config, device)
         """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
+        self.decode_gate = config.decode_gate
+        """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         budgets = resolve(
             config,
             table,

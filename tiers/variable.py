@@ -21,6 +21,9 @@ AutoBytes: TypeAlias = int | Literal["auto"]
 AutoTokens: TypeAlias = int | Literal["auto"]
 """A number of tokens, or `auto`."""
 
+AutoSwitch: TypeAlias = bool | Literal["auto"]
+"""On, off, or `auto`: where it is known to work."""
+
 _MAX_MIB = 1 << 40
 _MAX_TOKENS = 1 << 30
 
@@ -80,6 +83,11 @@ def parse_switch(text: str) -> bool:
     if text not in ("0", "1"):
         raise ValueError(text)
     return text == "1"
+
+
+def parse_auto_switch(text: str) -> AutoSwitch:
+    """Read `auto`, `0` or `1`."""
+    return "auto" if text == "auto" else parse_switch(text)
 
 
 def parse_policy(text: str) -> PolicyKind:

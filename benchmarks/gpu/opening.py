@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expertier.engine_adapter.engine_device import device_of
@@ -41,7 +41,9 @@ def opened(
         ) as model:
             yield model, None
         return
-    config = TierConfig(expert_cache_bytes=placement.cache_bytes, host_pool_bytes=placement.host_bytes)
+    config = replace(
+        TierConfig.from_env(), expert_cache_bytes=placement.cache_bytes, host_pool_bytes=placement.host_bytes
+    )
     with (
         TierManager(
             ExpertTable.from_gguf(path), device=device_of(engine, placement.device), config=config

@@ -20,17 +20,20 @@ def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
         )
 
 
-def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
-    """Print one model's rows, with ratios to all in VRAM and to llama.cpp's own cache at equal bytes."""
+def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]], link_gbs: float | None) -> None:
+    """Print one model's rows, with ratios to all in VRAM and to llama.cpp's own cache at equal bytes.
+
+    With the link's speed, also to a bound: a step's time with all in VRAM and then its missed bytes over the link.
+    """
     sizes = sorted({int(size) for row in rows.values() for size in row.get("prefill", {})})
     print(f"\n{model['name']}: {model['expert_bytes'] / GIB:.2f} GiB of experts, {model['n_steps']} steps")
-    head = ["row", "MiB", "t/s", "median ms", "/vram", "/cache", "hits %", "MB/step", "L2 %"]
+    head = ["row", "MiB", "t/s", "median ms", "/vram", "/cache", "/bound", "hits %", "MB/step", "L2 %"]
     for size in sizes:
         head += [f"pp{size}", "/vram", "/cache"]
     lines = []
     for name, row in rows.items():
         cache = rows.get(f"cache-{row.get('percent')}", {}) if row.get("side") == "ours" else {}
-        lines.append(_line(name, row, rows.get("vram", {}), cache, sizes))
+        lines.append(_line(name, row, rows.get("vram", {}), cache, sizes, link_gbs))
     print_table(head, lines)
     for name, row in rows.items():
         if "failed" in row:
@@ -42,7 +45,12 @@ def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]]) -> None:
 
 
 def _line(
-    name: str, row: dict[str, Any], vram: dict[str, Any], cache: dict[str, Any], sizes: Sequence[int]
+    name: str,
+    row: dict[str, Any],
+    vram: dict[str, Any],
+    cache: dict[str, Any],
+    sizes: Sequence[int],
+    link_gbs: float | None,
 ) -> list[str]:
     decode = row.get("decode", {})
     hits, mb = _traffic(row)
@@ -53,6 +61,7 @@ def _line(
         _number(decode.get("median_ms"), ".3f"),
         _ratio(decode, vram.get("decode")),
         _ratio(decode, cache.get("decode")),
+        _ratio(decode, _bound(vram.get("decode"), mb, link_gbs)),
         _number(hits, ".1f"),
         _number(mb, ".1f"),
         _number(_l2_share(decode), ".1f"),
@@ -81,6 +90,12 @@ def _traffic(row: dict[str, Any]) -> tuple[float | None, float | None]:
         share = 100 * small["hits"] / (small["hits"] + small["misses"])
         return share, small["uploaded_mib"] * MIB / steps / 1e6 if steps else None
     return None, None
+
+
+def _bound(vram: dict[str, Any] | None, mb: float | None, link_gbs: float | None) -> dict[str, Any] | None:
+    if not vram or mb is None or not link_gbs:
+        return None
+    return {"tokens_per_s": 1 / (1 / vram["tokens_per_s"] + mb / (link_gbs * 1e3))}
 
 
 def _l2_share(decode: dict[str, Any]) -> float | None:

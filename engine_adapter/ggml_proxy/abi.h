@@ -28,6 +28,18 @@ struct expertier_policy {
     int32_t (*hold_ready)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n,
                           int32_t * slots);
     int32_t (*is_whole)(const int64_t * directory, int32_t layer);
+    int32_t (*version)(const int64_t * directory, int32_t layer);
+};
+
+// Driver calls and a kernel for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent and cuEventRecord are, and HIP's.
+struct expertier_gate {
+    int32_t (*launch)(void * function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
+                      uint32_t block_y, uint32_t block_z, uint32_t shared_bytes, void * stream, void ** arguments,
+                      void ** extra);
+    int32_t (*stream_wait)(void * stream, void * event, uint32_t flags);
+    int32_t (*event_record)(void * event, void * stream);
+    void * function;
+    void * stream;
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
@@ -121,6 +133,9 @@ struct expertier_counters {
     int64_t passes;         // passes that these took
     int64_t whole_calls;    // layer calls whose experts were all in place: neither ids nor policy were asked
     int64_t host_fills;     // experts that came from the host pool without Python
+    int64_t gated_calls;    // layer calls whose ids were looked up on the device
+    int64_t gate_waits;     // those of them that waited for missing experts
+    int64_t gate_retreats;  // graphs that were begun so and run again without
     int64_t staged_calls;   // layer calls that ran on a staged layer
     int64_t staged_bytes;   // bytes that came from the host for these
     int64_t dropped_writes; // bytes that the loader wrote to expert tensors and the buffer dropped

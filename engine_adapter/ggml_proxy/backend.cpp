@@ -12,6 +12,7 @@ const char * get_name(ggml_backend_t backend) { return self(backend).device->nam
 
 void free_backend(ggml_backend_t backend) {
     ProxyBackend * proxy = &self(backend);
+    release_deferred(*proxy);
     proxy->ids.clear();
     if (proxy->pass_allocator) {
         ggml_gallocr_free(proxy->pass_allocator);
@@ -42,7 +43,10 @@ bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor 
     ggml_backend_t inner = unwrap(to);
     return inner->iface.cpy_tensor_async(unwrap(from), inner, source, target);
 }
-void synchronize(ggml_backend_t b) { self(b).inner->iface.synchronize(self(b).inner); }
+void synchronize(ggml_backend_t b) {
+    self(b).inner->iface.synchronize(self(b).inner);
+    self(b).deferred.clear();
+}
 void event_record(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_record(self(b).inner, event); }
 void event_wait(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_wait(self(b).inner, event); }
 void graph_optimize(ggml_backend_t b, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
@@ -81,6 +85,13 @@ ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
     proxy->inner  = inner;
     device.n_backends += 1;
     return new ggml_backend{ &guid, iface, &device.compute, proxy };
+}
+
+void release_deferred(ProxyBackend & backend) {
+    if (!backend.deferred.empty()) {
+        ggml_backend_synchronize(backend.inner);
+        backend.deferred.clear();
+    }
 }
 
 ggml_backend_t unwrap(ggml_backend_t backend) {

@@ -2,9 +2,12 @@
 #pragma once
 
 #include "device.h"
+#include "gate_plan.h"
 #include "layer_ids.h"
+#include "tiers.h"
 
 #include <unordered_map>
+#include <vector>
 
 namespace expertier {
 
@@ -17,12 +20,17 @@ struct ProxyBackend {
     std::unordered_map<const ggml_tensor *, LayerIds> ids;
     PinnedInts                                        read_room; // for the router's ids
     uint64_t                                          served_uid = 0; // of the last graph that was found to be served
+    GatePlan                                          gate_plan;
+    std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);
 
 // The backend under a proxy backend; any other backend is returned as it is.
 ggml_backend_t unwrap(ggml_backend_t backend);
+
+// Lets go of slots that were held for what was queued, once that is done.
+void release_deferred(ProxyBackend & backend);
 
 void set_n_threads(ggml_backend_t backend, int n_threads);
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data);

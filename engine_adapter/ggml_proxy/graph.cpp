@@ -12,7 +12,9 @@
 #include "expert_call.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "gated.h"
 #include "passes.h"
+#include "slices.h"
 #include "staging.h"
 
 #include <cxxabi.h>
@@ -28,38 +30,22 @@ namespace {
 // From so many rows a layer on average, every expert is likely to be among them: all are staged, and no ids are read.
 constexpr int64_t rows_an_expert = 4;
 
-// The engine's numbers for graphs that are alike, which not every release has: a slice of a graph that was seen before
-// is told by it, and the inner backend need not compare it node by node.
-template <typename G> auto uid_of(const G * graph, int) -> decltype((uint64_t) graph->uid) { return graph->uid; }
-template <typename G> uint64_t uid_of(const G *, long) { return 0; }
-template <typename G> auto set_uid(G & graph, uint64_t uid, int) -> decltype(graph.uid, void()) { graph.uid = uid; }
-template <typename G> void set_uid(G &, uint64_t, long) {}
-
-uint64_t mixed(uint64_t a, uint64_t b) {
-    a = (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2))) * 0xbf58476d1ce4e5b9u;
-    return a ^ (a >> 31);
-}
-
 class GraphRun {
   public:
-    GraphRun(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph) {}
+    GraphRun(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph), slices_(backend, graph) {}
     GraphRun(const GraphRun &) = delete;
     GraphRun & operator=(const GraphRun &) = delete;
 
-    // Whatever happened, the engine gets its graph back as it was, and no slot stays pinned.
+    // Whatever happened, no slot stays pinned.
     ~GraphRun() {
         release_layer();
         if (tiers_) {
-            tiers_->counters.slices += n_slices_;
-        }
-        for (auto undo = redirected_.rbegin(); undo != redirected_.rend(); ++undo) {
-            undo->node->src[0] = undo->experts;
-            undo->node->src[2] = undo->ids;
+            tiers_->counters.slices += slices_.n_slices();
         }
     }
 
     ggml_status run() {
-        const uint64_t uid = uid_of(graph_, 0);
+        const uint64_t uid = graph_uid(graph_);
         if ((uid == 0 || uid != backend_.served_uid) && !is_served()) {
             return GGML_STATUS_FAILED;
         }
@@ -72,7 +58,7 @@ class GraphRun {
             }
             begin_graph(expert->tiers);
             if (tiers_->is_whole(expert->ref.layer)) {
-                redirect(node, tiers_->slots(expert->ref), node->src[2]);
+                slices_.redirect(node, tiers_->slots(expert->ref), node->src[2]);
                 tiers_->counters.whole_calls += node->src[2] != last_whole_ids_;
                 last_whole_ids_ = node->src[2];
                 continue;
@@ -82,14 +68,14 @@ class GraphRun {
                     return status;
                 }
                 if (!call_.tiers) { // the layer has run in passes
-                    i = next_ - 1;
+                    i = slices_.next() - 1;
                     continue;
                 }
             }
             if (is_staged_) {
-                redirect(node, staging_->matrix(expert->ref.matrix), node->src[2]);
+                slices_.redirect(node, staging_->matrix(expert->ref.matrix), node->src[2]);
             } else {
-                redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
+                slices_.redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
             }
         }
         const ggml_status status = run_until(graph_->n_nodes);
@@ -98,12 +84,6 @@ class GraphRun {
     }
 
   private:
-    struct Redirected {
-        ggml_tensor * node;
-        ggml_tensor * experts;
-        ggml_tensor * ids;
-    };
-
     // The engine asks before it gives a node to a device, but a graph that it did not ask for would read where no
     // bytes are, and end the process.
     bool is_served() const {
@@ -133,13 +113,6 @@ class GraphRun {
         }
     }
 
-    void redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tensor * ids) {
-        redirected_.push_back({ node, node->src[0], node->src[2] });
-        node->src[0] = experts;
-        node->src[2] = ids;
-        placed_      = mixed(mixed(placed_, reinterpret_cast<uintptr_t>(experts)), reinterpret_cast<uintptr_t>(ids->data));
-    }
-
     // Runs everything before node `first`, then makes the experts of the layer that starts there resident. Where
     // they are more than the layer's slots, the layer runs in passes instead and no call is left open.
     ggml_status cut(int first, const ExpertTensor & expert) {
@@ -164,7 +137,7 @@ class GraphRun {
             return stage(std::move(call));
         }
         if (!fits) {
-            next_ = call.last + 1;
+            slices_.skip_to(call.last + 1);
             return run_in_passes(backend_, graph_, call);
         }
         is_quiet_ = false; // fills may be queued
@@ -213,17 +186,8 @@ class GraphRun {
     }
 
     ggml_status run_until(int end) {
-        if (next_ >= end) {
-            return GGML_STATUS_SUCCESS;
-        }
-        ggml_cgraph slice = ggml_graph_view(graph_, next_, end);
-        if (const uint64_t uid = uid_of(graph_, 0)) {
-            set_uid(slice, mixed(mixed(mixed(uid, next_), end), placed_) | 1, 0);
-        }
-        next_     = end;
-        is_quiet_ = false;
-        n_slices_ += 1;
-        return ggml_backend_graph_compute_async(backend_.inner, &slice);
+        is_quiet_ = is_quiet_ && slices_.next() >= end;
+        return slices_.run_until(end);
     }
 
     void release_layer() {
@@ -239,24 +203,25 @@ class GraphRun {
 
     ProxyBackend &          backend_;
     ggml_cgraph *           graph_;
-    int                     next_     = 0; // the first node that has not been handed to the inner backend
-    int                     n_slices_ = 0;
+    GraphSlices             slices_;
     std::shared_ptr<Tiers>  tiers_;  // of the graph's experts, once one was met
     ExpertCall              call_;   // the layer that nodes are redirected for; none while call_.tiers is null
     bool                    is_staged_ = false; // it is in a staged layer; otherwise its slots are pinned
     std::optional<Staging::Use> staging_;
     bool                    is_quiet_ = false; // nothing that reads slots is queued
     const ggml_tensor *     last_whole_ids_ = nullptr;
-    uint64_t                placed_         = 0; // tells where the slices' experts are
     PinnedSlots             pinned_;
     ggml_tensor *           slot_ids_ = nullptr;
-    std::vector<Redirected> redirected_;
 };
 
 } // namespace
 
 ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
     try {
+        release_deferred(backend);
+        if (const std::optional<ggml_status> done = try_gated(backend, graph)) {
+            return *done;
+        }
         return GraphRun(backend, graph).run();
     } catch (const std::bad_alloc &) { // ggml's C frames cannot be unwound
         return GGML_STATUS_ALLOC_FAILED;

@@ -61,6 +61,18 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
     }
 }
 
+// Has ids looked up on the device from now on; 0 and `error` filled when that does not work.
+EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const expertier_gate * driver, char * error,
+                                                   size_t error_size) {
+    try {
+        self->tiers->open_gate(*driver);
+        return 1;
+    } catch (const std::exception & problem) {
+        copy_text(problem.what(), error, error_size);
+        return 0;
+    }
+}
+
 // The tiers live on until the engine has freed the buffers that use them.
 EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) { delete self; }
 
@@ -109,6 +121,9 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->passes                  = from.passes;
     out->whole_calls             = from.whole_calls;
     out->host_fills              = from.host_fills;
+    out->gated_calls             = from.gated_calls;
+    out->gate_waits              = from.gate_waits;
+    out->gate_retreats           = from.gate_retreats;
     out->staged_calls            = from.staged_calls;
     out->staged_bytes            = from.staged_bytes;
     out->dropped_writes          = from.dropped_writes;

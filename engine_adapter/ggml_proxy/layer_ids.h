@@ -19,18 +19,26 @@ class LayerIds {
     LayerIds(const LayerIds &) = delete;
     LayerIds & operator=(const LayerIds &) = delete;
 
+    // Room for slot ids that something on the device will write; null when memory ran out.
+    ggml_tensor * reserve(ggml_backend_t backend, int64_t n_used, int64_t n_tokens) {
+        if (capacity_ < n_used * n_tokens && !grow(backend, n_used * n_tokens)) {
+            return nullptr;
+        }
+        tensor_->ne[0] = n_used;
+        tensor_->ne[1] = n_tokens;
+        tensor_->nb[1] = n_used * sizeof(int32_t);
+        tensor_->nb[2] = tensor_->nb[3] = n_used * n_tokens * sizeof(int32_t);
+        return tensor_;
+    }
+
     // Uploads `slots` ([n_used, n_tokens], row by row) in the order of `backend`'s stream; null when memory ran out.
     // The copy of the time before must be done.
     ggml_tensor * upload(ggml_backend_t backend, const std::vector<int32_t> & slots, int64_t n_used, int64_t n_tokens) {
-        if (capacity_ < (int64_t) slots.size() && !grow(backend, (int64_t) slots.size())) {
+        if (reserve(backend, n_used, n_tokens) == nullptr) {
             return nullptr;
         }
         int32_t * host = host_.reserve(backend, slots.size()); // kept: the copy may still be reading it afterwards
         std::copy(slots.begin(), slots.end(), host);
-        tensor_->ne[0]  = n_used;
-        tensor_->ne[1]  = n_tokens;
-        tensor_->nb[1]  = n_used * sizeof(int32_t);
-        tensor_->nb[2]  = tensor_->nb[3] = n_used * n_tokens * sizeof(int32_t);
         ggml_backend_tensor_set_async(backend, tensor_, host, 0, slots.size() * sizeof(int32_t));
         return tensor_;
     }

@@ -2,6 +2,7 @@
 
 #include "device.h"
 #include "embedded.h"
+#include "gate.h"
 #include "ggml-backend-impl.h"
 #include "layer_lock.h"
 #include "staging.h"
@@ -102,6 +103,17 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
 }
 
 Tiers::~Tiers() = default;
+
+void Tiers::open_gate(const expertier_gate & driver) {
+    if (sees_all_) {
+        throw std::runtime_error("every look-up is being recorded, on the host");
+    }
+    std::vector<int> n_experts;
+    for (const Layer & layer : layers_) {
+        n_experts.push_back(layer.n_experts);
+    }
+    gate_ = std::make_unique<Gate>(driver, device_.inner, n_experts);
+}
 
 ggml_tensor Tiers::slot_piece(int, int32_t slot, const expertier_copy & copy) const {
     return bytes_at(slab_, static_cast<char *>(slab_base_) + copy.offset + slot * copy.stride, copy.n_bytes);

@@ -23,6 +23,7 @@ struct MatrixRef {
     int matrix = -1;
 };
 
+class Gate;
 class Staging;
 class Tiers;
 
@@ -67,6 +68,12 @@ class Tiers {
     Tiers(const Tiers &) = delete;
     Tiers & operator=(const Tiers &) = delete;
 
+    // For whoever holds the layers' locks by itself.
+    const expertier_policy & policy() const { return policy_; }
+    const int64_t *          directory() const { return directory_; }
+    void *                   locks() const { return locks_; }
+
+    int n_layers() const { return (int) layers_.size(); }
     int n_slots(int layer) const { return layers_[layer].n_slots; }
     int n_experts(int layer) const { return layers_[layer].n_experts; }
     ggml_tensor * slots(MatrixRef ref) const { return layers_[ref.layer].slots[ref.matrix]; }
@@ -94,6 +101,11 @@ class Tiers {
     bool load(int layer, const std::vector<int32_t> & experts, void * staged);
     // The layers that pass by in large batches; null when they are not to.
     Staging *   staging() const { return staging_.get(); }
+    // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
+    Gate *      gate() const { return gate_.get(); }
+    void        open_gate(const expertier_gate & driver);
+    int32_t &   gate_version(int layer) { return layers_[layer].gate_version; } // of the device's table
+    bool        serves_fills() const { return fills_ == EXPERTIER_FILLS_SERVED; }
     int32_t     stream_tokens() const { return stream_tokens_; }
     HostCopies & host_copies() { return host_copies_; }
     const std::vector<expertier_copy> & copies(int layer) const { return layers_[layer].copies; }
@@ -111,7 +123,7 @@ class Tiers {
 
     struct Counters {
         std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
-            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
+            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, gated_calls{0}, gate_waits{0}, gate_retreats{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
     };
     Counters counters;
 
@@ -134,6 +146,7 @@ class Tiers {
         std::vector<int64_t>       expert_bytes;
         std::vector<expertier_copy> copies;
         std::atomic<bool>          is_whole{ false };
+        int32_t                    gate_version = -1;
         std::vector<int>           placed; // the engine's tensors of each matrix
         std::vector<ggml_tensor *> slots;  // one 3-d tensor a matrix, over all slots of the layer
     };
@@ -164,6 +177,7 @@ class Tiers {
     ggml_backend_buffer_t                      slab_ = nullptr;
     void *                                     slab_base_;
     std::unique_ptr<Staging>                   staging_;
+    std::unique_ptr<Gate>                      gate_;
 };
 
 } // namespace expertier

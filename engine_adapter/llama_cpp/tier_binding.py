@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.decode_gate import open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.errors import EngineError
 from expertier.planner.native import entry_points
@@ -35,6 +36,9 @@ class ProxyCounters:
     passes: int
     whole_calls: int
     host_fills: int
+    gated_calls: int
+    gate_waits: int
+    gate_retreats: int
     staged_calls: int
     staged_bytes: int
     dropped_writes: int
@@ -90,6 +94,7 @@ class TierBinding:
                 raise EngineError(
                     f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
                 )
+            self._gate = open_gate(engine.proxy, self._handle, inner_device, manager.decode_gate)
         except BaseException:
             manager.unbind_engine()
             raise
@@ -174,6 +179,8 @@ class TierBinding:
             if self._serves_all_loads:
                 self._engine.proxy.expertier_tiers_set_default(None)
             self._engine.proxy.expertier_tiers_unbind(handle)
+            if self._gate is not None:
+                self._gate.close()
 
     def _open_handle(self) -> int:
         if self._handle is None:

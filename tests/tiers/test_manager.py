@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -417,7 +418,8 @@ def test_the_file_is_never_written(model: ModelFile) -> None:
 @pytest.mark.parametrize("streams", [False, True], ids=["host", "streams"])
 def test_a_whole_layer_is_loaded_outside_the_slots(model: ModelFile, pool_bytes: int, streams: bool) -> None:
     device = FakeDevice() if streams else HostDevice()
-    with device, et.TierManager(model.table, device=device, config=config(model, 2, pool_bytes)) as tiers:
+    streaming = replace(config(model, 2, pool_bytes), stream_tokens=1)
+    with device, et.TierManager(model.table, device=device, config=streaming) as tiers:
         tiers.acquire(1, [4]).release()
         before = tiers.stats().l1
         for number, layer in enumerate(model.table.layers):

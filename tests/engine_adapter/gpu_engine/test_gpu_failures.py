@@ -127,7 +127,7 @@ def test_auto_sizes_from_what_is_free(gpus: GpuSession):
         assert all(1 <= n <= 3 for n in slots[HEADROOM_BYTES + 3 * floor]), slots
         assert slots[1 << 30] == {n_experts}
         device.set_memory(HEADROOM_BYTES + floor - 1)
-        with pytest.raises(BudgetError, match="free"):
+        with pytest.raises(BudgetError, match="one expert slot in each of 2 layers takes"):
             TierManager(table, device=device_of(gpus.engine, DEVICE), config=TierConfig())
     finally:
         device.set_memory(1 << 30)

@@ -7,8 +7,12 @@
 | `stream` | queues of work, each with a thread, and events |
 | `buffers`, `copies` | ggml's buffers; queued copies, whose bytes are read when they are done |
 | `snapshot` | a graph as it was when it was handed over |
+| `races` | finds work that nobody ordered |
+| `gate` | the driver calls of the gate of decode graphs, and its kernel |
 | `backend`, `device` | ggml's interfaces, and the entry that it looks for |
 | `control` | what `library.py` calls |
+| `library.py`, `ggml.py` | compiles, loads, sets and reads; the calls of ggml's own that tests make |
+| `process.py`, `models.py` | tests in a process with these devices; models on them |
 
 They compute with the CPU's kernels, so that everything is bit-identical to stock on the CPU; all else is as CUDA's
 backend does it: what is asynchronous there is here, what it recognises by an address is recognised so here, and what

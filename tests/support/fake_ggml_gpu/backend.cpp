@@ -23,7 +23,6 @@ struct Backend {
 
 Backend & self(ggml_backend_t backend) { return *static_cast<Backend *>(backend->context); }
 
-using EventPointer = std::shared_ptr<Event>;
 const EventPointer & event_of(ggml_backend_event_t event) { return *static_cast<EventPointer *>(event->context); }
 
 const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }

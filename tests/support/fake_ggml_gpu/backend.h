@@ -2,12 +2,18 @@
 #pragma once
 
 #include "device.h"
+#include "stream.h"
+
+#include <memory>
 
 namespace fake_gpu {
 
 ggml_backend_t new_backend(const Device & device); // null when it must fail
 
 void set_n_threads(ggml_backend_t backend, int n_threads);
+
+// What the context of an event points to.
+using EventPointer = std::shared_ptr<Event>;
 
 ggml_backend_event_t new_event(const Device & device); // null when it must fail
 void                 free_event(ggml_backend_event_t event);

@@ -116,7 +116,6 @@ ggml_backend_reg registry = { GGML_BACKEND_API_VERSION,
 
 } // namespace
 
-int      n_devices() { return count; }
 Device & device_at(int index) { return devices[index]; }
 
 void configure(int n, size_t bytes_each) {

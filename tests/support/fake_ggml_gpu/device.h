@@ -16,7 +16,6 @@ struct Device {
     Counters &               count() const { return counters[index]; }
 };
 
-int      n_devices();
 Device & device_at(int index);
 
 // Has effect until ggml has asked for the devices.

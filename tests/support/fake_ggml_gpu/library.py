@@ -6,9 +6,11 @@ import ctypes as ct
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from itertools import count, takewhile
 from pathlib import Path
 
+from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.build.cache import make_subfolder, move_into_place, staging
 from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, find_compiler
 from expertier.engine_adapter.build.pins import XLLAMACPP
@@ -18,6 +20,8 @@ from native_build import build_library
 _SOURCES = Path(__file__).parent
 _LIBRARY = "libfake_ggml_gpu.so"
 _FLAGS = ("-O1",)
+_KERNEL_FOLDERS = ("expertier.hip.fake", "expertier.hip.kernels")
+_KERNEL_SOURCES = ("cpu_device.h", "gate.cu")
 _CALLS = ("memory", "pinned", "stream", "event")  # Call of state.h
 _FAULTS_BYTES = 1 << 16
 
@@ -25,14 +29,19 @@ _FAULTS_BYTES = 1 << 16
 def build_fake_gpu() -> Path:
     """Return the library for the pinned engine, compiled the first time and kept in the cache folder."""
     sources = sorted(_SOURCES.glob("*.cpp"))
-    parts = [path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h")))]
+    folders = [Path(str(files(package))) for package in _KERNEL_FOLDERS]
+    kernels = [folder / name for folder, name in zip(folders, _KERNEL_SOURCES, strict=True)]
+    parts = [path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h")), *kernels)]
     parts += [word.encode() for word in (str(XLLAMACPP), *COMPILE_FLAGS, *_FLAGS, str(find_compiler()))]
     parent = make_subfolder("fake-ggml-gpu")
     target = parent / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     if not target.is_dir():
         with staging(parent) as folder:
             # Nothing of ours may be found in place of another library's, and theirs not in place of ours.
-            build_library(sources, folder / _LIBRARY, flags=_FLAGS, link_flags=("-Wl,-Bsymbolic",))
+            includes = [f"-isystem{kernel_folder}" for kernel_folder in folders]
+            build_library(
+                sources, folder / _LIBRARY, flags=(*_FLAGS, *includes), link_flags=("-Wl,-Bsymbolic",)
+            )
             for made in folder.glob("*.o"):
                 made.unlink()
             move_into_place(folder, target)
@@ -83,6 +92,8 @@ class FakeGpus:
         library.fake_gpu_counter_name.restype = ct.c_char_p
         library.fake_gpu_counters.argtypes = (ct.c_int32, ct.POINTER(ct.c_int64))
         library.fake_gpu_fail.argtypes = (ct.c_int32, ct.c_int64)
+        library.fake_gpu_open_gate.argtypes = (ct.c_int32, ct.c_void_p)
+        library.fake_gpu_close_gate.argtypes = (ct.c_void_p,)
         library.fake_gpu_is_armed.argtypes = (ct.c_int32,)
         library.fake_gpu_take_faults.argtypes = (ct.c_char_p, ct.c_size_t)
         library.fake_gpu_configure(n_devices, memory_bytes)
@@ -112,6 +123,16 @@ class FakeGpus:
     def is_armed(self, call: str) -> bool:
         """Whether the call that `fail` chose is still to come."""
         return bool(self._library.fake_gpu_is_armed(_CALLS.index(call)))
+
+    @contextmanager
+    def gate(self, device: int = 0) -> Iterator[abi.Gate]:
+        """What a gate of decode graphs needs of a device's driver; nothing of it may be queued at the end."""
+        calls = abi.Gate()
+        self._library.fake_gpu_open_gate(device, ct.byref(calls))
+        try:
+            yield calls
+        finally:
+            self._library.fake_gpu_close_gate(calls.stream)
 
     def synchronize(self) -> None:
         """Wait until everything that is queued now is done."""

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import pytest
+
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.tiers.host_budget import process_budget
 from fake_ggml_gpu.library import FakeGpus
@@ -134,7 +136,10 @@ def _call(function: Callable[..., Any], arguments: Sequence[Any], named: dict[st
 
 
 def _run_test(file: str, name: str, arguments: dict[str, Any]) -> None:
-    _call(_module(file).__dict__[name].__dict__["on_fake_gpus"], (), arguments)
+    try:
+        _call(_module(file).__dict__[name].__dict__["on_fake_gpus"], (), arguments)
+    except pytest.fail.Exception as failure:  # which does not travel
+        raise AssertionError(str(failure)) from failure
 
 
 @cache

@@ -44,12 +44,16 @@ void split(uintptr_t address) {
     }
 }
 
+bool knows(const Clock & clock, const Touch & touch) {
+    const auto known = clock.find(touch.stream);
+    return known != clock.end() && touch.number <= known->second;
+}
+
 bool is_before(const Touch & touch, const Ticket & ticket) {
     if (touch.number == 0 || touch.stream == ticket.stream || gone.count(touch.stream)) {
         return true;
     }
-    const auto known = ticket.before->find(touch.stream);
-    return known != ticket.before->end() && touch.number <= known->second;
+    return knows(*ticket.before, touch) || (ticket.acquired && knows(*ticket.acquired, touch));
 }
 
 std::string name_of(uint64_t stream) { return stream ? "stream " + std::to_string(stream) : "the host"; }

@@ -1,8 +1,9 @@
 // Finds work that touches the same device memory on two streams, or on a stream and the host, though nobody ordered
 // it: whichever came first this time, on another day it is the other one.
 //
-// What is ordered follows from the calls alone: work of one stream, what an event was recorded after and waited for
-// before, and what the host synchronised with before it queued more. The host counts as one thread, since locks
+// What is ordered follows from the calls: work of one stream, what an event was recorded after and waited for before,
+// and what the host synchronised with before it queued more; and beside them, what a kernel learns from the host while
+// it runs (gate.cpp). The host counts as one thread, since locks
 // between its threads cannot be seen: one that waits for the other's lock but for no stream is found, one that
 // forgets the lock is not.
 #pragma once
@@ -24,7 +25,8 @@ void join(Clock & into, const Clock & other);
 struct Ticket {
     uint64_t                     stream = 0;
     uint64_t                     number = 0;
-    std::shared_ptr<const Clock> before;
+    std::shared_ptr<const Clock> before;   // as the calls say
+    const Clock *                acquired; // what its stream has learnt while it ran; null on the host
 };
 
 // The calling thread does the work of `ticket` while this lives; what it does at other times is the host's.

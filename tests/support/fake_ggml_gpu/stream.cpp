@@ -36,9 +36,10 @@ void jitter(uint64_t stream, uint64_t work) {
 
 } // namespace
 
-void Event::end_record(uint64_t number) {
+void Event::end_record(uint64_t number, const Clock & acquired) {
     std::lock_guard<std::mutex> lock(mutex);
     done_ = std::max(done_, number);
+    join(acquired_, acquired);
     changed.notify_all();
 }
 
@@ -57,6 +58,7 @@ void Event::synchronize() const {
     wait(number);
     lock.lock();
     join(host_clock, clock);
+    join(host_clock, acquired_);
 }
 
 Stream::Stream(int on_device) : device(on_device), number_([] {
@@ -89,7 +91,7 @@ void Stream::push_locked(std::function<void()> run) {
     const auto before = std::make_shared<const Clock>(clock_);
     queued_ += 1;
     clock_[number_] = queued_;
-    queue_.push_back({ { number_, queued_, before }, std::move(run) });
+    queue_.push_back({ { number_, queued_, before, &acquired_ }, std::move(run) });
     changed.notify_all();
 }
 
@@ -101,14 +103,18 @@ void Stream::push(std::function<void()> run) {
 void Stream::record(std::shared_ptr<Event> event) {
     std::lock_guard<std::mutex> lock(mutex);
     const uint64_t              number = ++event->queued_;
-    push_locked([event, number] { event->end_record(number); });
+    push_locked([this, event, number] { event->end_record(number, acquired_); });
     event->clock_ = clock_;
 }
 
 void Stream::wait(std::shared_ptr<Event> event) {
     std::lock_guard<std::mutex> lock(mutex);
     join(clock_, event->clock_);
-    push_locked([event, number = event->queued_] { event->wait(number); });
+    push_locked([this, event, number = event->queued_] {
+        event->wait(number);
+        std::lock_guard<std::mutex> relock(mutex);
+        join(acquired_, event->acquired_);
+    });
 }
 
 void Stream::synchronize() {
@@ -157,10 +163,15 @@ void Stream::synchronize_all() {
     join(host_clock, clock);
 }
 
+void Stream::acquire_host() {
+    std::lock_guard<std::mutex> lock(mutex);
+    join(acquired_, host_clock);
+}
+
 Ticket host_ticket() {
     std::lock_guard<std::mutex> lock(mutex);
     const auto                  before = std::make_shared<const Clock>(host_clock);
-    return { 0, ++host_clock[0], before };
+    return { 0, ++host_clock[0], before, nullptr };
 }
 
 void wake_streams() {

@@ -20,12 +20,13 @@ class Event {
 
   private:
     friend class Stream;
-    void end_record(uint64_t number);
+    void end_record(uint64_t number, const Clock & acquired);
     void wait(uint64_t number) const; // by whoever calls; a fault when that takes too long
 
     const int device_;
     uint64_t  queued_ = 0, done_ = 0; // records
     Clock     clock_;                 // what is done once the last one is
+    Clock     acquired_;              // what the recording streams had learnt
 };
 
 class Stream {
@@ -43,6 +44,9 @@ class Stream {
     // The same for all streams there are: as freeing device memory does.
     static void synchronize_all();
 
+    // For its own work: it has heard from the host just now, and so of all that the host has waited for.
+    void acquire_host();
+
     const int device;
 
   private:
@@ -56,7 +60,8 @@ class Stream {
     std::deque<Work> queue_;
     uint64_t         queued_ = 0, done_ = 0;
     bool             quits_  = false;
-    Clock            clock_;  // what is done once all that is queued is
+    Clock            clock_;    // what is done once all that is queued is
+    Clock            acquired_; // what its work has learnt, for its thread alone
     const uint64_t   number_; // of all streams ever made, from 1 on
     std::thread      thread_;
 };

@@ -1,0 +1,85 @@
+"""The gate of decode graphs: a kernel of ours between the engine's (ggml_proxy/gate.h), and the driver that runs it."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Literal
+
+from expertier.engine_adapter import proxy_abi as abi
+from expertier.errors import DeviceError
+from expertier.hip.choose import open_driver_gpu
+from expertier.hip.kernel_cache import compiled, kernel_source
+from expertier.hip.kernel_module import KernelModule
+from expertier.hip.libraries import load_compiler
+from expertier.hip.runtime import Stream
+from expertier.hip.runtime_compiler import RuntimeCompiler
+from expertier.hip.vendor import Vendor
+
+_log = logging.getLogger(__name__)
+
+_VENDORS = {"CUDA": Vendor.CUDA, "ROCm": Vendor.HIP}
+_ERROR_BYTES = 4096
+
+
+class DecodeGate:
+    """What a gate needs from the driver, until `close`: the kernel, loaded, and a stream of its own."""
+
+    def __init__(self, vendor: Vendor, ordinal: int, environ: Mapping[str, str]) -> None:
+        """Compile and load the kernel. Raises `DeviceError` where driver, compiler or GPU are missing."""
+        with ExitStack() as undo:
+            self._gpu = open_driver_gpu(vendor, ordinal, environ)
+            undo.callback(self._gpu.close)
+            compiler = RuntimeCompiler(vendor, load_compiler(vendor, environ))
+            code = compiled(compiler, kernel_source("gate.cu"), self._gpu.architecture())
+            module = undo.enter_context(KernelModule(self._gpu, code))
+            stream = undo.enter_context(Stream(self._gpu))
+            driver = self._gpu.driver
+            self.calls = abi.Gate(
+                launch=driver.address("launch"),
+                stream_wait=driver.address("stream_wait_event"),
+                event_record=driver.address("event_record"),
+                function=module.function("gate").handle,
+                stream=stream.handle,
+            )
+            self._undo = undo.pop_all()
+
+    def close(self) -> None:
+        """Unload the kernel; nothing of it may be queued."""
+        self._undo.close()
+
+
+def open_gate(
+    proxy: ct.CDLL,
+    tiers: int,
+    device: str,
+    wanted: bool | Literal["auto"],
+    *,
+    environ: Mapping[str, str] = os.environ,
+) -> DecodeGate | None:
+    """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
+
+    `auto` wants one on CUDA: nobody has run it on HIP. The engine computes the same without.
+    """
+    found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
+    if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
+        return None
+    gate: DecodeGate | None = None
+    try:
+        if found is None:
+            raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
+        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ)
+        error = ct.create_string_buffer(_ERROR_BYTES)
+        if not proxy.expertier_tiers_open_gate(tiers, ct.byref(gate.calls), error, len(error)):
+            raise DeviceError(error.value.decode(errors="replace"))
+    except DeviceError as error:
+        if gate is not None:
+            gate.close()
+        _log.warning("event=gate enabled=0 device=%s reason=%s", device, error)
+        return None
+    _log.info("event=gate enabled=1 device=%s", device)
+    return gate

@@ -1,0 +1,153 @@
+#include "gate.h"
+
+#include "ggml-backend-impl.h"
+
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+
+namespace expertier {
+
+namespace {
+
+// Words of a door, as in hip/kernels/gate.cu.
+constexpr int arrived = 0, answered = 1, go = 2, missing = 3, late = 4, rows = 8;
+constexpr size_t door_words = 128;
+
+constexpr uint32_t patience = 60'000'000; // reads of host memory, about a microsecond each
+
+constexpr auto trial_limit = std::chrono::seconds(5);
+
+uint32_t load(const uint32_t * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
+void     store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+
+Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size) {
+    ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
+    Buffer                     buffer(type ? ggml_backend_buft_alloc_buffer(type, size) : nullptr);
+    if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != type) {
+        throw std::runtime_error("there is no pinned host memory for it");
+    }
+    ggml_backend_buffer_clear(buffer.get(), 0);
+    return buffer;
+}
+
+} // namespace
+
+Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts)
+    : driver_(driver), tickets_(n_experts.size(), 0) {
+    size_t n = 0;
+    for (int experts : n_experts) {
+        first_.push_back(n);
+        tables_.emplace_back(experts, -1);
+        n += experts;
+    }
+    device_tables_ = new_device_buffer(device, n * sizeof(int32_t));
+    host_tables_   = new_pinned_buffer(device, n * sizeof(int32_t));
+    doors_         = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
+    uploads_.reset(ggml_backend_dev_init(device, nullptr));
+    before_.reset(ggml_backend_event_new(device));
+    after_.reset(ggml_backend_event_new(device));
+    if (!device_tables_ || !uploads_ || !before_ || !after_) {
+        throw std::runtime_error("the device gave no memory, stream or event for it");
+    }
+    try_out(device);
+    for (size_t layer = 0; layer < tables_.size(); layer++) {
+        upload_table((int) layer);
+    }
+    ggml_backend_synchronize(uploads_.get());
+}
+
+uint32_t * Gate::door(int layer) const {
+    return static_cast<uint32_t *>(ggml_backend_buffer_get_base(doors_.get())) + layer * door_words;
+}
+
+bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots) {
+    ggml_backend_event_record(before_.get(), compute);
+    if (driver_.stream_wait(driver_.stream, before_->context, 0) != 0) {
+        return false;
+    }
+    const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
+    if (!launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data) ||
+        driver_.event_record(after_->context, driver_.stream) != 0) {
+        return false;
+    }
+    ggml_backend_event_wait(compute, after_.get());
+    return true;
+}
+
+bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots) {
+    uint64_t ids_address   = reinterpret_cast<uint64_t>(ids);
+    uint64_t column_bytes  = nb[0], row_bytes = nb[1];
+    uint64_t table_address = reinterpret_cast<uint64_t>(
+        static_cast<int32_t *>(ggml_backend_buffer_get_base(device_tables_.get())) + first_[layer]);
+    uint32_t n_experts     = (uint32_t) tables_[layer].size();
+    uint64_t slots_address = reinterpret_cast<uint64_t>(slots);
+    uint64_t door_address  = reinterpret_cast<uint64_t>(door(layer));
+    uint32_t ticket        = tickets_[layer] + 1;
+    uint32_t until         = patience;
+    void *   arguments[]   = { &ids_address, &column_bytes,  &row_bytes,    &n_used, &n_rows, &table_address,
+                               &n_experts,   &slots_address, &door_address, &ticket, &until };
+    if (driver_.launch(driver_.function, 1, 1, 1, (unsigned) max_rows, 1, 1, 0, driver_.stream, arguments, nullptr) != 0) {
+        return false;
+    }
+    tickets_[layer] = ticket;
+    return true;
+}
+
+bool            Gate::has_arrived(int layer) const { return load(door(layer) + arrived) == tickets_[layer]; }
+bool            Gate::is_late(int layer) const { return load(door(layer) + late) == tickets_[layer]; }
+int             Gate::n_missing(int layer) const { return (int) load(door(layer) + missing); }
+const int32_t * Gate::experts(int layer) const { return reinterpret_cast<const int32_t *>(door(layer) + rows); }
+
+void Gate::answer(int layer, bool is_go) {
+    store(door(layer) + go, is_go);
+    store(door(layer) + answered, tickets_[layer]);
+}
+
+void Gate::upload_table(int layer) {
+    const size_t n_bytes = tables_[layer].size() * sizeof(int32_t);
+    int32_t *    host    = static_cast<int32_t *>(ggml_backend_buffer_get_base(host_tables_.get())) + first_[layer];
+    memcpy(host, tables_[layer].data(), n_bytes);
+    ggml_tensor target = bytes_at(
+        device_tables_.get(), static_cast<int32_t *>(ggml_backend_buffer_get_base(device_tables_.get())) + first_[layer],
+        n_bytes);
+    ggml_backend_tensor_set_async(uploads_.get(), &target, host, 0, n_bytes);
+}
+
+// One row asks for expert 0, which is missing; the answer puts it into slot 7.
+void Gate::try_out(ggml_backend_dev_t device) {
+    std::unique_ptr<ggml_backend, FreeBackend> compute(ggml_backend_dev_init(device, nullptr));
+    Buffer                                     memory = new_device_buffer(device, 256); // ids at 0, slots at 128
+    if (!compute || !memory) {
+        throw std::runtime_error("the device gave no memory or stream for a trial");
+    }
+    char *      base  = static_cast<char *>(ggml_backend_buffer_get_base(memory.get()));
+    ggml_tensor ids   = bytes_at(memory.get(), base, sizeof(int32_t));
+    ggml_tensor slots = bytes_at(memory.get(), base + 128, sizeof(int32_t));
+    ids.ne[0]         = 1;
+    ids.nb[0] = ids.nb[1] = sizeof(int32_t);
+    upload_table(0);
+    ggml_backend_synchronize(uploads_.get());
+    if (!queue(compute.get(), 0, &ids, &slots)) {
+        throw std::runtime_error("the driver refused to queue it");
+    }
+    const auto deadline = std::chrono::steady_clock::now() + trial_limit;
+    while (!has_arrived(0) && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::yield();
+    }
+    const bool came   = has_arrived(0) && n_missing(0) == 1 && experts(0)[0] == 0;
+    tables_[0][0]     = 7;
+    upload_table(0);
+    ggml_backend_synchronize(uploads_.get());
+    answer(0, came);
+    int32_t slot = -1;
+    ggml_backend_tensor_get_async(compute.get(), &slots, &slot, 0, sizeof(slot));
+    ggml_backend_synchronize(compute.get());
+    tables_[0][0] = -1;
+    if (!came || slot != 7 || is_late(0)) {
+        throw std::runtime_error("a trial of it gave slot " + std::to_string(slot) + " instead of 7");
+    }
+}
+
+} // namespace expertier

@@ -1,0 +1,68 @@
+// The gate's device side: expert ids become slot ids on the GPU, and the host is asked only where one is missing.
+//
+//     engine's stream  ── router ─ record ┐                                  ┌ wait ─ experts ─ ...
+//     gate's stream                       └ wait ─ kernel (hip/kernels/gate.cu) ─ record ┘
+//
+// Everything is queued ahead. The kernel writes what it found to a door in host memory; where experts are missing it
+// holds both streams until the host has filled the slots and the table, on a third stream, and has answered.
+#pragma once
+
+#include "abi.h"
+#include "device_memory.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace expertier {
+
+class Gate {
+  public:
+    static constexpr int64_t max_rows = 64;
+
+    // For layers of so many experts; throws std::runtime_error where memory, streams or events are missing, or where the
+    // kernel does not do in a trial what it should.
+    Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts);
+
+    // Queues the gate of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as the
+    // ids are) gets the slot ids. False when the driver refused.
+    bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots);
+
+    // What came of the gate that was queued last for the layer.
+    bool            has_arrived(int layer) const;
+    bool            is_late(int layer) const; // it waited for too long, and has let go
+    int             n_missing(int layer) const;
+    const int32_t * experts(int layer) const; // of each row
+    // Lets go of a gate that waits. What it needs must be complete.
+    void            answer(int layer, bool go);
+
+    // The layer's table: each expert's slot, or -1. Changed in host memory, then uploaded.
+    std::vector<int32_t> & table(int layer) { return tables_[layer]; }
+    void                   upload_table(int layer); // queued on `uploads()`
+    ggml_backend_t         uploads() const { return uploads_.get(); }
+
+  private:
+    struct FreeBackend {
+        void operator()(ggml_backend_t backend) const { ggml_backend_free(backend); }
+    };
+    struct FreeEvent {
+        void operator()(ggml_backend_event_t event) const { ggml_backend_event_free(event); }
+    };
+
+    uint32_t * door(int layer) const;
+    bool       launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots);
+    void       try_out(ggml_backend_dev_t device);
+
+    expertier_gate                                driver_;
+    std::vector<std::vector<int32_t>>             tables_;
+    std::vector<size_t>                           first_;   // of each layer, in the tables' buffers
+    std::vector<uint32_t>                         tickets_; // the last one of each layer
+    Buffer                                        device_tables_, host_tables_, doors_;
+    std::unique_ptr<ggml_backend, FreeBackend>    uploads_;
+    std::unique_ptr<ggml_backend_event, FreeEvent> before_, after_;
+};
+
+} // namespace expertier

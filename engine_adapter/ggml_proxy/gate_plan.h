@@ -1,0 +1,38 @@
+// Which graphs may run through the gate: those that were seen often enough, of the decode shape.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+struct ggml_cgraph;
+
+namespace expertier {
+
+class Tiers;
+
+struct GatePlan {
+    struct Node {
+        int index;  // in the graph
+        int layer;
+        int matrix;
+        int call;   // index in `calls`
+    };
+    struct Call { // one layer's
+        int first; // its first node
+        int layer;
+    };
+
+    uint64_t               uid    = 0; // of the graph that this is about; 0: of none
+    int                    n_seen = 0; // how often it came
+    bool                   is_fit = false;
+    std::shared_ptr<Tiers> tiers;
+    std::vector<Node>      nodes; // that multiply by experts, in the graph's order
+    std::vector<Call>      calls;
+    int                    pause = 0; // graphs to come that are not tried: the last retreat was just now
+};
+
+// Looks at `graph`, unless it is the one that `plan` is about.
+void look_at(GatePlan & plan, const ggml_cgraph * graph);
+
+} // namespace expertier

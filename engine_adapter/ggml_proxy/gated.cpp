@@ -1,0 +1,263 @@
+#include "gated.h"
+
+#include "device.h"
+#include "expert_call.h"
+#include "gate.h"
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+#include "layer_lock.h"
+#include "slices.h"
+
+#include <algorithm>
+#include <chrono>
+#include <deque>
+#include <numeric>
+#include <thread>
+
+namespace expertier {
+
+namespace {
+
+// A graph is queued so often by the other way first: then every kernel is loaded and every CUDA or HIP graph made, which
+// may wait for the device, and the device may wait for us.
+constexpr int n_warm = 4;
+
+constexpr int pause_graphs = 32; // after a retreat: what missed is on disk, and more of it may be
+
+// Layers' locks are held from before the first gate is queued until the last one is served: the tables on the device and
+// the policy's are one.
+class GatedRun {
+  public:
+    GatedRun(ProxyBackend & backend, ggml_cgraph * graph)
+        : backend_(backend), graph_(graph), plan_(backend.gate_plan), tiers_(*plan_.tiers), gate_(*tiers_.gate()),
+          slices_(backend, graph), reads_(tiers_.host_copies(), Gate::max_rows) {}
+
+    ~GatedRun() {
+        tiers_.counters.slices += slices_.n_slices();
+    }
+
+    // Nothing when it retreated; then it is as if nothing had been queued.
+    std::optional<ggml_status> run() {
+        for (const GatePlan::Call & call : plan_.calls) {
+            is_whole_.push_back(tiers_.is_whole(call.layer)); // takes the layer's lock
+        }
+        for (int layer = 0; layer < tiers_.n_layers(); layer++) {
+            locks_.emplace_back(tiers_.locks(), layer);
+        }
+        bring_tables();
+
+        tiers_.counters.graphs += 1;
+        ggml_status status = queue_all();
+        while (n_served_ < queued_.size()) { // also after a failure: nobody may be left waiting
+            serve(true);
+        }
+        if (status != GGML_STATUS_SUCCESS || retreats_ || fails_) {
+            ggml_backend_synchronize(backend_.inner);
+            release_previous();
+            if (fails_) {
+                return GGML_STATUS_FAILED;
+            }
+            if (status == GGML_STATUS_SUCCESS) {
+                tiers_.counters.gate_retreats += 1;
+            }
+            plan_.pause = pause_graphs;
+            return {}; // where the engine's backend failed, it will say so again
+        }
+        if (!held_.empty()) {
+            backend_.deferred.emplace_back(tiers_, held_layer_, std::move(held_), false);
+        }
+        return GGML_STATUS_SUCCESS;
+    }
+
+  private:
+    // Uploads the tables of layers that others have changed.
+    void bring_tables() {
+        bool uploads = false;
+        for (size_t i = 0; i < plan_.calls.size(); i++) {
+            const int layer = plan_.calls[i].layer;
+            if (is_whole_[i] || tiers_.gate_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
+                continue;
+            }
+            std::vector<int32_t> & table = gate_.table(layer);
+            std::vector<int32_t>   all(table.size()), held;
+            std::iota(all.begin(), all.end(), 0);
+            tiers_.policy().hold_ready(tiers_.directory(), layer, all.data(), (int32_t) all.size(), table.data());
+            std::copy_if(table.begin(), table.end(), std::back_inserter(held), [](int32_t slot) { return slot >= 0; });
+            tiers_.policy().release(tiers_.directory(), layer, held.data(), (int32_t) held.size());
+            gate_.upload_table(layer);
+            note_version(layer);
+            uploads = true;
+        }
+        if (uploads) {
+            ggml_backend_synchronize(gate_.uploads());
+        }
+    }
+
+    ggml_status queue_all() {
+        int           last     = -1;
+        ggml_tensor * slot_ids = nullptr;
+        for (const GatePlan::Node & at : plan_.nodes) {
+            ggml_tensor *           node = graph_->nodes[at.index];
+            const GatePlan::Call &  call = plan_.calls[at.call];
+            ggml_tensor *           pool = tiers_.slots({ at.layer, at.matrix });
+            if (is_whole_[at.call]) {
+                slices_.redirect(node, pool, node->src[2]);
+                tiers_.counters.whole_calls += at.call != last;
+                last = at.call;
+                continue;
+            }
+            if (at.call != last) {
+                last = at.call;
+                if (ggml_status status = slices_.run_until(call.first)) {
+                    return status;
+                }
+                const ggml_tensor * ids = node->src[2];
+                slot_ids = backend_.ids[tiers_.slots({ at.layer, 0 })].reserve(backend_.inner, ids->ne[0], ids->ne[1]);
+                if (slot_ids == nullptr || !gate_.queue(backend_.inner, at.layer, ids, slot_ids)) {
+                    return GGML_STATUS_FAILED;
+                }
+                queued_.push_back({ at.layer, (int) (ids->ne[0] * ids->ne[1]) });
+                serve(false);
+            }
+            slices_.redirect(node, pool, slot_ids);
+        }
+        return slices_.run_until(graph_->n_nodes);
+    }
+
+    // Serves gates in order, as far as they have arrived; waits for one if it `must`.
+    void serve(bool must) {
+        while (n_served_ < queued_.size()) {
+            const auto [layer, n_rows] = queued_[n_served_];
+            for (int i = 0; must && !gate_.has_arrived(layer); i++) {
+                if (i > 20'000) {
+                    std::this_thread::yield();
+                }
+            }
+            if (!gate_.has_arrived(layer)) {
+                return;
+            }
+            must = false;
+            n_served_ += 1;
+            release_previous(); // its kernels came before this gate
+            const bool waits = gate_.n_missing(layer) > 0;
+            const bool go    = !retreats_ && !fails_ && serve(layer, n_rows, waits);
+            if (waits) {
+                gate_.answer(layer, go);
+            }
+        }
+    }
+
+    bool serve(int layer, int n_rows, bool waits) {
+        std::vector<int32_t> experts(gate_.experts(layer), gate_.experts(layer) + n_rows);
+        std::sort(experts.begin(), experts.end());
+        experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
+        const int32_t        n = (int32_t) experts.size();
+        std::vector<int32_t> slots(n), miss_index(n);
+        tiers_.counters.gated_calls += 1;
+        tiers_.counters.gate_waits += waits;
+        tiers_.counters.lookups += 1;
+        const int32_t n_misses =
+            tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index.data());
+        if (n_misses < 0) { // an id out of range, or slots that a lease holds: the other way tells
+            retreats_ = true;
+            return false;
+        }
+        if (n_misses > 0 && !waits) {
+            Tiers::fail("layer " + std::to_string(layer) + ": the device's table of slots is not the policy's; restart, and "
+                        "set MOE_DECODE_GATE=0 if it happens again");
+            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
+            fails_ = true;
+            return false;
+        }
+        if (!fill(layer, experts, slots, miss_index, n_misses)) {
+            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n); // its victims are gone: the version tells
+            retreats_ = true;
+            return false;
+        }
+        held_       = std::move(slots);
+        held_layer_ = layer;
+        return true;
+    }
+
+    // Has missing experts and the new table on the device; false when the host pool lacks one.
+    bool fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots,
+              const std::vector<int32_t> & miss_index, int32_t n_misses) {
+        std::vector<const char *> copies;
+        for (int32_t i = 0; i < n_misses; i++) {
+            const char * copy = reads_.take(layer, experts[miss_index[i]]);
+            if (copy == nullptr) {
+                reads_.release();
+                return false;
+            }
+            copies.push_back(copy);
+        }
+        std::vector<int32_t> & table = gate_.table(layer);
+        for (int32_t i = 0; i < n_misses; i++) {
+            const int32_t slot = slots[miss_index[i]];
+            for (const expertier_copy & piece : tiers_.copies(layer)) {
+                ggml_tensor target = tiers_.slot_piece(layer, slot, piece);
+                ggml_backend_tensor_set_async(gate_.uploads(), &target, copies[i] + piece.source, 0, piece.n_bytes);
+            }
+            std::replace(table.begin(), table.end(), slot, -1);
+            table[experts[miss_index[i]]] = slot;
+        }
+        if (n_misses > 0) {
+            gate_.upload_table(layer);
+            ggml_backend_synchronize(gate_.uploads());
+            reads_.release();
+            tiers_.policy().complete(tiers_.directory(), layer, slots.data(), (int32_t) slots.size());
+            tiers_.counters.host_fills += n_misses;
+            note_version(layer);
+        }
+        return true;
+    }
+
+    void release_previous() {
+        if (!held_.empty()) {
+            tiers_.policy().release(tiers_.directory(), held_layer_, held_.data(), (int32_t) held_.size());
+            held_.clear();
+        }
+    }
+
+    void note_version(int layer) {
+        tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
+    }
+
+    struct Queued {
+        int layer;
+        int n_rows;
+    };
+
+    ProxyBackend &        backend_;
+    ggml_cgraph *         graph_;
+    GatePlan &            plan_;
+    Tiers &               tiers_;
+    Gate &                gate_;
+    GraphSlices           slices_;
+    HostReads             reads_;
+    std::vector<bool>     is_whole_; // of each call
+    std::deque<LayerLock> locks_;
+    std::vector<Queued>   queued_;
+    size_t                n_served_ = 0;
+    std::vector<int32_t>  held_; // slots that the gate served last leads to
+    int                   held_layer_ = -1;
+    bool                  retreats_ = false, fails_ = false;
+};
+
+} // namespace
+
+std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph) {
+    GatePlan & plan = backend.gate_plan;
+    look_at(plan, graph);
+    if (plan.pause > 0) {
+        plan.pause -= 1;
+        return {};
+    }
+    if (!plan.is_fit || plan.n_seen <= n_warm || !plan.tiers->gate() || backend.device->n_backends > 1 ||
+        !plan.tiers->serves_fills()) {
+        return {};
+    }
+    return GatedRun(backend, graph).run();
+}
+
+} // namespace expertier
