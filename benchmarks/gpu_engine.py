@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -104,7 +105,8 @@ def run_row(options: argparse.Namespace, results: Results, model: BenchModel, ro
         llama_cpp=str(options.llama_cpp) if options.llama_cpp else None,
     )
     settings = {key: value for key, value in asdict(asked).items() if key != "tokens"}
-    name = f"{model.name}/{row.name}"
+    settings["environment"] = environment()
+    name = f"{model.name}/{row.name}" + (f" {options.label}" if options.label and row.side == "ours" else "")
     if not options.again and results.find("rows", name, settings):
         return
     if is_late(options, name):
@@ -126,6 +128,11 @@ def run_row(options: argparse.Namespace, results: Results, model: BenchModel, ro
     )
 
 
+def environment() -> dict[str, str]:
+    """Return the variables that the tiers go by."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("MOE_")}
+
+
 def parity(options: argparse.Namespace, results: Results) -> None:
     """Compare logits for every small model, in narrow and wide micro-batches."""
     for n_ubatch in options.parity_ubatch:
@@ -133,6 +140,8 @@ def parity(options: argparse.Namespace, results: Results) -> None:
             settings = {
                 "device": options.device,
                 "slots": options.slots,
+                "first_difference": options.first_difference,
+                "environment": environment(),
                 "flash_attention": options.flash_attention,
                 "threads": options.threads,
                 "llama_cpp": str(options.llama_cpp),
@@ -165,11 +174,17 @@ def print_all(options: argparse.Namespace, results: Results) -> None:
             for name, row in document.get("rows", {}).items()
             if name.startswith(prefix) and row["settings"]["path"] == model["path"]
         }
-        order = [*GPU_ROWS, *sorted(found.keys() - set(GPU_ROWS))]
         if found:
-            print_rows(model, {name: found[name] for name in order if name in found}, options.link_gbs)
+            in_order = dict(sorted(found.items(), key=lambda item: row_order(item[0])))
+            print_rows(model, in_order, options.link_gbs)
     for label, findings in document.get("parity", {}).items():
         print_parity(label, findings["cases"])
+
+
+def row_order(name: str) -> tuple[int, str]:
+    """Order rows as the table has them, with labelled ones after those without, and others last."""
+    row = name.partition(" ")[0]
+    return GPU_ROWS.index(row) if row in GPU_ROWS else len(GPU_ROWS), name
 
 
 def machine() -> dict[str, Any]:
@@ -209,6 +224,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rows", nargs="+", metavar="ROW", help="Some of the rows; others than the table's too."
     )
+    parser.add_argument("--label", help="Told of our rows, to measure them with other MOE_ variables beside.")
     parser.add_argument("--steps", type=int, help="Timed decode steps.")
     parser.add_argument("--warm", type=int, help="Decode steps before them.")
     parser.add_argument("--prefill", type=int, nargs="*", help="Tokens of the prefills.")
@@ -236,6 +252,11 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--link-gbs", type=float, help="Speed of copies to the device, for the table's bound."
+    )
+    parser.add_argument(
+        "--first-difference",
+        action="store_true",
+        help="Where logits differ, find the first tensor that does.",
     )
     parser.add_argument("--json", action="store_true", help="Print everything as JSON instead of tables.")
     options = parser.parse_args(arguments)

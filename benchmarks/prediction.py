@@ -68,7 +68,7 @@ def main() -> None:
         path = write_trace_model(Path(folder) / "model.gguf", ids, shape, repeat=True).path
         table, geometry = ExpertTable.from_gguf(path), read_geometry(path)
         demands = table.layer_demands()
-        hits = FromTrace(demands, trace_from_ids(ids, n_experts=n_experts))
+        hits = FromTrace(demands, trace_from_ids(ids, n_experts=n_experts), from_cold=True)
         for number in range(arguments.rounds):
             found = measure_engine(engine, lambda _: None, n_threads=arguments.threads, rounds=1, clock=clock)
             rates = MachineRates(found.decode, found.prefill, found.pool, found.page_cache, found.page_cache)

@@ -34,7 +34,7 @@ class DecodeGate:
         with ExitStack() as undo:
             self._gpu = open_driver_gpu(vendor, ordinal, environ)
             undo.callback(self._gpu.close)
-            compiler = RuntimeCompiler(vendor, load_compiler(vendor, environ))
+            compiler = RuntimeCompiler(vendor, load_compiler(vendor, self._gpu.driver.library, environ))
             code = compiled(compiler, kernel_source("gate.cu"), self._gpu.architecture())
             module = undo.enter_context(KernelModule(self._gpu, code))
             stream = undo.enter_context(Stream(self._gpu))

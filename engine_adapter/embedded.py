@@ -7,21 +7,22 @@ thread of ours (signals.py), and the last summary is logged when the tool's proc
 from __future__ import annotations
 
 import ctypes as ct
+import json
 import os
 import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from expertier.engine_adapter.exec_tool import MODEL_VARIABLE
+from expertier.engine_adapter.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.exec_tool import MODEL_VARIABLE, SHAPE_VARIABLE
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.proxy_abi import declare_proxy
 from expertier.engine_adapter.signals import answer_signal
 from expertier.engine_adapter.telemetry import Telemetry, say_disabled, show_events
 from expertier.errors import ExpertierError
-from expertier.hip import open_device
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
 
 
@@ -47,8 +48,10 @@ def start() -> None:
     model = os.environ[MODEL_VARIABLE]
     try:
         config = TierConfig.from_env()
-        manager = TierManager(ExpertTable.from_gguf(model), device=open_device("host"), config=config)
-        binding = TierBinding(EmbeddedEngine(os.environ["GGML_BACKEND_PATH"]), manager)
+        engine = EmbeddedEngine(os.environ["GGML_BACKEND_PATH"])
+        shape = ContextShape(**json.loads(os.environ[SHAPE_VARIABLE]))
+        manager, device = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(model), config, shape)
+        binding = TierBinding(engine, manager, device)
         telemetry = Telemetry(manager, config)
         binding.on_fill = telemetry.note_fill
         binding.serve_all_loads()

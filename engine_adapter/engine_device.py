@@ -6,10 +6,10 @@ from __future__ import annotations
 import ctypes as ct
 import mmap
 import threading
+from itertools import count, takewhile
 from types import TracebackType
 from typing import Self
 
-from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.errors import DeviceError
 from expertier.hip.device import Device, Moves
 from expertier.hip.host import HostDevice
@@ -18,33 +18,42 @@ from expertier.units import mib, round_up
 _ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
 
 
-def device_of(engine: LoadedEngine, name: str) -> Device:
+def device_of(proxy: ct.CDLL, name: str) -> Device:
     """Return the device that the tiers use for ggml's device `name`: the host, or memory of the device's own.
 
     Raises:
         DeviceError: the engine has no such device.
     """
-    return EngineDevice(engine, name) if has_own_memory(engine, name) else HostDevice()
+    return EngineDevice(proxy, name) if has_own_memory(proxy, name) else HostDevice()
 
 
-def has_own_memory(engine: LoadedEngine, name: str) -> bool:
+def choose_device(proxy: ct.CDLL, wanted: str) -> str:
+    """Return the name of the engine's device to use: the one that is wanted, or for `auto` its first GPU.
+
+    Raises:
+        DeviceError: the engine has no such device.
+    """
+    if wanted == "auto":
+        return device_names(proxy)[0]
+    has_own_memory(proxy, wanted)
+    return wanted
+
+
+def device_names(proxy: ct.CDLL) -> list[str]:
+    """Return the engine's own devices that can run a model, the first of them preferred: GPUs before the CPU."""
+    found: list[bytes] = list(takewhile(bool, map(proxy.expertier_proxy_device_name, count())))
+    names = [name.decode() for name in found]
+    return sorted(names, key=lambda name: not has_own_memory(proxy, name))
+
+
+def has_own_memory(proxy: ct.CDLL, name: str) -> bool:
     """Whether ggml's device `name` computes on memory of its own. DeviceError: the engine has no such device."""
-    is_host: int = engine.proxy.expertier_device_is_host(name.encode())
+    is_host: int = proxy.expertier_device_is_host(name.encode())
     if is_host < 0:
         raise DeviceError(
-            f"asked for device {name!r}: the engine has {', '.join(device_names(engine))}; its build decides which"
+            f"asked for device {name!r}: this engine has {', '.join(device_names(proxy))}; its build decides which"
         )
     return not is_host
-
-
-def device_names(engine: LoadedEngine) -> list[str]:
-    """Return the engine's own devices that can run a model, the first of them preferred: GPUs before the CPU."""
-    names: list[str] = [
-        str(device["name"])
-        for device in engine.devices()
-        if engine.proxy.expertier_device_is_host(str(device["name"]).encode()) >= 0
-    ]
-    return sorted(names, key=lambda name: not has_own_memory(engine, name))
 
 
 class EngineDevice:
@@ -53,9 +62,9 @@ class EngineDevice:
     It has no streams here: copies are complete when they return. The plugin queues its own on the engine's stream.
     """
 
-    def __init__(self, engine: LoadedEngine, name: str) -> None:
-        """Use device `name`, which must have memory of its own; nothing is allocated."""
-        self._proxy = engine.proxy
+    def __init__(self, proxy: ct.CDLL, name: str) -> None:
+        """Use device `name` through our proxy library; it must have memory of its own. Nothing is allocated."""
+        self._proxy = proxy
         self._ggml_name = name
         self._host = HostDevice()
         self._lock = threading.Lock()
@@ -208,7 +217,9 @@ class EngineDevice:
             raise ValueError(f"an allocation needs at least one byte, asked for {n_bytes}")
         address: int = self._proxy.expertier_memory_alloc(self._ggml_name.encode(), int(pinned), n_bytes)
         if address == 0:
-            kind, variable = ("pinned host memory", "MOE_HOST_POOL_MIB") if pinned else ("memory", "MOE_EXPERT_CACHE_MIB")
+            kind, variable = (
+                ("pinned host memory", "MOE_HOST_POOL_MIB") if pinned else ("memory", "MOE_EXPERT_CACHE_MIB")
+            )
             raise DeviceError(
                 f"asked {self.name} for {mib(n_bytes)} of {kind} and got none; it reports {mib(self.free_bytes())} "
                 f"of its own memory free: lower {variable}, or free some"

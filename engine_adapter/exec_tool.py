@@ -7,6 +7,7 @@ tool, which makes the tiers (embedded.py).
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import site
@@ -16,7 +17,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from expertier.engine_adapter.build.engine import Engine
+from expertier.engine_adapter.build.plugin import Plugin
 from expertier.engine_adapter.build.progress import Progress, silent
+from expertier.engine_adapter.engine_device import choose_device
+from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.engine_adapter.skeleton import ensure_skeleton
@@ -26,15 +31,18 @@ from expertier.engine_adapter.tool_options import (
     OVERRIDE_VARIABLE,
     check_options,
     option_name,
+    pairs,
 )
 from expertier.errors import ConfigError, EngineMissingError
 from expertier.planner.allocate import plan_layers
 from expertier.tiers.budget import resolve
 from expertier.tiers.config import TierConfig
 from expertier.tiers.host_memory import available_bytes
+from expertier.tiers.model_geometry import read_geometry
 from expertier.tiers.table import ExpertTable
 
 MODEL_VARIABLE = "EXPERTIER_EMBED_MODEL"
+SHAPE_VARIABLE = "EXPERTIER_EMBED_SHAPE"
 _SKELETON_VARIABLE = "EXPERTIER_EMBED_SKELETON"
 _MODEL_OPTIONS = ("-m", "--model")
 
@@ -78,19 +86,21 @@ def prepare_tool(
     table = ExpertTable.from_gguf(model)
     check_options(program.name, arguments, environ, table)
     config = TierConfig.from_env(environ=environ)
-    budgets = resolve(config, table, available_bytes())
-    plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
     library = _shared_python()
-    _, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
+    engine, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
+    device = _device(config, engine, plugin)
+    if device == "CPU":  # elsewhere the budget depends on what the device has free when the tool starts
+        budgets = resolve(config, table, available_bytes())
+        plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
     progress("making the model's skeleton")
     skeleton = ensure_skeleton(table)
-    override = f"{experts_regex(table)}={BUFFER_TYPE}"
+    override = f"{experts_regex(table)}={BUFFER_TYPE}{device}"
     added: dict[str, str] = {}
     if program.name == "llama-bench":  # reads no variables
-        arguments += ["-dev", DEVICE, "-ngl", "999", "-ot", override, "-lm", "none"]
+        arguments += ["-dev", DEVICE + device, "-ngl", "999", "-ot", override, "-lm", "none"]
     else:
         added = {
-            "LLAMA_ARG_DEVICE": DEVICE,
+            "LLAMA_ARG_DEVICE": DEVICE + device,
             "LLAMA_ARG_N_GPU_LAYERS": "999",
             OVERRIDE_VARIABLE: ",".join(filter(None, (override, environ.get(OVERRIDE_VARIABLE)))),
             "LLAMA_ARG_LOAD_MODE": "none",
@@ -104,6 +114,8 @@ def prepare_tool(
             **added,
             "GGML_BACKEND_PATH": str(plugin.proxy_path),
             MODEL_VARIABLE: str(table.path),
+            SHAPE_VARIABLE: json.dumps(_context_shape(arguments, environ, table)),
+            "MOE_DEVICE": device,
             **({_SKELETON_VARIABLE: "1"} if skeleton != table.path else {}),
             "EXPERTIER_EMBED_LIBPYTHON": str(library),
             "EXPERTIER_EMBED_HOME": f"{sys.base_prefix}:{sys.base_exec_prefix}",
@@ -118,6 +130,32 @@ def model_name(command: Sequence[str], environ: Mapping[str, str] = os.environ) 
         return _take_model(list(command[1:]), environ)[1].name
     except ConfigError:
         return ""
+
+
+def _device(config: TierConfig, engine: Engine, plugin: Plugin) -> str:
+    """Return the engine's name of the device to use; a build for the CPU alone is not loaded to ask it."""
+    if config.engine_device == "auto" and not engine.has_gpu_backends:
+        return "CPU"
+    loaded = LoadedEngine.load(engine.libraries, plugin.proxy_path, plugin.host_path)
+    return choose_device(loaded.proxy, config.engine_device)
+
+
+def _context_shape(
+    arguments: Sequence[str], environ: Mapping[str, str], table: ExpertTable
+) -> dict[str, int]:
+    """Return what the tool's options say of its contexts, as fields of `ContextShape`; else llama.cpp's defaults."""
+
+    def number(names: Sequence[str], variable: str, default: int) -> int:
+        given = [after for name, after in pairs(arguments) if name in names]
+        text = given[-1] if given else environ.get(variable, "")
+        return int(text) if text.isdigit() and int(text) > 0 else default
+
+    trained = read_geometry(table.path).n_ctx_train or 4096
+    return {
+        "n_ctx": number(("-c", "--ctx-size"), "LLAMA_ARG_CTX_SIZE", trained),
+        "n_ubatch": number(("-ub", "--ubatch-size"), "LLAMA_ARG_UBATCH", 512),
+        "n_seqs": number(("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", 1),
+    }
 
 
 def _find_program(name: str) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 
 PROXY_ABI = 4  # EXPERTIER_ABI in abi.h
-HOST_ABI = 5  # EXPERTIER_HOST_ABI in host_abi.h
+HOST_ABI = 6  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
@@ -206,6 +206,7 @@ class ContextOptions(ct.Structure):
         ("n_threads", ct.c_int32),
         ("flash_attention", ct.c_int32),
         ("moe_cache_bytes", ct.c_uint64),
+        ("tensors_path", ct.c_char_p),
     )
 
 
@@ -214,6 +215,7 @@ _TEXT = (ct.c_char_p, ct.c_size_t)  # a buffer for a message, and its size
 _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_proxy_abi": (ct.c_int32, ()),
     "expertier_proxy_api_version": (ct.c_int32, ()),
+    "expertier_proxy_device_name": (ct.c_char_p, (ct.c_int32,)),
     "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
     "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
     "expertier_tiers_unbind": (None, (ct.c_void_p,)),
@@ -277,6 +279,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_model_is_end": (ct.c_int32, (ct.c_void_p, ct.c_int32)),
     "expertier_context_open": (ct.c_void_p, (ct.c_void_p, ct.POINTER(ContextOptions), *_TEXT)),
     "expertier_context_close": (None, (ct.c_void_p,)),
+    "expertier_context_end_tensors": (ct.c_int32, (ct.c_void_p,)),
     "expertier_context_n_ctx": (ct.c_int32, (ct.c_void_p,)),
     "expertier_context_n_batch": (ct.c_int32, (ct.c_void_p,)),
     "expertier_context_abort": (None, (ct.c_void_p,)),

@@ -23,13 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.override_pattern import experts_regex
 from expertier.engine_adapter.server_sockets import shut_sockets
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.errors import BusyError, ConfigError, EngineError
-from expertier.hip import open_device
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -95,9 +96,12 @@ class TieredServer:
             closing.callback(engine.keep_log)
             _check_address(options)
             skeleton = ensure_skeleton(table)
-            manager = TierManager(table, device=open_device("host"), config=config)
+            shape = ContextShape(
+                n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
+            )
+            manager, device = open_engine_tiers(engine.proxy, table, config, shape)
             closing.callback(manager.close)
-            binding = TierBinding(engine, manager)
+            binding = TierBinding(engine, manager, device)
             closing.callback(binding.close)
             binding.serve_all_loads()
             params = stock_params(str(skeleton), options)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
-from expertier.engine_adapter.engine_device import device_of
+from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.planner.context_memory import ContextShape
 from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
@@ -38,17 +39,18 @@ class TieredModel:
         config: TierConfig,
         *,
         lookups: LookupLog | None = None,
-        device: str = "CPU",
+        shape: ContextShape | None = None,
     ) -> TieredModel:
         """Make the tiers for `table` and load its model through them; `lookups` logs what it asks them for.
 
-        `device` is one of the engine's own (`engine_device.device_names`): the slots are in its memory.
+        They are on the engine's device that `config.engine_device` names, where `shape` is what the contexts will
+        need room for.
 
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
             DeviceError: there is no such device, or it has no memory left.
         """
-        tiers = TierManager(table, device=device_of(engine, device), config=config)
+        tiers, device = open_engine_tiers(engine.proxy, table, config, shape)
         try:
             model = LlamaModel.open(engine, table.path, tiers=tiers, inner_device=device, lookups=lookups)
             return cls(model, tiers)

@@ -16,7 +16,7 @@ from itertools import zip_longest
 from expertier.errors import ConfigError
 from expertier.tiers.table import ExpertTable
 
-DEVICE, BUFFER_TYPE = "TIER_CPU", "EXPERTS_CPU"  # device.cpp names them after the inner device
+DEVICE, BUFFER_TYPE = "TIER_", "EXPERTS_"  # and the inner device's name (device.cpp)
 OVERRIDE_VARIABLE = "LLAMA_ARG_OVERRIDE_TENSOR"
 
 _OFF = frozenset({"off", "disabled", "false", "0"})
@@ -92,13 +92,13 @@ _SERVER = (
     ),
     Refusal(
         ("-dev", "--device"),
-        f"only device {DEVICE} can compute with experts in the tiers",
-        _LEAVE_OUT,
-        refuses=lambda value, _: value != DEVICE,
+        f"only a device of ours, such as {DEVICE}CPU, can compute with experts in the tiers",
+        "leave it out, and choose with MOE_DEVICE",
+        refuses=lambda value, _: not value.startswith(DEVICE),
     ),
     Refusal(
         ("-ngl", "--gpu-layers", "--n-gpu-layers"),
-        f"layers outside of device {DEVICE} are computed without flash attention, and gain nothing",
+        "layers outside of our device are computed without flash attention, and gain nothing",
         "leave it out, or give 999",
         refuses=_is_fewer_layers,
     ),
@@ -113,7 +113,7 @@ _SERVER = (
     ),
     Refusal(
         ("-otd", "--spec-draft-override-tensor", "--override-tensor-draft"),
-        f"{BUFFER_TYPE} is for the experts of the model of -m",
+        f"{BUFFER_TYPE}... is for the experts of the model of -m",
         "give it another buffer type",
         "LLAMA_ARG_SPEC_DRAFT_OVERRIDE_TENSOR",
         refuses=lambda value, _: "EXPERTS_" in value,
@@ -179,7 +179,7 @@ def check_options(
     is_bench = tool == "llama-bench"
     refusals = _BENCH if is_bench else _SERVER  # llama-cli has the server's options
     by_name = {name: refusal for refusal in refusals for name in refusal.names}
-    for name, value in _pairs(arguments):
+    for name, value in pairs(arguments):
         refusal = by_name.get(name)
         if refusal is not None and (not refusal.takes_value or refusal.refuses(value, table)):
             given = f"{name} {value}" if refusal.takes_value else name
@@ -199,6 +199,6 @@ def _message(tool: str, given: str, refusal: Refusal) -> str:
     return f"{tool} got {given}: {refusal.why}; {refusal.advice}"
 
 
-def _pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
+def pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield every argument with the one after it: which of them are values, only the tool knows."""
     yield from zip_longest(map(option_name, arguments), arguments[1:], fillvalue="")

@@ -27,8 +27,8 @@ class ModelGeometry:
 
     `device_weight_bytes` are the weights that lie where the layers run, `host_weight_bytes` those that stay in RAM: the
     token embedding. `experts_width` is what one token's experts produce in a layer, all matrices before the last one
-    together: top-k times gate, up and their product. `query_width` is of all heads side by side. `notes` say what
-    is only estimated.
+    together: top-k times gate, up and their product. `query_width` is of all heads side by side. `n_ctx_train` is the
+    context that it was trained with, in tokens (0: unknown). `notes` say what is only estimated.
     """
 
     architecture: str
@@ -43,6 +43,7 @@ class ModelGeometry:
     device_weight_bytes: int
     host_weight_bytes: int
     streams: int = 1
+    n_ctx_train: int = 0
     notes: tuple[str, ...] = ()
 
     @property

@@ -149,10 +149,16 @@ class FromTrace:
     """What the shipped policy hits of a recording, replayed."""
 
     def __init__(
-        self, demands: Sequence[LayerDemand], trace: Trace, policy: str = PolicyKind.LFU_DECAY.value
+        self,
+        demands: Sequence[LayerDemand],
+        trace: Trace,
+        policy: str = PolicyKind.LFU_DECAY.value,
+        *,
+        from_cold: bool = False,
     ) -> None:
         """For a model of these layers; `policy` is one of `replay_run.POLICIES`.
 
+        The first half of the recording fills the slots and the second half counts, or all of it `from_cold`.
         Raises ConfigError for a recording of another model, or without decode.
         """
         known = trace.n_experts.tolist()
@@ -169,12 +175,19 @@ class FromTrace:
                 "the recording has no decode to predict from: record a run that generates tokens"
             )
         self._policy = policy
+        self._lookups = float(sum(demand.top_k for demand in demands))
+        single = self._trace.lengths[self._trace.rows == 1]
+        usual = int(np.median(single)) if len(single) else demands[0].top_k
+        self._top_k = None if usual == demands[0].top_k else usual
+        half = 0 if from_cold else self._trace.n_calls // 2 // len(shape) * len(shape)
+        self._warm_up = self._trace.part(0, half) if half else None
         self.misses_of = lru_cache(maxsize=256)(self._replay)
 
     @property
     def source(self) -> str:
         """What they rest on."""
-        return f"the recording, replayed through {self._policy}"
+        recorded = f", scaled from top-{self._top_k}" if self._top_k is not None else ""
+        return f"the recording, replayed through {self._policy}{recorded}"
 
     def misses(self, slots: Sequence[int], pool_bytes: int = 0) -> Misses:
         """Return the misses of a token."""
@@ -184,17 +197,23 @@ class FromTrace:
     def _replay(self, slots: tuple[int, ...], pool_bytes: int) -> Misses:
         from expertier.planner import replay_run as run  # loads the compiler
 
-        budget = int((np.array(slots, np.int64) * self._sizes).sum())
-        result = run.replay(self._trace, run.L1(slots, budget), self._policy, pool_bytes=pool_bytes)
-        rows = float(self._trace.rows[self._trace.layer == self._trace.layer[0]].sum())
-        missed = result.misses / rows
+        l1 = run.L1(slots, int((np.array(slots, np.int64) * self._sizes).sum()))
+        counts = np.zeros(4)
+        for part, sign in ((self._trace, 1), (self._warm_up, -1)):
+            if part is not None:
+                found = run.replay(part, l1, self._policy, pool_bytes=pool_bytes)
+                of_part = (found.misses, found.lookups, found.bytes_in or 0, found.pool_hits)
+                counts += sign * np.array(of_part, np.float64)
+        misses, lookups, n_bytes, pool_hits = counts.tolist()
+        a_token = self._lookups / lookups  # and not / rows: it may have been recorded with another top-k
+        missed = misses * a_token
         return Misses(
-            missed * (1 - _OTHER_TOPIC),
-            missed,
-            missed * (1 + _OTHER_TOPIC),
-            result.lookups / rows,
-            (result.bytes_in or 0) / rows,
-            result.pool_hits / result.misses if result.misses else 0.0,
+            low=missed * (1 - _OTHER_TOPIC),
+            expected=missed,
+            high=missed * (1 + _OTHER_TOPIC),
+            lookups=self._lookups,
+            bytes=n_bytes * a_token,
+            pool_share=pool_hits / misses if misses else 0.0,
         )
 
 

@@ -151,6 +151,13 @@ class DeviceLedger:
         for consumer, n_bytes in self.taken.items():
             assert self.entries[consumer] == n_bytes, f"{consumer} is reserved again"
 
+    def line(self) -> str:
+        """Return it as one line for a log."""
+        shares = ", ".join(
+            f"{consumer} {mib(n_bytes)}" for consumer, n_bytes in self.entries.items() if n_bytes
+        )
+        return f"{mib(self.total_bytes)} of the device: {shares}; limited by {self.limited_by}"
+
     def as_dict(self) -> dict[str, Any]:
         """Return all of it by name, for `--json`."""
         return {

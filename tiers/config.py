@@ -18,12 +18,13 @@ from expertier.tiers.variable import (
     AutoTokens,
     Variable,
     option_name,
+    parse_auto_switch,
+    parse_device,
     parse_file_mode,
     parse_mib,
     parse_path,
     parse_percent,
     parse_policy,
-    parse_auto_switch,
     parse_switch,
     parse_tokens,
 )
@@ -47,6 +48,12 @@ VARIABLES: tuple[Variable[Any], ...] = (
         "stream_tokens",
         "`auto`, 0 (never) or a number of tokens such as 64",
         parse_tokens,
+    ),
+    Variable(
+        "MOE_DEVICE",
+        "engine_device",
+        "`auto` or the name of one of the engine's devices, such as CUDA0, ROCm0 or CPU",
+        parse_device,
     ),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
@@ -86,6 +93,7 @@ class TierConfig:
     file_mode: FileMode = FileMode.AUTO
     slab_vmm: bool = False
     stream_tokens: AutoTokens = "auto"
+    engine_device: str = "auto"
     decode_gate: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"

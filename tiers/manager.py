@@ -23,6 +23,7 @@ from expertier.errors import BusyError, DeviceError
 from expertier.hip.device import Device
 from expertier.hip.slab_memory import open_slab_memory
 from expertier.planner.allocate import LayerPlan, full_bytes, plan_layers
+from expertier.planner.ledger import DeviceNeeds
 from expertier.planner.profile import warm_order
 from expertier.planner.quotas import Proposal
 from expertier.planner.repack import Survivors
@@ -46,7 +47,7 @@ from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
 from expertier.tiers.model_profile import ModelProfile
-from expertier.tiers.prefetcher import Prefetcher, Target
+from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
 from expertier.tiers.rebalance import Rebalance
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
@@ -82,8 +83,12 @@ class TierManager:
         device: Device,
         config: TierConfig | None = None,
         source: ByteSource | None = None,
+        needs: DeviceNeeds | None = None,
     ) -> None:
         """Allocate the tiers. Without `source`, the table's file is opened and closed again here.
+
+        On a device with memory of its own, `needs` says what an engine takes of it beside the experts
+        (`device_needs.py`), which `auto` then leaves to it.
 
         Raises `BudgetError` below one slot a layer, `DeviceError` where memory is missing, `SourceError`
         where the file is not the one that the table describes, `ConfigError` where the profile cannot be read or
@@ -103,7 +108,10 @@ class TierManager:
             available_bytes(),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
             headroom_bytes=HEADROOM_BYTES,
+            needs=needs,
         )
+        if budgets.ledger is not None:
+            _log.info("%s", budgets.ledger.line())
         profile = ModelProfile.of(config.profile, table)
         plan = plan_layers(
             table.layer_demands(), budget_bytes=budgets.expert_cache_bytes, profile=profile.plan_uses
@@ -569,7 +577,7 @@ class TierManager:
         n_asked = sum(n for _, n in whole)
         for layer, n_experts in whole:
             for expert in range(n_experts):
-                self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=n_asked)
+                self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=MAX_WAITING + n_asked)
 
     def _restore_guards(self) -> None:
         """Finish what a failed move of the slots left to do, before anyone uses them."""

@@ -100,6 +100,7 @@ def read_geometry(path: str | os.PathLike[str]) -> ModelGeometry:
         device_weight_bytes=device,
         host_weight_bytes=host,
         streams=max(keys.number("hyper_connection.count", 1), 1),
+        n_ctx_train=keys.number("context_length", 0),
         notes=_notes(keys),
     )
 

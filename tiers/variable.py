@@ -90,6 +90,13 @@ def parse_auto_switch(text: str) -> AutoSwitch:
     return "auto" if text == "auto" else parse_switch(text)
 
 
+def parse_device(text: str) -> str:
+    """Read a device's name."""
+    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.:-]*", text, re.ASCII):
+        raise ValueError(text)
+    return text
+
+
 def parse_policy(text: str) -> PolicyKind:
     """Read a policy's name."""
     return PolicyKind(text)

@@ -42,11 +42,14 @@ def opened(
             yield model, None
         return
     config = replace(
-        TierConfig.from_env(), expert_cache_bytes=placement.cache_bytes, host_pool_bytes=placement.host_bytes
+        TierConfig.from_env(),
+        engine_device=placement.device,
+        expert_cache_bytes=placement.cache_bytes,
+        host_pool_bytes=placement.host_bytes,
     )
     with (
         TierManager(
-            ExpertTable.from_gguf(path), device=device_of(engine, placement.device), config=config
+            ExpertTable.from_gguf(path), device=device_of(engine.proxy, placement.device), config=config
         ) as tiers,
         LlamaModel.open(engine, path, tiers=tiers, inner_device=placement.device) as model,
     ):

@@ -19,6 +19,7 @@ from expertier.units import MIB
 from gpu.child import run_child
 from gpu.opening import Placement
 from gpu.parity_run import SidesOptions
+from gpu.tensors import first_difference
 
 F32 = npt.NDArray[np.float32]
 
@@ -78,6 +79,7 @@ def run_parity(
             n_threads=options.threads,
             flash_attention=options.flash_attention,
             folder=folder,
+            keeps_tensors=False,
             llama_cpp=str(options.llama_cpp) if options.llama_cpp else None,
         )
         found = _run_sides(asked, options.row_timeout)
@@ -91,6 +93,9 @@ def run_parity(
                 ours = _load(Path(folder), label)
                 findings["segments"] = {key: compare(stock[key], ours[key]) for key in stock}
             say(f"parity of {name}, ubatch {n_ubatch}, {label} slots: {verdict(findings)}")
+            if options.first_difference and _differing(findings):
+                findings["first_difference"] = _first_difference(asked, label, options.row_timeout)
+                say(f"the first tensor that differs: {findings['first_difference']}")
     return found
 
 
@@ -98,8 +103,26 @@ def verdict(findings: dict[str, Any]) -> str:
     """Say in a line what came out."""
     if "failed" in findings:
         return f"failed: {findings['failed']}"
-    differ = [key for key, segment in findings["segments"].items() if not segment["identical"]]
+    differ = _differing(findings)
     return f"differs in {', '.join(differ)}" if differ else "bit-identical"
+
+
+def _differing(findings: dict[str, Any]) -> list[str]:
+    return [key for key, found in findings.get("segments", {}).items() if not found["identical"]]
+
+
+def _first_difference(asked: SidesOptions, label: str, timeout_s: float) -> dict[str, Any]:
+    """Run stock and one more side again, node by node, and compare all that they compute."""
+    sides = {"stock": asked.sides["stock"], label: asked.sides[label]}
+    found = _run_sides(replace(asked, sides=sides, keeps_tensors=True), timeout_s)
+    broken = [findings for findings in found.values() if "failed" in findings]
+    if broken:
+        return broken[0]
+    files = [Path(asked.folder) / f"{side}.tensors" for side in sides]
+    difference = first_difference(*files)
+    for file in files:
+        file.unlink()
+    return difference
 
 
 def _run_sides(asked: SidesOptions, timeout_s: float) -> dict[str, dict[str, Any]]:

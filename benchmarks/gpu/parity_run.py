@@ -33,7 +33,10 @@ _N_CTX = 1024
 
 @dataclass(frozen=True)
 class SidesOptions:
-    """What to compute: every side, by its label; `folder` is where their logits go, LABEL.npz."""
+    """What to compute: every side, by its label; `folder` is where their logits go, LABEL.npz.
+
+    With `keeps_tensors`, all tensors go there too, LABEL.tensors: some hundred MiB a side.
+    """
 
     path: str
     sides: dict[str, Placement]
@@ -42,6 +45,7 @@ class SidesOptions:
     n_threads: int
     flash_attention: str
     folder: str
+    keeps_tensors: bool
     llama_cpp: str | None
 
 
@@ -71,6 +75,7 @@ def segments(context: LlamaContext, draw: np.random.Generator, first: int, last:
 
 def compute(engine: LoadedEngine, options: SidesOptions, label: str, placement: Placement) -> dict[str, Any]:
     """Compute one side, save its logits and return what was counted."""
+    kept = Path(options.folder) / label
     with opened(engine, options.path, placement) as (model, tiers):
         with model.context(
             n_ctx=_N_CTX,
@@ -78,10 +83,11 @@ def compute(engine: LoadedEngine, options: SidesOptions, label: str, placement: 
             n_ubatch=options.n_ubatch,
             n_threads=options.n_threads,
             flash_attention=options.flash_attention,
+            tensors_path=f"{kept}.tensors" if options.keeps_tensors else None,
         ) as context:
             found = segments(context, np.random.default_rng(1), options.first_token, model.n_vocab)
             splits = context.n_graph_splits
-        np.savez(Path(options.folder) / f"{label}.npz", **found)  # type: ignore[arg-type]
+        np.savez(f"{kept}.npz", **found)  # type: ignore[arg-type]
         if tiers is not None:
             tiers.check_valid()
         counts = model.binding.counters().as_dict() if model.binding is not None else {}

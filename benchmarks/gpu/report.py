@@ -140,5 +140,22 @@ def print_parity(label: str, cases: dict[str, dict[str, Any]]) -> None:
                     f"{100 * found['argmax_agrees']:.1f}",
                 ]
             )
+        if first := findings.get("first_difference"):
+            print(f"{slots} slots, node by node: {_first(first)}")
     if lines:
         print_table(["", "", "tokens", "max difference", "mean |logit|", "argmax agrees %"], lines)
+
+
+def _first(found: dict[str, Any]) -> str:
+    """Say which tensor differs first."""
+    if "failed" in found:
+        return f"FAILED: {found['failed']}"
+    if "unlike" in found:
+        return f"after {found['equal_before']} equal tensors the graphs differ: {' against '.join(found['unlike'])}"
+    if found["tensor"] is None:
+        return f"all {found['equal_before']} tensors are equal"
+    return (
+        f"{found['tensor']} {found['ne']} of graph {found['graph']} differs first, after {found['equal_before']} equal "
+        f"tensors: {found['differing_values']} of {found['values']} values, by {found['max_difference']:.3g} at most, "
+        f"mean magnitude {found['mean_magnitude']:.3g}"
+    )

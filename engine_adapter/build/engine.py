@@ -15,6 +15,9 @@ REMEDY = (
 """What to do where engine and plugin do not fit; the end of every such message."""
 
 
+GPU_BACKENDS = ("cuda", "hip", "musa", "sycl", "vulkan")
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An engine's libraries and what they belong to: an installed wheel, or the user's llama.cpp folder."""
@@ -41,6 +44,12 @@ class Engine:
     def is_pinned(self) -> bool:
         """Whether the library is, byte for byte, the one that the pin names."""
         return self.library_sha256 == self.pinned_sha256
+
+    @property
+    def has_gpu_backends(self) -> bool:
+        """Whether GPU backends lie beside the libraries; one that is linked into them does not show."""
+        beside = {path.name for library in self.libraries for path in library.parent.glob("libggml-*.so*")}
+        return any(name.startswith(tuple(f"libggml-{kind}" for kind in GPU_BACKENDS)) for name in beside)
 
     @property
     def remedy(self) -> str:

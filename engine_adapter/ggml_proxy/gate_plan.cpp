@@ -68,6 +68,9 @@ void look_at(GatePlan & plan, const ggml_cgraph * graph) {
     plan.nodes.clear();
     plan.calls.clear();
     plan.is_fit = uid != 0 && is_fit(plan, graph);
+    if (plan.is_fit) {
+        plan.inputs.find(graph);
+    }
 }
 
 } // namespace expertier

@@ -1,6 +1,8 @@
 // Which graphs may run through the gate: those that were seen often enough, of the decode shape.
 #pragma once
 
+#include "kept_inputs.h"
+
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -29,6 +31,7 @@ struct GatePlan {
     std::shared_ptr<Tiers> tiers;
     std::vector<Node>      nodes; // that multiply by experts, in the graph's order
     std::vector<Call>      calls;
+    KeptInputs             inputs; // for a retreat
     int                    pause = 0; // graphs to come that are not tried: the last retreat was just now
 };
 

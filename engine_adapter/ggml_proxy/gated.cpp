@@ -46,6 +46,9 @@ class GatedRun {
         }
         bring_tables();
 
+        if (!plan_.inputs.keep(backend_.inner)) {
+            return {};
+        }
         tiers_.counters.graphs += 1;
         ggml_status status = queue_all();
         while (n_served_ < queued_.size()) { // also after a failure: nobody may be left waiting
@@ -61,6 +64,7 @@ class GatedRun {
                 tiers_.counters.gate_retreats += 1;
             }
             plan_.pause = pause_graphs;
+            plan_.inputs.restore(backend_.inner); // later nodes have taken their memory
             return {}; // where the engine's backend failed, it will say so again
         }
         if (!held_.empty()) {

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 5
+#define EXPERTIER_HOST_ABI 6
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A file of the model, and which file its path must still name: as stat() returned it.
@@ -57,4 +57,5 @@ struct expertier_context_options {
     int32_t n_threads;
     int32_t flash_attention; // -1 auto, 0 off, 1 on
     uint64_t moe_cache_bytes; // device memory for the engine's own cache of experts in RAM; 0: none
+    const char * tensors_path; // file for all that is computed, see host_tensors.h; null: none
 };

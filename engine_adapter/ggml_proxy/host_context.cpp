@@ -4,9 +4,12 @@
 #include "host_guard.h"
 #include "host_log.h"
 #include "host_model.h"
+#include "host_tensors.h"
 
 #include <atomic>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +24,7 @@ struct expertier_context {
     bool              has_rows = false; // the last batch ended well, so there are logits
     std::vector<char> is_lost; // a sequence: what the cache held of it went with a batch that failed
     std::atomic<bool> aborted{ false };
+    TensorFile        tensors;
 };
 
 namespace {
@@ -100,7 +104,15 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
                                                                                     expertier_context_close);
         params.abort_callback      = is_aborted;
         params.abort_callback_data = self.get();
-        self->context              = llama_init_from_model(model->model, params);
+        if (options->tensors_path) {
+            if (!self->tensors.open(options->tensors_path)) {
+                snprintf(error, error_size, "%s: %s", options->tensors_path, strerror(errno));
+                return nullptr;
+            }
+            params.cb_eval           = TensorFile::evaluated;
+            params.cb_eval_user_data = &self->tensors;
+        }
+        self->context = llama_init_from_model(model->model, params);
         if (self->context == nullptr) {
             snprintf(error, error_size, "%s", take_engine_log(GGML_LOG_LEVEL_WARN).c_str());
             return nullptr;
@@ -112,6 +124,9 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
         return self.release();
     });
 }
+
+// Ends the file of what was computed; 0 when not all of it could be written.
+EXPERTIER_EXPORT int32_t expertier_context_end_tensors(expertier_context * self) { return self->tensors.close(); }
 
 EXPERTIER_EXPORT int32_t expertier_context_n_batch(const expertier_context * self) { return self->n_batch; }
 

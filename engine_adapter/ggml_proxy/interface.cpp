@@ -39,6 +39,12 @@ EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
 
 EXPERTIER_EXPORT int32_t expertier_proxy_api_version(void) { return GGML_BACKEND_API_VERSION; }
 
+// The engine's own devices that have a proxy, in the engine's order; null after the last.
+EXPERTIER_EXPORT const char * expertier_proxy_device_name(int32_t index) {
+    const std::vector<ProxyDevice *> & all = proxies();
+    return index >= 0 && (size_t) index < all.size() ? ggml_backend_dev_name(all[index]->inner) : nullptr;
+}
+
 // Binds tiers to the proxy over device `inner_name`; null and `error` filled when that cannot be.
 EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding * binding, const char * inner_name,
                                                         char * error, size_t error_size) {

@@ -157,12 +157,19 @@ class LlamaContext:
             )
 
     def close(self) -> None:
-        """Free the context; a second call does nothing."""
+        """Free the context; a second call does nothing.
+
+        Raises:
+            EngineError: the file of tensors that it was opened with is not whole. The context is freed.
+        """
         with interrupts_deferred():
             handle, self._handle = self._handle, None
             if handle is not None:
+                is_whole = self._engine.host.expertier_context_end_tensors(handle)
                 self._engine.host.expertier_context_close(handle)
                 self._on_close()
+                if not is_whole:
+                    raise EngineError("not all tensors could be written to the file: is the disk full?")
 
     def _open_handle(self) -> int:
         if self._handle is None:

@@ -174,12 +174,14 @@ class LlamaModel:
         n_seq_max: int = 1,
         flash_attention: str = "auto",
         moe_cache_bytes: int = 0,
+        tensors_path: str | os.PathLike[str] | None = None,
     ) -> LlamaContext:
         """Open a context of `n_ctx` tokens; 0 threads means one for each processor this process may use.
 
         `n_batch` is the most tokens of one `decode`, `n_ubatch` of one graph. `flash_attention` is `auto`, `on` or
         `off`. `moe_cache_bytes` is device memory for llama.cpp's own cache of experts, for a model that was opened
-        with `experts_in_ram`.
+        with `experts_in_ram`. `tensors_path` is a file for every float32 tensor that is computed (`host_tensors.h`), to
+        compare two runs: then the engine computes node by node, slowly and without fusing any.
 
         Raises:
             EngineError: the engine refused it, with its own words, or this release has no such cache. ConfigError: no
@@ -203,6 +205,7 @@ class LlamaModel:
             n_threads=n_threads or len(os.sched_getaffinity(0)),
             flash_attention=_FLASH_ATTENTION[flash_attention],
             moe_cache_bytes=moe_cache_bytes,
+            tensors_path=os.fsencode(tensors_path) if tensors_path is not None else None,
         )
         with self._contexts_lock:
             handle = self.handle

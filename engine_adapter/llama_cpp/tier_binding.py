@@ -190,13 +190,13 @@ class TierBinding:
     def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any, done: Any) -> None:
         """Fill slots for the engine; it believes in the bytes only where `done` says so."""
         chosen = np.ctypeslib.as_array(slots, (n,)).copy()
-        self._serve(layer, n, experts, done, lambda wanted: self._manager.fill(layer, wanted, chosen))
+        self._serve(n, experts, done, lambda wanted: self._manager.fill(layer, wanted, chosen))
 
     def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
         """Copy experts into a staged layer for the engine, which believes in them as above."""
-        self._serve(layer, n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
+        self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
 
-    def _serve(self, layer: int, n: int, experts: Any, done: Any, serve: Callable[[Any], None]) -> None:
+    def _serve(self, n: int, experts: Any, done: Any, serve: Callable[[Any], None]) -> None:
         try:
             serve(np.ctypeslib.as_array(experts, (n,)).copy())
             done[0] = abi.FILLED

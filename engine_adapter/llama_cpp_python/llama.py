@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp_python.batches import WatchedBatches
@@ -13,7 +14,7 @@ from expertier.engine_adapter.llama_cpp_python.bindings import import_llama_cpp,
 from expertier.engine_adapter.llama_cpp_python.loading import as_parameters, served_by, wrap
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, EngineError, EngineMismatchError
-from expertier.hip import open_device
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -75,10 +76,17 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         table = ExpertTable.from_gguf(model_path)
         engine = open_bindings(_say if arguments.get("verbose", True) else lambda _: None)
         wrap(llama_cpp, engine.stock_devices)
-        tiers = TierManager(table, device=open_device("host"), config=config)
+        shape = ContextShape(
+            n_ctx=arguments.get("n_ctx") or 512,
+            n_ubatch=arguments.get("n_ubatch") or 512,
+            full_windows=bool(arguments.get("swa_full")),
+        )
+        tiers, device = open_engine_tiers(engine.proxy, table, config, shape)
 
         def open_model(params: Any) -> int:
-            model = LlamaModel.open(engine, table.path, tiers=tiers, params=as_parameters(params))
+            model = LlamaModel.open(
+                engine, table.path, tiers=tiers, inner_device=device, params=as_parameters(params)
+            )
             self._tiered = TieredModel(model, tiers)
             return model.hand_over()
 

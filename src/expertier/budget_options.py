@@ -22,6 +22,11 @@ SlabVmm = Annotated[
     str | None, typer.Option(metavar="0|1", help="A slab on a GPU that can be resized (MOE_SLAB_VMM).")
 ]
 
+Device = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="The engine's device, such as CUDA0 or CPU; auto: a GPU (MOE_DEVICE)."),
+]
+
 Profile = Annotated[
     str | None,
     typer.Option(
@@ -38,6 +43,7 @@ def tier_config(
     file_mode: str | None,
     slab_vmm: str | None,
     profile: str | None,
+    device: str | None = None,
 ) -> TierConfig:
     """Return the variables with the options over them."""
     return TierConfig.from_env(
@@ -49,5 +55,6 @@ def tier_config(
             "MOE_FILE_MODE": file_mode,
             "MOE_SLAB_VMM": slab_vmm,
             "MOE_PROFILE": profile,
+            "MOE_DEVICE": device,
         }
     )

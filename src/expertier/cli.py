@@ -19,6 +19,7 @@ from rich.console import Console
 import expertier
 from expertier import report
 from expertier.budget_options import (
+    Device,
     ExpertCacheMib,
     FileMode,
     HostPoolFrac,
@@ -38,6 +39,7 @@ from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
 from expertier.plan_command import plan
+from expertier.planner.context_memory import ContextShape
 from expertier.probe_command import probe
 from expertier.profile_command import app as profile_app
 from expertier.replay_command import replay
@@ -125,6 +127,7 @@ def run(
     file_mode: FileMode = None,
     slab_vmm: SlabVmm = None,
     profile: Profile = None,
+    device: Device = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -141,7 +144,7 @@ def run(
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
     config = tier_config(
-        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile
+        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile, device
     )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
@@ -155,7 +158,10 @@ def run(
             say(f"loading {model.name}")
             lookups = recording.log if recording is not None else None
             try:
-                tiered = stack.enter_context(TieredModel.open(engine, table, config, lookups=lookups))
+                shape = ContextShape(n_ctx=ctx or 4096, n_ubatch=ubatch)
+                tiered = stack.enter_context(
+                    TieredModel.open(engine, table, config, lookups=lookups, shape=shape)
+                )
             except ExpertierError as error:
                 say_disabled(model.name, str(error))
                 raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -55,7 +56,7 @@ def describe(inputs: Inputs, planned: Planned, rates_source: str) -> dict[str, A
         "hit_rate_source": inputs.hits.source,
         "rates": inputs.rates.as_dict(),
         "rates_source": rates_source,
-        "notes": list(inputs.geometry.notes),
+        "notes": list(planned.notes),
     }
 
 
@@ -63,7 +64,8 @@ def print_plan(document: dict[str, Any], console: Console) -> None:
     """Print what `describe` returned."""
     context = document["context"]
     console.print(
-        f"[bold]{escape(document['model'])}[/]: {document['architecture']}, {document['layers']} layers with experts, "
+        f"[bold]{escape(Path(document['model']).name)}[/]: {document['architecture']}, "
+        f"{document['layers']} layers with experts, "
         f"top-{document['top_k']}, {mib(document['expert_bytes'])} of experts; {context['n_ctx']} tokens of context in "
         f"batches of {context['n_ubatch']}",
         highlight=False, soft_wrap=True,

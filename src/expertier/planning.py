@@ -17,10 +17,10 @@ from expertier.planner.demand import LayerDemand
 from expertier.planner.geometry import ModelGeometry
 from expertier.planner.hit_rates import HitRates
 from expertier.planner.ledger import DeviceLedger, plan_device
-from expertier.planner.ledger_ram import RamLedger, plan_ram
+from expertier.planner.ledger_ram import RamConsumer, RamLedger, plan_ram
 from expertier.planner.predict import Prediction, Workload, predict
 from expertier.planner.rates import MachineRates
-from expertier.tiers.budget import HEADROOM_BYTES, all_copies_bytes
+from expertier.tiers.budget import HEADROOM_BYTES, Budgets, all_copies_bytes, resolve, too_small_to_help
 from expertier.tiers.config import TierConfig
 from expertier.tiers.device_needs import device_needs
 from expertier.tiers.slot_layout import SlotLayout
@@ -70,6 +70,7 @@ class Planned:
     prediction: Prediction
     cached_share: float
     savings: dict[str, float]
+    notes: tuple[str, ...] = ()
 
 
 def make_plan(inputs: Inputs) -> Planned:
@@ -106,8 +107,6 @@ def make_plan(inputs: Inputs) -> Planned:
 
 def _on_host(inputs: Inputs) -> Planned:
     """Plan where the host computes: slots lie in RAM, as `tiers/budget.py` sizes them."""
-    from expertier.tiers.budget import resolve
-
     engine = inputs.geometry.host_weight_bytes + inputs.geometry.device_weight_bytes + _context_bytes(inputs)
     budgets = resolve(
         inputs.config, inputs.table, max(inputs.machine.ram_bytes - engine - ENGINE_RAM_BYTES, 0)
@@ -128,7 +127,9 @@ def _finish(
     pool = ram.host_pool_bytes
     cached = _cached_share(inputs, ram, narrow.used_bytes)
     prediction = predict(_work(inputs, narrow.slots, pool, cached), inputs.hits, inputs.rates)
-    return Planned(ledgers, ram, narrow, wide, prediction, cached, _savings(inputs, narrow))
+    pool_note = too_small_to_help(Budgets(narrow.used_bytes, pool), inputs.table)
+    notes = (*inputs.geometry.notes, *([pool_note] if pool_note is not None else []))
+    return Planned(ledgers, ram, narrow, wide, prediction, cached, _savings(inputs, narrow), notes)
 
 
 def curve(inputs: Inputs, planned: Planned, optimum: HitRates | None = None) -> list[dict[str, Any]]:
@@ -226,8 +227,6 @@ def _context_bytes(inputs: Inputs) -> int:
 
 def _cached_share(inputs: Inputs, ram: RamLedger, arena_bytes: int) -> float:
     """Return what of the experts that neither slots nor L2 hold the page cache can keep."""
-    from expertier.planner.ledger_ram import RamConsumer
-
     held = max(arena_bytes if not inputs.machine.vram_bytes else 0, ram.host_pool_bytes)
     rest = max(inputs.table.expert_bytes_total - held, 1)
     return min((ram.entries[RamConsumer.PAGE_CACHE] + ram.unused_bytes) / rest, 1.0)

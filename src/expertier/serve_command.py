@@ -14,6 +14,7 @@ from rich.console import Console
 
 from expertier import report
 from expertier.budget_options import (
+    Device,
     ExpertCacheMib,
     FileMode,
     HostPoolFrac,
@@ -49,6 +50,7 @@ def serve(
     file_mode: FileMode = None,
     slab_vmm: SlabVmm = None,
     profile: Profile = None,
+    device: Device = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="EXPERTIER_API_KEY", help="What clients must send; without it, anyone may ask."),
@@ -63,7 +65,7 @@ def serve(
 ) -> None:
     """Serve the OpenAI API through the tiers until SIGINT or SIGTERM; SIGUSR1 logs a summary."""
     config = tier_config(
-        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile
+        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile, device
     )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)

@@ -83,7 +83,7 @@ def test_a_run_begins_with_the_profile_of_the_run_before(expertier, tiny, tmp_pa
     assert expertier("profile", "make", routing, "-o", profile).status == 0
     made = read_profile(profile).experts
     assert made is not None
-    assert made.calls == int((read_trace(routing).phase == 1).sum()) == 11 * table.n_layers
+    assert made.calls == int((read_trace(routing).phase == 1).sum()) == 12 * table.n_layers
     for arguments, env in (
         ((*run, "--profile", profile, "--json"), {}),
         ((*run, "--json"), {"MOE_PROFILE": str(profile)}),

@@ -128,7 +128,9 @@ def test_both_caches_get_the_same_memory(tmp_path):
     assert full >= model.expert_bytes + model.largest_expert_bytes, "llama.cpp's own has a slot more"
     small = Row.parse("ours-50-l2-25")
     assert (small.percent, small.host_percent) == (50, 25)
-    assert small.host_bytes(model, table) < model.expert_bytes <= Row.parse("ours-50").host_bytes(model, table)
+    assert (
+        small.host_bytes(model, table) < model.expert_bytes <= Row.parse("ours-50").host_bytes(model, table)
+    )
     assert all(Row.parse(name).name == name for name in GPU_ROWS)
     assert set(CPU_ROWS) < set(GPU_ROWS)
     for wrong in ("ours", "ours-0", "ours-101", "cache-50-l2-25", "vram-50"):

@@ -18,7 +18,7 @@ def table(tmp_path_factory):
 REFUSED = (
     ("--fit on", "--fit on: the tool would place layers and tensors anew.*MOE_EXPERT_CACHE_MIB"),
     ("-fit 1", "-fit 1: "),
-    ("-dev none", "-dev none: only device TIER_CPU"),
+    ("-dev none", "-dev none: only a device of ours, such as TIER_CPU"),
     ("--device CUDA0", "--device CUDA0: "),
     ("-ngl 0", "-ngl 0: .*flash attention"),
     ("--n-gpu-layers 3", "--n-gpu-layers 3: "),

@@ -146,6 +146,13 @@ def test_numbers_that_make_no_sense() -> None:
         DeviceNeeds(free=1, taken={Consumer.ARENA: 1})
 
 
+def test_as_one_line() -> None:
+    line = plan_device(NEEDS, DEMANDS).line()
+    assert line.startswith("60.0 MiB of the device: weights 10.0 MiB, kv 8.0 MiB")
+    assert line.endswith("arena 21.0 MiB; limited by rail")
+    assert "peers" not in plan_device(replace(NEEDS, peers=0), DEMANDS).line()
+
+
 def test_as_json() -> None:
     document = plan_device(NEEDS, DEMANDS).as_dict()
     assert sum(document["entries"].values()) + document["unused_bytes"] == document["total_bytes"]

@@ -10,6 +10,8 @@ import pytest
 from expertier.errors import BudgetError
 from expertier.planner import plan_layers
 from expertier.planner.allocate import floor_bytes, full_bytes
+from expertier.planner.ledger import Consumer, DeviceNeeds
+from expertier.planner.limited_by import LimitedBy
 from expertier.tiers.budget import Budgets, all_copies_bytes, experts_by_size, resolve, too_small_to_help
 from expertier.tiers.chunk_size import block_size
 from expertier.tiers.config import TierConfig
@@ -109,6 +111,35 @@ def test_too_little_device_memory_says_what_is_missing(table: ExpertTable) -> No
         match=r"one expert slot in each of 2 layers takes .* headroom \(.* leave .* give it at least 1 MiB",
     ):
         resolve(TierConfig(), table, 64 * GIB, device_free_bytes=floor + 99, headroom_bytes=100)
+
+
+def test_headroom_rail_and_cap(table: ExpertTable) -> None:
+    floor, full = floor_bytes(table.layer_demands()), full_bytes(table.layer_demands())
+    free = full + 4 * MIB - 1000
+    ours = TierConfig(headroom_bytes=2 * MIB, rail_bytes=2 * MIB)
+    budgets = resolve(ours, table, 64 * GIB, device_free_bytes=free, headroom_bytes=17 * MIB + free)
+    assert budgets.expert_cache_bytes == full - 1000
+    assert budgets.ledger is not None
+    assert budgets.ledger.limited_by is LimitedBy.RAIL
+    for free_bytes in (None, free):  # the cap is the host device's too
+        capped = resolve(TierConfig(cap_bytes=floor + 5), table, 64 * GIB, device_free_bytes=free_bytes)
+        assert capped.expert_cache_bytes == floor + 5
+        asked = TierConfig(cap_bytes=floor + 5, expert_cache_bytes=full)
+        assert resolve(asked, table, 64 * GIB, device_free_bytes=free_bytes).expert_cache_bytes == floor + 5
+        with pytest.raises(BudgetError, match="set MOE_POOL_CAP_MIB to at least 1"):
+            resolve(TierConfig(cap_bytes=floor - 1), table, 64 * GIB, device_free_bytes=free_bytes)
+
+
+def test_the_engine_s_needs_are_left_to_it(table: ExpertTable) -> None:
+    full = full_bytes(table.layer_demands())
+    needs = DeviceNeeds(
+        free=0, weights=5 * MIB, kv=3 * MIB, compute_wide=2 * MIB, taken={Consumer.KV: 4 * MIB}
+    )
+    free = full + 7 * MIB - 1000  # weights and compute need 7 MiB, the cache is allocated already
+    budgets = resolve(TierConfig(), table, 64 * GIB, device_free_bytes=free, needs=needs)
+    assert budgets.expert_cache_bytes == full - 1000
+    assert budgets.ledger is not None
+    assert budgets.ledger.entries[Consumer.KV] == 4 * MIB
 
 
 # ---- pools that do not help

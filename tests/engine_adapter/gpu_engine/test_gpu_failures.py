@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
 from architecture_models import MODELS
 from expertier.engine_adapter.engine_device import device_of
+from expertier.engine_adapter.llama_cpp import LlamaContext
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import BudgetError, DecodeError, DeviceError, EngineError, SourceError
-from expertier.tiers.budget import HEADROOM_BYTES
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.units import MIB, mib
 from failing_reads import FailingReads
 from fake_ggml_gpu.models import (
     DEVICE,
@@ -32,7 +36,18 @@ POOL_BYTES = 64 << 20
 KIND = "qwen3moe"
 
 
-@pytest.mark.parametrize("n_slots", [1, SMALL.top_k, SMALL.experts])
+def all_logits(context: LlamaContext) -> np.ndarray:
+    """The logits of the prompt and of some tokens more, in a context that forgets what it had."""
+    context.forget()
+    context.decode(PROMPT, 0, all_logits=True)
+    rows = [context.logits(i) for i in range(len(PROMPT))]
+    for position in range(len(PROMPT), len(PROMPT) + TOKENS):
+        context.decode([context.sample()], position)
+        rows.append(context.logits())
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("n_slots", [1, SMALL.top_k])
 @pytest.mark.parametrize("nth", [1, 20])
 @pytest.mark.parametrize("stream_tokens", [0, "auto"])
 @pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
@@ -53,14 +68,33 @@ def test_a_failed_read_fails_the_batch(gpus: GpuSession, n_slots, nth, stream_to
         assert reads.failed == 1
         assert isinstance(caught.value.__cause__, SourceError)
         assert_nothing_held(tiers)
+        assert_same(all_logits(context), expected)
 
-        context.forget()
-        context.decode(PROMPT, 0, all_logits=True)
-        rows = [context.logits(i) for i in range(len(PROMPT))]
-        for position in range(len(PROMPT), len(PROMPT) + TOKENS):
-            context.decode([context.sample()], position)
-            rows.append(context.logits())
-        assert_same(np.stack(rows), expected)
+
+@pytest.mark.parametrize("n_slots", [1, SMALL.top_k, SMALL.experts])
+@pytest.mark.parametrize("stream_tokens", [0, "auto"])
+@on_fake_gpus
+def test_while_all_reads_fail(gpus: GpuSession, n_slots, stream_tokens):
+    """Those in the background too, which fail nothing."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+
+    def break_off() -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=POOL_BYTES, stream_tokens=stream_tokens) as tiers,
+    ):
+        reads = FailingReads(patch)
+        reads.before_each = break_off
+        with gpu_model(gpus, tiers) as model, model.context(n_ctx=128, n_threads=1) as context:
+            for _ in range(2):
+                with pytest.raises(DecodeError, match="status -3") as caught:
+                    context.decode(PROMPT, 0)
+                assert isinstance(caught.value.__cause__, SourceError)
+            reads.before_each = None
+            assert_same(all_logits(context), expected)
 
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
@@ -70,14 +104,14 @@ def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
     path = model_path(gpus, KIND, MODELS[KIND])
     table = ExpertTable.from_gguf(path)
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    config = TierConfig(expert_cache_bytes=2 << 20, host_pool_bytes=POOL_BYTES)
+    config = TierConfig(expert_cache_bytes=2 << 20, host_pool_bytes=POOL_BYTES, engine_device=DEVICE)
     idle = [device.live() for device in gpus.fakes.devices]
     errors = []
     for nth in (*range(1, 12), *range(12, 100, 8)):
         gpus.fakes.fail(call, nth)
         error = None
         try:
-            with TieredModel.open(gpus.engine, table, config, device=DEVICE) as opened:
+            with TieredModel.open(gpus.engine, table, config) as opened:
                 found = logits_of(opened.model, PROMPT, TOKENS)
         except (DeviceError, EngineError, DecodeError) as raised:
             error = raised
@@ -99,44 +133,44 @@ def test_a_device_without_room_says_so(gpus: GpuSession):
     device = gpus.fakes.devices[0]
     device.set_memory(256 << 10)
     try:
+        config = TierConfig(expert_cache_bytes=1 << 20, engine_device=DEVICE)
         with pytest.raises(DeviceError, match="MOE_EXPERT_CACHE_MIB"):
-            TieredModel.open(
-                gpus.engine,
-                ExpertTable.from_gguf(path),
-                TierConfig(expert_cache_bytes=1 << 20),
-                device=DEVICE,
-            )
+            TieredModel.open(gpus.engine, ExpertTable.from_gguf(path), config)
     finally:
         device.set_memory(1 << 30)
 
 
+@pytest.mark.parametrize("kind", ["qwen3moe", "gpt-oss", "deepseek2"])
 @on_fake_gpus
-def test_auto_sizes_from_what_is_free(gpus: GpuSession):
-    """All slots where there is room, fewer where there is less, and an error with the numbers below the floor."""
-    path = model_path(gpus, KIND, MODELS[KIND])
-    table = ExpertTable.from_gguf(path)
-    device, n_experts = gpus.fakes.devices[0], MODELS[KIND].experts
-    floor = sum(demand.bytes_for(1) for demand in table.layer_demands())
+def test_auto_leaves_room_for_the_rest(gpus: GpuSession, kind):
+    """Whatever a device has: the model and its context fit beside the slots, or an error says what is missing."""
+    path = model_path(gpus, kind, MODELS[kind])
+    table, device = ExpertTable.from_gguf(path), gpus.fakes.devices[0]
+    shape = ContextShape(n_ctx=512, n_ubatch=128, full_windows=True)
+    config = TierConfig(engine_device=DEVICE, headroom_bytes=0)
+    expected = stock_logits(gpus, path, PROMPT, TOKENS, n_ubatch=128)
+    n_slots = []
     try:
-        slots = {}
-        for n_bytes in (HEADROOM_BYTES + 3 * floor, 1 << 30):
+        for n_bytes in range(8 * MIB, 33 * MIB, MIB):
             device.set_memory(n_bytes)
-            with TierManager(table, device=device_of(gpus.engine, DEVICE), config=TierConfig()) as tiers:
-                assert tiers.arena_bytes <= n_bytes - HEADROOM_BYTES
-                slots[n_bytes] = set(tiers.slots)
-        assert all(1 <= n <= 3 for n in slots[HEADROOM_BYTES + 3 * floor]), slots
-        assert slots[1 << 30] == {n_experts}
-        device.set_memory(HEADROOM_BYTES + floor - 1)
-        with pytest.raises(BudgetError, match="one expert slot in each of 2 layers takes"):
-            TierManager(table, device=device_of(gpus.engine, DEVICE), config=TierConfig())
+            try:
+                opened = TieredModel.open(gpus.engine, table, config, shape=shape)
+            except BudgetError as error:
+                assert not n_slots, f"{mib(n_bytes)} are too little, but less was enough: {error}"
+                continue
+            with opened:
+                assert_same(logits_of(opened.model, PROMPT, TOKENS, n_ubatch=128), expected)
+                n_slots.append(min(opened.tiers.slots))
     finally:
         device.set_memory(1 << 30)
+    assert n_slots == sorted(n_slots)
+    assert n_slots[0] < MODELS[kind].experts == n_slots[-1]
 
 
 @on_fake_gpus
 def test_no_such_device(gpus: GpuSession):
     with pytest.raises(DeviceError, match="FAKE0"):
-        device_of(gpus.engine, "FAKE7")
+        device_of(gpus.engine.proxy, "FAKE7")
 
 
 @on_fake_gpus

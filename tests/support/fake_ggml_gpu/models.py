@@ -49,7 +49,7 @@ def gpu_tiers(
     config = TierConfig(
         expert_cache_bytes=budget, host_pool_bytes=host_pool_bytes, stream_tokens=stream_tokens
     )
-    with TierManager(table, device=device_of(gpus.engine, device), config=config) as tiers:
+    with TierManager(table, device=device_of(gpus.engine.proxy, device), config=config) as tiers:
         assert set(tiers.slots) == {n_slots}
         yield tiers
         tiers.check_valid()

@@ -18,9 +18,15 @@ class EngineRules(MachineBase):
     @precondition(lambda self: not self.bound)
     @rule(fault=st.none() | faults("zero", *EVENTS))
     def bind(self, fault: Fault | None) -> None:
-        """Bind an engine."""
+        """Bind an engine; on a device with memory of its own, whole layers are prefetched for it."""
         if self.attempt(self.tiers.bind_engine, fault, swallows=EVENTS)[0]:
             self.engine = self.open_engine(self.tiers)
+            if self.device.has_own_memory:
+                for number, layer in enumerate(self.table.layers):
+                    if self.tiers.slots[number] == layer.n_experts:
+                        there = self.inside.residents(number)
+                        missing = [expert for expert in range(layer.n_experts) if expert not in there]
+                        self.waiting |= {((number, expert), "l1"): None for expert in missing}
 
     @precondition(lambda self: self.bound)
     @rule()

@@ -1,0 +1,37 @@
+// What a graph reads and does not compute, kept so that the graph can be run again: the engine's allocator gives the
+// memory of an input to later nodes once it has been read for the last time.
+#pragma once
+
+#include "device_memory.h"
+#include "ggml-backend.h"
+#include "ggml.h"
+
+#include <vector>
+
+struct ggml_cgraph;
+
+namespace expertier {
+
+class KeptInputs {
+  public:
+    void find(const ggml_cgraph * graph);
+    // Queues copies of all of them behind what is queued on `backend`; false when the device has no memory for it.
+    bool keep(ggml_backend_t backend);
+    // Queues the way back.
+    void restore(ggml_backend_t backend);
+
+  private:
+    struct Input {
+        ggml_backend_buffer_t buffer;
+        void *                data;
+        size_t                n_bytes;
+        size_t                offset; // of the copy
+    };
+    void copy(ggml_backend_t backend, bool back);
+
+    std::vector<Input> inputs_;
+    size_t             n_bytes_ = 0;
+    Buffer             copies_;
+};
+
+} // namespace expertier

@@ -1,0 +1,204 @@
+"""`expertier plan`, as a user runs it: ledgers, slots, what binds, predictions, plots."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from expertier.engine_adapter.model_shape import ModelShape
+from expertier.engine_adapter.synth import write_model
+from expertier.planner.trace_archive import write_trace
+from expertier.planner.trace_recorder import RoutingRecorder
+from expertier.units import GIB, MIB
+
+QWEN = ModelShape(
+    layers=48, experts=128, top_k=8, n_embd=2048, n_ff=768, heads=32, kv_heads=4, head_dim=128, vocab=151936, seed=1,
+    gate_up_type="Q4_K", down_type="Q6_K", dense_type="Q8_0", context_length=131072,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ready_cache(tmp_path_factory):
+    """A cache folder without a plugin: none of this needs the engine."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    """A model the size of Qwen3-30B-A3B: a header, and holes in the place of 19 GiB of weights."""
+    path = write_model(tmp_path_factory.mktemp("plan") / "qwen.gguf", QWEN, holes=True)
+    assert path.stat().st_size > 18 * GIB
+    assert path.stat().st_blocks * 512 < 64 * MIB, "a file system without holes"
+    return path
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A recording of 80 decode steps of that model's shape."""
+    random = np.random.default_rng(1)
+    recorder = RoutingRecorder([128] * 48, list(range(48)), [1 << 21] * 48, rows_at_once=512)
+    heat = random.standard_normal((48, 128))
+    for _ in range(80):
+        heat = 0.9 * heat + 0.4 * random.standard_normal((48, 128))
+        chosen = np.argsort(-heat, axis=1)[:, :8]
+        recorder.add([(layer, chosen[layer].tolist()) for layer in range(48)], 1, 1)
+    path = tmp_path_factory.mktemp("plan") / "recorded.npz"
+    write_trace(path, recorder.trace())
+    return path
+
+
+CARD = ("--vram", "16GiB", "--ram", "32GiB", "--ctx", "32768")
+
+
+def test_a_card(expertier, qwen):
+    document = expertier("plan", qwen, *CARD, "--json").document
+    (ledger,) = document["devices"]
+    assert sum(ledger["entries"].values()) + ledger["unused_bytes"] == ledger["total_bytes"] == 16 * GIB
+    assert ledger["entries"]["kv"] == 3 * GIB
+    assert document["limited_by"] == ["rail"]
+    assert len(document["slots"]) == 48
+    assert all(
+        8 <= wide <= narrow <= 128
+        for wide, narrow in zip(document["slots_wide"], document["slots"], strict=True)
+    )
+    assert document["arena_bytes"] <= ledger["arena_narrow_bytes"]
+    assert sum(document["ram"]["entries"].values()) + document["ram"]["unused_bytes"] == 32 * GIB
+    for name in ("decode_tokens_per_s", "prefill_tokens_per_s"):
+        speed = document[name]
+        assert 0 < speed["low"] <= speed["predicted"] <= speed["high"]
+    assert document["savings"]["saved_by_one_more_gib"] > 0
+    assert "other models" in document["hit_rate_source"]
+    assert "assumed" in document["rates_source"]
+
+    text = expertier("plan", qwen, *CARD)
+    assert text.status == 0, text.err
+    for words in ("arena", "limited by rail", "kv", "tokens/s", "assumed for the card", "one more GiB"):
+        assert words in text.out
+
+
+def test_a_pair_shares_the_layers(expertier, qwen):
+    document = expertier("plan", qwen, "--vram", "8GiB", "--devices", 2, "--ram", "32GiB", "--json").document
+    first, second = document["devices"]
+    assert first["total_bytes"] == second["total_bytes"] == 8 * GIB
+    assert first["entries"]["weights"] == pytest.approx(second["entries"]["weights"], abs=2)
+    one = expertier("plan", qwen, "--vram", "8GiB", "--ram", "32GiB", "--json").document
+    assert sum(document["slots"]) > sum(one["slots"])
+
+
+def test_more_room_never_makes_it_worse(expertier, qwen):
+    documents = [
+        expertier("plan", qwen, "--vram", size, "--ram", "32GiB", "--json").document
+        for size in ("8GiB", "12 GB", "40GiB")
+    ]
+    shares = [document["share_of_experts"] for document in documents]
+    speeds = [document["decode_tokens_per_s"]["predicted"] for document in documents]
+    assert shares == sorted(shares)
+    assert speeds == sorted(speeds)
+    assert shares[-1] == 1
+    assert documents[-1]["limited_by"] == ["slots"]
+    assert documents[-1]["hit_rate"] == 1
+
+
+def test_recordings_and_profiles(expertier, qwen, recorded, tmp_path):
+    base = ("plan", qwen, "--vram", "10GiB", "--ram", "32GiB", "--json")
+    traced = expertier(*base, "--trace", recorded).document
+    assert "replayed through lfu-decay" in traced["hit_rate_source"]
+    profile = tmp_path / "profile.npz"
+    assert expertier("profile", "make", recorded, "-o", profile).status == 0
+    profiled = expertier(*base, "--profile", profile).document
+    assert "reuse distances" in profiled["hit_rate_source"]
+    assert len(set(profiled["slots"])) > 2, "slots go where the profile says"
+    assert abs(profiled["hit_rate"] - traced["hit_rate"]) < 0.15
+    expertier("plan", qwen, *CARD, "--trace", tmp_path / "none.npz").must_refuse("none.npz")
+
+
+def test_the_host_and_its_bounds(expertier, tiny):
+    document = expertier("plan", tiny, "--ram", "2GiB", "--json").document
+    assert document["devices"] == []
+    assert document["ram"]["entries"]["arena"] > 0
+    capped = expertier("plan", tiny, "--ram", "2GiB", "--cap-mib", 1, "--json").document
+    assert capped["ram"]["entries"]["arena"] <= MIB
+    card = ("plan", tiny, "--vram", "1GiB", "--ram", "2GiB", "--json")
+    assert expertier(*card, "--rail-mib", 300).document["devices"][0]["entries"]["rail"] == 300 * MIB
+    assert expertier(*card, "--headroom-mib", 5).document["devices"][0]["entries"]["headroom"] == 5 * MIB
+    assert expertier(*card, "--cap-mib", 1).document["limited_by"] == ["cap"]
+    assert expertier(*card, "--expert-cache-mib", 2).document["limited_by"] == ["pool"]
+
+
+def test_what_cannot_be(expertier, qwen, tiny, tmp_path):
+    expertier("plan", qwen, "--vram", "4GiB", "--ram", "32GiB", "--ctx", 131072).must_refuse(
+        "kv (", "give it at least", "lower the context length"
+    )
+    expertier("plan", tiny, "--vram", "much").must_refuse("--vram is 'much'", "16GiB")
+    expertier("plan", tiny, "--vram", "0").must_refuse("--vram is '0'")
+    expertier("plan", tiny, "--devices", 2).must_refuse("--devices 2 needs --vram")
+    expertier("plan", tiny, "--vram", "1GiB", "--devices", 99).must_refuse("99 devices for 4 layers")
+    expertier("plan", tiny, "--kv-type", "q1").must_refuse("--kv-type is 'q1'", "q8_0")
+    expertier("plan", tiny, "--plot", tmp_path / "plan.gif").must_refuse("ends with .png or .html")
+    expertier(
+        "plan", tiny, "--plot", tmp_path / "no" / "plan.png", code=_HAS.format("matplotlib")
+    ).must_refuse("no folder")
+    expertier("plan", tmp_path / "none.gguf").must_refuse("none.gguf")
+
+
+_HAS = (
+    "import importlib.util\nfind = importlib.util.find_spec\n"
+    "importlib.util.find_spec = lambda n, p=None: n == {0!r} or find(n, p)"
+)
+_LACKS = (
+    "import importlib.util\nfind = importlib.util.find_spec\n"
+    "importlib.util.find_spec = lambda n, p=None: None if n in ('matplotlib', 'plotly') else find(n, p)"
+)
+
+
+@pytest.mark.parametrize(("suffix", "package"), [("png", "matplotlib"), ("html", "plotly")])
+def test_without_the_extra(expertier, tiny, tmp_path, suffix, package):
+    ended = expertier("plan", tiny, "--plot", tmp_path / f"p.{suffix}", code=_LACKS)
+    ended.must_refuse(package, "pip install 'expertier[plot]'")
+
+
+@pytest.mark.parametrize(("suffix", "package"), [("png", "matplotlib"), ("html", "plotly")])
+def test_plots(expertier, qwen, recorded, tmp_path, suffix, package):
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    path = tmp_path / f"plan.{suffix}"
+    ended = expertier(
+        "plan",
+        qwen,
+        *CARD,
+        "--trace",
+        recorded,
+        "--plot",
+        path,
+        "--json",
+        env={"MPLCONFIGDIR": str(tmp_path)},
+    )
+    assert ended.status == 0, ended.err
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG" if suffix == "png" else b"<html>")
+    assert len(content) > 20_000
+    curve = ended.document["curve"]
+    arenas = [point["arena_bytes"] for point in curve]
+    assert arenas == sorted(arenas)
+    assert ended.document["arena_bytes"] in arenas, "the chosen point is on the curve"
+    assert all(point["optimum"] >= point["hit_rate"] - 0.05 for point in curve)
+    assert curve[-1]["decode"]["predicted"] >= curve[0]["decode"]["predicted"]
+
+
+def test_a_model_of_another_architecture_says_what_is_estimated(expertier, tmp_path):
+    shape = replace(
+        QWEN, architecture="gpt-oss", layers=2, experts=8, top_k=2, n_embd=256, n_ff=256, heads=4, vocab=300,
+        gate_up_type="MXFP4", down_type="MXFP4", head_dim=64,
+    )  # fmt: skip
+    path = write_model(tmp_path / "m.gguf", shape, holes=True)
+    document = expertier("plan", path, "--vram", "2GiB", "--ram", "4GiB", "--ctx", 8192, "--json").document
+    assert document["notes"] == []
+    full = expertier(
+        "plan", path, "--vram", "2GiB", "--ram", "4GiB", "--ctx", 8192, "--full-windows", "--json"
+    ).document
+    assert full["devices"][0]["entries"]["kv"] > document["devices"][0]["entries"]["kv"]
+    assert json.dumps(document)

@@ -1,0 +1,149 @@
+"""The gate of decode graphs: the same logits, with the ids looked up on the device by the kernel itself."""
+
+from __future__ import annotations
+
+import ctypes as ct
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from architecture_models import MODELS
+from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp import LlamaModel
+from expertier.errors import DecodeError, SourceError
+from failing_reads import FailingReads
+from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
+from fake_ggml_gpu.process import GpuSession, on_fake_gpus
+from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
+
+PROMPT = prompt_tokens(20)
+TOKENS = 32
+KIND = "qwen3moe"
+POOL_BYTES = 64 << 20
+SMALL_POOL_BYTES = 2 << 20
+
+
+@contextmanager
+def tiered_model(
+    gpus: GpuSession, kind: str, n_slots: int, pool_bytes: int
+) -> Iterator[tuple[LlamaModel, abi.Gate]]:
+    """A model with tiers on a device, and what a gate for it takes."""
+    path = model_path(gpus, kind, MODELS[kind])
+    with (
+        gpus.fakes.gate() as calls,
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
+        gpu_model(gpus, tiers) as model,
+    ):
+        yield model, calls
+        assert_nothing_held(tiers)
+
+
+def open_gate(gpus: GpuSession, model: LlamaModel, calls: abi.Gate) -> str:
+    """Give the model a gate; return why it got none, if it did not."""
+    error = ct.create_string_buffer(4096)
+    opened = gpus.engine.proxy.expertier_tiers_open_gate(
+        model.binding._open_handle(), ct.byref(calls), error, len(error)
+    )
+    return "" if opened else error.value.decode()
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "pool_bytes"),
+    [
+        (SMALL.top_k, POOL_BYTES),
+        (SMALL.top_k, 0),
+        (SMALL.top_k + 1, SMALL_POOL_BYTES),
+        (SMALL.experts // 2, POOL_BYTES),
+        (SMALL.experts // 2, SMALL_POOL_BYTES),
+        (SMALL.experts, POOL_BYTES),
+    ],
+)
+@pytest.mark.parametrize("kind", ["qwen3moe", "gpt-oss", "deepseek2"])
+@on_fake_gpus
+def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
+    path = model_path(gpus, kind, MODELS[kind])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    gpus.fakes.switch(jitter_us=50, seed=n_slots)
+    with tiered_model(gpus, kind, n_slots, pool_bytes) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        for _ in range(2):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        counters = model.binding.counters()
+    if n_slots == SMALL.experts:
+        assert counters.whole_calls > 0
+    elif pool_bytes == POOL_BYTES:
+        assert counters.gated_calls > TOKENS, counters
+        assert counters.gate_waits > 0, counters
+    else:
+        assert counters.gate_retreats > 0, counters
+
+
+@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
+@on_fake_gpus
+def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
+    """The one that the gate retreats for; the next step works, and so does the gate."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tiered_model(gpus, KIND, SMALL.top_k, pool_bytes) as (model, calls),
+        model.context(n_ctx=512, n_threads=1) as context,
+    ):
+        assert open_gate(gpus, model, calls) == ""
+        reads, causes = FailingReads(patch), []
+        for nth in (1, 3, 30, 50):
+            context.forget()
+            context.decode(PROMPT, 0, all_logits=True)
+            rows = [context.logits(i) for i in range(len(PROMPT))]
+            for position in range(len(PROMPT), len(PROMPT) + TOKENS):
+                token = context.sample()
+                if position == len(PROMPT) + 8:
+                    reads.fail_call(nth)
+                try:
+                    context.decode([token], position)
+                except DecodeError as error:
+                    causes.append(error.__cause__)
+                    context.decode([token], position)
+                rows.append(context.logits())
+            reads.heal()
+            assert_same(np.stack(rows), expected)
+        assert len(causes) == reads.failed, "a read that fails is one that a step needs"
+        assert all(isinstance(cause, SourceError) for cause in causes)
+        assert causes or pool_bytes
+
+
+@pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
+@on_fake_gpus
+def test_a_device_that_has_nothing_for_a_gate(gpus: GpuSession, call):
+    """It says so, and everything goes on without."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, KIND, SMALL.top_k, POOL_BYTES) as (model, calls):
+        for nth in range(1, 20):
+            live = gpus.fakes.devices[0].live()
+            gpus.fakes.fail(call, nth)
+            error = open_gate(gpus, model, calls)
+            if gpus.fakes.is_armed(call):
+                break
+            assert error != ""
+            assert gpus.fakes.devices[0].live() == live
+        assert nth > 1
+        gpus.fakes.reset()
+        assert_same(logits_of(model, PROMPT, TOKENS), expected)
+
+
+@on_fake_gpus
+def test_two_contexts_do_without(gpus: GpuSession):
+    """A gate that waits would hold a stream, and its host the layers that the other one needs."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, KIND, SMALL.top_k, POOL_BYTES) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        gated = model.binding.counters().gated_calls
+        with model.context(n_ctx=64, n_threads=1):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        assert model.binding.counters().gated_calls == gated > 0
+        assert_same(logits_of(model, PROMPT, TOKENS), expected)
