@@ -60,14 +60,16 @@ class Filler:
 
     def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
         """Fill one slot on this thread; a prefetch has a stream of its own."""
-        if self._slots_are_host_memory and not self._pool.is_on:
-            self._read(layer, expert, self._transfer.addresses(layer, slot))
+        places = self._transfer.addresses(layer, slot) if self._slots_are_host_memory else None
+        if places is not None and not self._pool.is_on:
+            self._read(layer, expert, places)
             return
         staged = self._empty(layer, expert)
         fence: Fence | None = None
         try:
-            self._stage(staged)
-            fence = self._transfer.into_slot(layer, slot, staged.address, prefetch=prefetch)
+            self._stage(staged, places)
+            if staged.hit or places is None:
+                fence = self._transfer.into_slot(layer, slot, staged.address, prefetch=prefetch)
         finally:
             self._pool.leave(staged, fence)
 
@@ -110,17 +112,25 @@ class Filler:
             [span for expert in experts if not self._pool.contains((layer, expert)) for span in spans(expert)]
         )
 
-    def _stage(self, staged: Staged) -> None:
-        """Have the expert's bytes in a block of host memory."""
+    def _stage(self, staged: Staged, places: Sequence[int] | None = None) -> None:
+        """Have the expert's bytes in a block of host memory, and those that are read now at `places` as well.
+
+        `places` are the addresses of the matrices in a slot that is host memory: each is copied there while the
+        processor's cache still holds it.
+        """
         self._pool.stage(staged)
         if not staged.hit:
             layer, expert = staged.key
             begins = self._layouts[layer].block_offsets
-            self._read(layer, expert, [staged.address + begin for begin in begins])
+            self._read(layer, expert, [staged.address + begin for begin in begins], places)
             self._pool.commit(staged)
 
-    def _read(self, layer: int, expert: int, addresses: Sequence[int]) -> None:
-        """Read an expert's matrices to `addresses`, one a matrix."""
-        for span, address in zip(self._layers[layer].spans(expert), addresses, strict=True):
-            memory = (ctypes.c_ubyte * span.n_bytes).from_address(address)
+    def _read(
+        self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None
+    ) -> None:
+        """Read an expert's matrices to `addresses`, one a matrix, and copy each on to `places`."""
+        for number, span in enumerate(self._layers[layer].spans(expert)):
+            memory = (ctypes.c_ubyte * span.n_bytes).from_address(addresses[number])
             self._source.read_into(span, memoryview(memory).cast("B"))
+            if places is not None:
+                self._transfer.on_host(places[number], addresses[number], span.n_bytes)

@@ -56,6 +56,10 @@ class Transfer:
         if self._device.has_streams:
             self._device.synchronize()
 
+    def on_host(self, target: int, source: int, n_bytes: int) -> None:
+        """Copy one matrix into a slot that is host memory; complete when it returns."""
+        self._device.copy_in(target, source, n_bytes)
+
     def addresses(self, layer: int, slot: int) -> list[int]:
         """Return where a slot's matrices lie, for devices whose memory is the host's."""
         return [self._slab.base + place.offset + slot * place.stride for place in self._slab.places(layer)]

@@ -60,7 +60,7 @@ def open_gate(gpus: GpuSession, model: LlamaModel, calls: abi.Gate) -> str:
         (SMALL.experts, POOL_BYTES),
     ],
 )
-@pytest.mark.parametrize("kind", ["qwen3moe", "gpt-oss", "deepseek2"])
+@pytest.mark.parametrize("kind", ["qwen3moe", "gpt-oss", pytest.param("deepseek2", marks=pytest.mark.deep)])
 @on_fake_gpus
 def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     path = model_path(gpus, kind, MODELS[kind])

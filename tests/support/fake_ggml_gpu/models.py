@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -101,3 +102,25 @@ def assert_same(found: Logits, expected: Logits) -> None:
         f"at most by {np.nanmax(np.abs(found - expected))}, NaNs: {np.isnan(found).sum()}"
     )
     assert found.tobytes() == expected.tobytes()
+
+
+@contextmanager
+def prefetched_meanwhile(tiers: TierManager, seed: int) -> Iterator[None]:
+    """Have random experts prefetched by another thread inside of the block, as a predictor's hints have them."""
+    random, done = np.random.default_rng(seed), threading.Event()
+
+    def hint() -> None:
+        while not done.wait(0.001):
+            layer = int(random.integers(tiers.table.n_layers))
+            experts = random.choice(tiers.table.layers[layer].n_experts, 2, replace=False).tolist()
+            tiers.prefetch(layer, experts, into=("l1", "l2")[random.integers(2)])
+
+    thread = threading.Thread(target=hint)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+        tiers.cancel_prefetches()
+        tiers.drain()
