@@ -52,7 +52,8 @@ def resolve(
 
     On a device with memory of its own, `auto` gives L1 all of `device_free_bytes` but `headroom_bytes` (or what the
     config says of that), its rail and what the other consumers in `needs` take (`device_needs.py`; none without it),
-    and L2 `host_pool_percent` of all expert bytes, at most `RAM_SHARE` of `available_bytes`.
+    and L2 `host_pool_percent` of all expert bytes, at most `RAM_SHARE` of `available_bytes`; nothing where L1
+    holds all experts.
 
     L1 never gets more than a slot for every expert, nor more than the config's `cap_bytes`. Raises `BudgetError` below
     the hard floor.
@@ -93,6 +94,8 @@ def resolve(
         pool = config.host_pool_bytes
     elif device_free_bytes is None:
         pool = 0
+    elif cache >= full:
+        pool = 0  # nothing is ever evicted: a copy would be read once, while the slots fill
     else:
         pool = min(int(share * all_copies_bytes(table)), int(available_bytes * RAM_SHARE))
     return Budgets(min(cache, full, cap), pool, ledger)

@@ -17,14 +17,16 @@ Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_
     }
     context_.reset(ggml_init({ (n_places * n_matrices + 1) * ggml_tensor_overhead(), nullptr, true }));
     uploader_.reset(ggml_backend_dev_init(device, nullptr));
+    copier_.reset(ggml_backend_dev_init(device, nullptr));
     for (Place & place : places_) {
         place.buffer = new_device_buffer(device, largest);
-        if (!place.buffer || !uploader_) {
+        if (!place.buffer || !uploader_ || !copier_) {
             throw std::runtime_error("it has no room for two layers of " + std::to_string(largest) +
                                      " bytes that large batches pass through");
         }
         share_buffer(place.buffer.get());
         place.uploaded.reset(ggml_backend_event_new(device));
+        place.copied.reset(ggml_backend_event_new(device));
         place.computed.reset(ggml_backend_event_new(device));
         char * base = static_cast<char *>(ggml_backend_buffer_get_base(place.buffer.get()));
         for (int i = 0; i < binding.n_layers; i++) {
@@ -76,9 +78,8 @@ Staging::Use::~Use() { leave_place(); }
 
 bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & experts, ggml_backend_t compute) {
     ggml_backend_t uploader = uploader_.get();
-    if (place.was_used && place.computed) {
-        ggml_backend_event_wait(uploader, place.computed.get());
-    }
+    queue_after_computing(place, uploader);
+    queue_after_computing(place, copier_.get());
     place.layer = layer;
     place.held  = tiers_.hold_ready(layer, experts);
     place.reads = HostReads(tiers_.host_copies(), experts.size());
@@ -100,7 +101,7 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
                 n_bytes += (int64_t) piece.n_bytes;
             } else {
                 ggml_tensor source = tiers_.slot_piece(layer, place.held[i], piece);
-                ggml_backend_tensor_copy_async(uploader, uploader, &source, &target);
+                ggml_backend_tensor_copy_async(copier_.get(), copier_.get(), &source, &target);
             }
         }
     }
@@ -116,18 +117,32 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
     }
     tiers_.counters.staged_calls += 1;
     tiers_.counters.staged_bytes += n_bytes;
-    if (place.uploaded) {
-        ggml_backend_event_record(place.uploaded.get(), uploader);
-        ggml_backend_event_wait(compute, place.uploaded.get());
-    } else {
-        ggml_backend_synchronize(uploader);
-    }
+    end_stream(place.uploaded, uploader, compute);
+    end_stream(place.copied, copier_.get(), compute);
     return is_complete;
 }
 
+void Staging::queue_after_computing(Place & place, ggml_backend_t stream) const {
+    if (place.was_used && place.computed) {
+        ggml_backend_event_wait(stream, place.computed.get());
+    }
+}
+
+// Has what is queued on `compute` from now on wait for what is queued on `stream`.
+void Staging::end_stream(const Event & done, ggml_backend_t stream, ggml_backend_t compute) const {
+    if (done) {
+        ggml_backend_event_record(done.get(), stream);
+        ggml_backend_event_wait(compute, done.get());
+    } else {
+        ggml_backend_synchronize(stream);
+    }
+}
+
 void Staging::end_upload(Place & place) {
-    if (place.uploaded) {
-        ggml_backend_event_synchronize(place.uploaded.get());
+    for (const Event * done : { &place.uploaded, &place.copied }) {
+        if (*done) {
+            ggml_backend_event_synchronize(done->get());
+        }
     }
     tiers_.release_held(place.layer, place.held);
     place.held.clear();

@@ -63,7 +63,7 @@ class Staging {
     static constexpr int n_places = 2;
     struct Place {
         Buffer               buffer;
-        Event                uploaded, computed;     // null where the device has no events: then streams are drained
+        Event                uploaded, copied, computed; // null where the device has no events: then streams are drained
         bool                 was_used = false;       // `computed` has been recorded
         int                  layer    = -1;          // whose slots are held
         std::vector<int32_t> held;                   // slots that the upload copies from
@@ -72,13 +72,16 @@ class Staging {
     };
 
     bool upload(Place & place, int layer, const std::vector<int32_t> & experts, ggml_backend_t compute);
+    void queue_after_computing(Place & place, ggml_backend_t stream) const;
+    void end_stream(const Event & done, ggml_backend_t stream, ggml_backend_t compute) const;
     void end_upload(Place & place); // waits for it, and lets go of what it read
     void record_computed(Place & place, ggml_backend_t compute);
 
     Tiers &                                      tiers_;
     std::mutex                                   mutex_;
     std::unique_ptr<ggml_context, FreeContext>   context_;
-    std::unique_ptr<ggml_backend, FreeBackend>   uploader_;
+    std::unique_ptr<ggml_backend, FreeBackend>   uploader_; // from the host
+    std::unique_ptr<ggml_backend, FreeBackend>   copier_;   // from slots: kernels may hold these up, but not the link
     Place                                        places_[n_places];
     int                                          next_ = 0;
 };

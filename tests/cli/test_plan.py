@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import replace
+import os
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from expertier.cli import app
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.synth import write_model
+from expertier.errors import ExpertierError
 from expertier.planner.trace_archive import write_trace
 from expertier.planner.trace_recorder import RoutingRecorder
 from expertier.units import GIB, MIB
@@ -21,10 +26,43 @@ QWEN = ModelShape(
 )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def ready_cache(tmp_path_factory):
-    """A cache folder without a plugin: none of this needs the engine."""
-    return str(tmp_path_factory.mktemp("cache"))
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The JSON object on the last line of standard output."""
+        assert self.status == 0, self.err
+        return json.loads(self.out.splitlines()[-1])
+
+    def must_refuse(self, *words: str) -> None:
+        """Assert one of our errors, with `words` in it, and nothing on standard output."""
+        assert (self.status, self.out) == (2, "")
+        for word in words:
+            assert word in self.err, self.err
+
+
+@pytest.fixture
+def ours(tmp_path, monkeypatch):
+    """Run `expertier ARGUMENTS` in this process: planning needs no engine, and a process each would take minutes."""
+    for name in [name for name in os.environ if name.startswith("MOE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
+
+    def run(*arguments: object) -> Ended:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        if isinstance(result.exception, ExpertierError):
+            return Ended(2, result.stdout, str(result.exception))
+        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+        return Ended(result.exit_code, result.stdout, result.stderr)
+
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +92,8 @@ def recorded(tmp_path_factory):
 CARD = ("--vram", "16GiB", "--ram", "32GiB", "--ctx", "32768")
 
 
-def test_a_card(expertier, qwen):
-    document = expertier("plan", qwen, *CARD, "--json").document
+def test_a_card(ours, qwen):
+    document = ours("plan", qwen, *CARD, "--json").document
     (ledger,) = document["devices"]
     assert sum(ledger["entries"].values()) + ledger["unused_bytes"] == ledger["total_bytes"] == 16 * GIB
     assert ledger["entries"]["kv"] == 3 * GIB
@@ -74,24 +112,24 @@ def test_a_card(expertier, qwen):
     assert "other models" in document["hit_rate_source"]
     assert "assumed" in document["rates_source"]
 
-    text = expertier("plan", qwen, *CARD)
+    text = ours("plan", qwen, *CARD)
     assert text.status == 0, text.err
     for words in ("arena", "limited by rail", "kv", "tokens/s", "assumed for the card", "one more GiB"):
         assert words in text.out
 
 
-def test_a_pair_shares_the_layers(expertier, qwen):
-    document = expertier("plan", qwen, "--vram", "8GiB", "--devices", 2, "--ram", "32GiB", "--json").document
+def test_a_pair_shares_the_layers(ours, qwen):
+    document = ours("plan", qwen, "--vram", "8GiB", "--devices", 2, "--ram", "32GiB", "--json").document
     first, second = document["devices"]
     assert first["total_bytes"] == second["total_bytes"] == 8 * GIB
     assert first["entries"]["weights"] == pytest.approx(second["entries"]["weights"], abs=2)
-    one = expertier("plan", qwen, "--vram", "8GiB", "--ram", "32GiB", "--json").document
+    one = ours("plan", qwen, "--vram", "8GiB", "--ram", "32GiB", "--json").document
     assert sum(document["slots"]) > sum(one["slots"])
 
 
-def test_more_room_never_makes_it_worse(expertier, qwen):
+def test_more_room_never_makes_it_worse(ours, qwen):
     documents = [
-        expertier("plan", qwen, "--vram", size, "--ram", "32GiB", "--json").document
+        ours("plan", qwen, "--vram", size, "--ram", "32GiB", "--json").document
         for size in ("8GiB", "12 GB", "40GiB")
     ]
     shares = [document["share_of_experts"] for document in documents]
@@ -103,70 +141,72 @@ def test_more_room_never_makes_it_worse(expertier, qwen):
     assert documents[-1]["hit_rate"] == 1
 
 
-def test_recordings_and_profiles(expertier, qwen, recorded, tmp_path):
+def test_recordings_and_profiles(ours, qwen, recorded, tmp_path):
     base = ("plan", qwen, "--vram", "10GiB", "--ram", "32GiB", "--json")
-    traced = expertier(*base, "--trace", recorded).document
+    traced = ours(*base, "--trace", recorded).document
     assert "replayed through lfu-decay" in traced["hit_rate_source"]
     profile = tmp_path / "profile.npz"
-    assert expertier("profile", "make", recorded, "-o", profile).status == 0
-    profiled = expertier(*base, "--profile", profile).document
+    assert ours("profile", "make", recorded, "-o", profile).status == 0
+    profiled = ours(*base, "--profile", profile).document
     assert "reuse distances" in profiled["hit_rate_source"]
     assert len(set(profiled["slots"])) > 2, "slots go where the profile says"
     assert abs(profiled["hit_rate"] - traced["hit_rate"]) < 0.15
-    expertier("plan", qwen, *CARD, "--trace", tmp_path / "none.npz").must_refuse("none.npz")
+    ours("plan", qwen, *CARD, "--trace", tmp_path / "none.npz").must_refuse("none.npz")
 
 
-def test_the_host_and_its_bounds(expertier, tiny):
-    document = expertier("plan", tiny, "--ram", "2GiB", "--json").document
+def test_the_host_and_its_bounds(ours, tiny):
+    document = ours("plan", tiny, "--ram", "2GiB", "--json").document
     assert document["devices"] == []
     assert document["ram"]["entries"]["arena"] > 0
-    capped = expertier("plan", tiny, "--ram", "2GiB", "--cap-mib", 1, "--json").document
+    capped = ours("plan", tiny, "--ram", "2GiB", "--cap-mib", 1, "--json").document
     assert capped["ram"]["entries"]["arena"] <= MIB
     card = ("plan", tiny, "--vram", "1GiB", "--ram", "2GiB", "--json")
-    assert expertier(*card, "--rail-mib", 300).document["devices"][0]["entries"]["rail"] == 300 * MIB
-    assert expertier(*card, "--headroom-mib", 5).document["devices"][0]["entries"]["headroom"] == 5 * MIB
-    assert expertier(*card, "--cap-mib", 1).document["limited_by"] == ["cap"]
-    assert expertier(*card, "--expert-cache-mib", 2).document["limited_by"] == ["pool"]
+    assert ours(*card, "--rail-mib", 300).document["devices"][0]["entries"]["rail"] == 300 * MIB
+    assert ours(*card, "--headroom-mib", 5).document["devices"][0]["entries"]["headroom"] == 5 * MIB
+    assert ours(*card, "--cap-mib", 1).document["limited_by"] == ["cap"]
+    assert ours(*card, "--expert-cache-mib", 2).document["limited_by"] == ["pool"]
 
 
-def test_what_cannot_be(expertier, qwen, tiny, tmp_path):
-    expertier("plan", qwen, "--vram", "4GiB", "--ram", "32GiB", "--ctx", 131072).must_refuse(
+def test_what_cannot_be(ours, qwen, tiny, tmp_path, monkeypatch):
+    ours("plan", qwen, "--vram", "4GiB", "--ram", "32GiB", "--ctx", 131072).must_refuse(
         "kv (", "give it at least", "lower the context length"
     )
-    expertier("plan", tiny, "--vram", "much").must_refuse("--vram is 'much'", "16GiB")
-    expertier("plan", tiny, "--vram", "0").must_refuse("--vram is '0'")
-    expertier("plan", tiny, "--devices", 2).must_refuse("--devices 2 needs --vram")
-    expertier("plan", tiny, "--vram", "1GiB", "--devices", 99).must_refuse("99 devices for 4 layers")
-    expertier("plan", tiny, "--kv-type", "q1").must_refuse("--kv-type is 'q1'", "q8_0")
-    expertier("plan", tiny, "--plot", tmp_path / "plan.gif").must_refuse("ends with .png or .html")
-    expertier(
-        "plan", tiny, "--plot", tmp_path / "no" / "plan.png", code=_HAS.format("matplotlib")
-    ).must_refuse("no folder")
-    expertier("plan", tmp_path / "none.gguf").must_refuse("none.gguf")
+    ours("plan", tiny, "--vram", "much").must_refuse("--vram is 'much'", "16GiB")
+    ours("plan", tiny, "--vram", "0").must_refuse("--vram is '0'")
+    ours("plan", tiny, "--devices", 2).must_refuse("--devices 2 needs --vram")
+    ours("plan", tiny, "--vram", "1GiB", "--devices", 99).must_refuse("99 devices for 4 layers")
+    ours("plan", tiny, "--kv-type", "q1").must_refuse("--kv-type is 'q1'", "q8_0")
+    ours("plan", tiny, "--plot", tmp_path / "plan.gif").must_refuse("ends with .png or .html")
+    pretend(monkeypatch, installed=True)
+    ours("plan", tiny, "--plot", tmp_path / "no" / "plan.png").must_refuse("no folder")
+    ours("plan", tmp_path / "none.gguf").must_refuse("none.gguf")
 
 
-_HAS = (
-    "import importlib.util\nfind = importlib.util.find_spec\n"
-    "importlib.util.find_spec = lambda n, p=None: n == {0!r} or find(n, p)"
-)
-_LACKS = (
-    "import importlib.util\nfind = importlib.util.find_spec\n"
-    "importlib.util.find_spec = lambda n, p=None: None if n in ('matplotlib', 'plotly') else find(n, p)"
-)
+def pretend(monkeypatch, installed):
+    """Let matplotlib and plotly seem `installed`, or not."""
+    find = importlib.util.find_spec
+
+    def found(name, package=None):
+        if name in ("matplotlib", "plotly"):
+            return object() if installed else None
+        return find(name, package)
+
+    monkeypatch.setattr(importlib.util, "find_spec", found)
 
 
 @pytest.mark.parametrize(("suffix", "package"), [("png", "matplotlib"), ("html", "plotly")])
-def test_without_the_extra(expertier, tiny, tmp_path, suffix, package):
-    ended = expertier("plan", tiny, "--plot", tmp_path / f"p.{suffix}", code=_LACKS)
+def test_without_the_extra(ours, tiny, tmp_path, monkeypatch, suffix, package):
+    pretend(monkeypatch, installed=False)
+    ended = ours("plan", tiny, "--plot", tmp_path / f"p.{suffix}")
     ended.must_refuse(package, "pip install 'expertier[plot]'")
 
 
 @pytest.mark.parametrize(("suffix", "package"), [("png", "matplotlib"), ("html", "plotly")])
-def test_plots(expertier, qwen, recorded, tmp_path, suffix, package):
+def test_plots(ours, qwen, recorded, tmp_path, suffix, package):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     path = tmp_path / f"plan.{suffix}"
-    ended = expertier(
+    ended = ours(
         "plan",
         qwen,
         *CARD,
@@ -189,16 +229,27 @@ def test_plots(expertier, qwen, recorded, tmp_path, suffix, package):
     assert curve[-1]["decode"]["predicted"] >= curve[0]["decode"]["predicted"]
 
 
-def test_a_model_of_another_architecture_says_what_is_estimated(expertier, tmp_path):
+def test_a_model_of_another_architecture_says_what_is_estimated(ours, tmp_path):
     shape = replace(
         QWEN, architecture="gpt-oss", layers=2, experts=8, top_k=2, n_embd=256, n_ff=256, heads=4, vocab=300,
         gate_up_type="MXFP4", down_type="MXFP4", head_dim=64,
     )  # fmt: skip
     path = write_model(tmp_path / "m.gguf", shape, holes=True)
-    document = expertier("plan", path, "--vram", "2GiB", "--ram", "4GiB", "--ctx", 8192, "--json").document
+    document = ours("plan", path, "--vram", "2GiB", "--ram", "4GiB", "--ctx", 8192, "--json").document
     assert document["notes"] == []
-    full = expertier(
+    full = ours(
         "plan", path, "--vram", "2GiB", "--ram", "4GiB", "--ctx", 8192, "--full-windows", "--json"
     ).document
     assert full["devices"][0]["entries"]["kv"] > document["devices"][0]["entries"]["kv"]
     assert json.dumps(document)
+
+
+@pytest.fixture
+def ready_cache(tmp_path):
+    """A cache folder without a plugin, for `expertier`: none of this needs the engine."""
+    return str(tmp_path / "cache")
+
+
+def test_as_a_user_runs_it(expertier, tiny):
+    """In a process of its own: the exit code, and where errors go."""
+    expertier("plan", tiny, "--vram", "much").must_refuse("--vram is 'much'")

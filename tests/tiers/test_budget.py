@@ -86,15 +86,23 @@ def test_auto_takes_the_device_s_free_memory_and_a_share_of_the_experts_for_the_
     assert resolve(
         TierConfig(), table, 64 * GIB, device_free_bytes=floor + 100, headroom_bytes=100
     ) == Budgets(floor, everything // 4)
-    assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=GIB).expert_cache_bytes == full
     for percent in (50, 100):
-        budgets = resolve(TierConfig(host_pool_percent=percent), table, 64 * GIB, device_free_bytes=GIB)
+        budgets = resolve(TierConfig(host_pool_percent=percent), table, 64 * GIB, device_free_bytes=floor)
         assert budgets.host_pool_bytes == everything * percent // 100
+
+
+def test_where_all_experts_have_slots_auto_keeps_no_copies_of_them(table: ExpertTable) -> None:
+    full = full_bytes(table.layer_demands())
+    assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=GIB) == Budgets(full, 0)
+    assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=full - 1).host_pool_bytes > 0
+    asked = TierConfig(host_pool_bytes=MIB)
+    assert resolve(asked, table, 64 * GIB, device_free_bytes=GIB) == Budgets(full, MIB)
 
 
 def test_the_pool_leaves_half_of_the_memory_to_the_file_cache(table: ExpertTable) -> None:
     available = all_copies_bytes(table) // 4
-    budgets = resolve(TierConfig(host_pool_percent=100), table, available, device_free_bytes=GIB)
+    floor = floor_bytes(table.layer_demands())
+    budgets = resolve(TierConfig(host_pool_percent=100), table, available, device_free_bytes=floor)
     assert budgets.host_pool_bytes == available // 2
 
 

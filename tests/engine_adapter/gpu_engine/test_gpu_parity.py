@@ -10,7 +10,7 @@ from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from tiered_runs import prompt_tokens
 
 KINDS = ("qwen3moe", "gpt-oss", "deepseek2", "qwen3moe, mixed")
-PREFILL, DECODE = 100, 24
+PREFILL, DECODE = 80, 16
 POOLS = {"no pool": 0, "small pool": 3 << 20, "pool": 64 << 20}
 
 
@@ -44,7 +44,8 @@ def assert_parity(gpus: GpuSession, kind: str, slots: str, n_ubatch: int, pool: 
         gpu_model(gpus, tiers) as model,
     ):
         assert_same(logits_of(model, prompt, DECODE, n_ubatch=n_ubatch), expected)
-        assert_same(logits_of(model, prompt, DECODE, n_ubatch=n_ubatch), expected)  # warm
+        if pool != "no pool":  # again, with copies in the pool from the beginning
+            assert_same(logits_of(model, prompt, DECODE, n_ubatch=n_ubatch), expected)
         counters = model.binding.counters()
     assert (counters.staged_calls > 0) == staged or slots == "all"
 

@@ -50,6 +50,7 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
                                 &a.n_experts, &a.slots,        &a.door,      &a.ticket, &a.patience };
     const unsigned grid[]   = { 1, 1, 1 };
     const unsigned block[]  = { n_threads, 1, 1 };
+    stream.tell_host(); // that it has arrived
     expertier_fake_kernel_gate.run(expertier_fake_kernel_gate.pack(values), grid, block, 32);
     if (reinterpret_cast<const uint32_t *>(a.door)[MISSING]) {
         stream.acquire_host(); // has filled slots since this was queued

@@ -138,6 +138,7 @@ void Stream::serve() {
             lock.unlock();
             jitter(number_, work.ticket.number);
             const Doing doing(work.ticket);
+            current_ = *work.ticket.before;
             work.run();
         } // what it holds goes before anyone is told that it is done
         lock.lock();
@@ -161,6 +162,12 @@ void Stream::synchronize_all() {
         });
     });
     join(host_clock, clock);
+}
+
+void Stream::tell_host() {
+    std::lock_guard<std::mutex> lock(mutex);
+    join(host_clock, current_);
+    join(host_clock, acquired_);
 }
 
 void Stream::acquire_host() {

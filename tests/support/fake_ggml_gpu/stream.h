@@ -44,7 +44,9 @@ class Stream {
     // The same for all streams there are: as freeing device memory does.
     static void synchronize_all();
 
-    // For its own work: it has heard from the host just now, and so of all that the host has waited for.
+    // For its own work: the host hears from it now, and so that all is done which came before it.
+    void tell_host();
+    // The other way: it has heard from the host, and so of all that the host has waited for.
     void acquire_host();
 
     const int device;
@@ -62,6 +64,7 @@ class Stream {
     bool             quits_  = false;
     Clock            clock_;    // what is done once all that is queued is
     Clock            acquired_; // what its work has learnt, for its thread alone
+    Clock            current_;  // what was done before the work that it does now, as the calls say; the same
     const uint64_t   number_; // of all streams ever made, from 1 on
     std::thread      thread_;
 };
