@@ -102,7 +102,7 @@ def _pair_rows(width: int) -> int:
 
 
 def n_notes(n_experts: int) -> int:
-    """Return how many notes there are: for 128 experts 86,372, for 512 397,572 (1.5 MiB)."""
+    """Return how many notes there are: 83,660 for 128 experts, 398,604 (1.5 MiB) for 512."""
     width = _padded(n_experts)
     rows = 1 + LOOK_AHEAD + 2 * (LOOK_AHEAD // _LEARN_WEIGHTS_EVERY) + 2 * width + _pair_rows(width)
     return _HEAD + 3 * width + LOOK_AHEAD * (1 + MOST_ASKED) + rows * width // 2

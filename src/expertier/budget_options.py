@@ -16,7 +16,7 @@ HostPoolFrac = Annotated[
     str | None,
     typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
 ]
-Policy = Annotated[str | None, typer.Option(help="lfu-decay or lru (MOE_POLICY).")]
+Policy = Annotated[str | None, typer.Option(help="lfu-decay, lru or next-use (MOE_POLICY).")]
 FileMode = Annotated[str | None, typer.Option(help="auto, page-cache or direct (MOE_FILE_MODE).")]
 SlabVmm = Annotated[
     str | None, typer.Option(metavar="0|1", help="A slab on a GPU that can be resized (MOE_SLAB_VMM).")

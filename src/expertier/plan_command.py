@@ -13,6 +13,7 @@ from rich.console import Console
 
 from expertier import plan_report
 from expertier.errors import ConfigError
+from expertier.hip import open_device
 from expertier.plan_sizes import parse_size
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.hit_rates import FromExperience, FromProfile, FromTrace, HitRates
@@ -39,6 +40,9 @@ def plan(
     vram: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="All memory of a card, such as 16GiB; none: the host computes."),
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Or: what is free on this one: auto, hip:N or cuda:N.")
     ] = None,
     devices: Annotated[int, typer.Option(min=1, help="So many such cards share the layers.")] = 1,
     ram: Annotated[
@@ -101,16 +105,23 @@ def plan(
             "MOE_POOL_CAP_MIB": cap_mib,
         }
     )
+    if vram is not None and device is not None:
+        raise ConfigError("give either --vram, the memory of a card, or --device, a card of this machine")
     if vram is None and devices > 1:
         raise ConfigError(f"--devices {devices} needs --vram, the memory of each of them")
     table = ExpertTable.from_gguf(model)
     demands = table.layer_demands()
     hits, optimum, uses = _routing(table, trace, profile, str(config.policy))
-    machine = Machine(
-        parse_size("--ram", ram) if ram is not None else available_bytes(),
-        () if vram is None else (parse_size("--vram", vram),) * devices,
-    )
+    cards, kept = ((), None) if device is None else _card_here(device, threads)
+    if vram is not None:
+        cards = (parse_size("--vram", vram),) * devices
+    machine = Machine(parse_size("--ram", ram) if ram is not None else available_bytes(), cards)
     rates, source = _rates(machine, threads, vram_gbs, link_gbs, disk_gbs)
+    if kept is not None:
+        rates, source = (
+            kept,
+            f"measured on {device} by `expertier probe`; those of computing are a share of its copies'",
+        )
     inputs = Inputs(
         table, read_geometry(model), ContextShape(
             ctx, min(ubatch, ctx), parallel, _KV_TYPES[kv_type], full_windows=full_windows
@@ -128,6 +139,15 @@ def plan(
         print(json.dumps(document))
     else:
         plan_report.print_plan(document, Console())
+
+
+def _card_here(name: str, threads: int) -> tuple[tuple[int, ...], MachineRates | None]:
+    """Return the free bytes of a device of this machine, none for the host, and what a probe measured there."""
+    with open_device(name) as device:
+        found = kept_probe(machine_key(device.name, threads))
+        if not device.has_own_memory:
+            return (), None
+        return (device.free_bytes(),), None if found is None else found.rates
 
 
 def _routing(

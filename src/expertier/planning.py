@@ -127,7 +127,8 @@ def _finish(
     pool = ram.host_pool_bytes
     cached = _cached_share(inputs, ram, narrow.used_bytes)
     prediction = predict(_work(inputs, narrow.slots, pool, cached), inputs.hits, inputs.rates)
-    pool_note = too_small_to_help(Budgets(narrow.used_bytes, pool), inputs.table)
+    holds_all = narrow.used_bytes >= full_bytes(inputs.demands)
+    pool_note = None if holds_all else too_small_to_help(Budgets(narrow.used_bytes, pool), inputs.table)
     notes = (*inputs.geometry.notes, *([pool_note] if pool_note is not None else []))
     return Planned(ledgers, ram, narrow, wide, prediction, cached, _savings(inputs, narrow), notes)
 

@@ -18,6 +18,7 @@ from expertier.engine_adapter.synth import write_model
 from expertier.errors import ExpertierError
 from expertier.planner.trace_archive import write_trace
 from expertier.planner.trace_recorder import RoutingRecorder
+from expertier.testing.fake_device import FakeDevice
 from expertier.units import GIB, MIB
 
 QWEN = ModelShape(
@@ -95,6 +96,7 @@ CARD = ("--vram", "16GiB", "--ram", "32GiB", "--ctx", "32768")
 def test_a_card(ours, qwen):
     document = ours("plan", qwen, *CARD, "--json").document
     (ledger,) = document["devices"]
+    assert "host pool" in document["notes"][0], "it is smaller than the arena"
     assert sum(ledger["entries"].values()) + ledger["unused_bytes"] == ledger["total_bytes"] == 16 * GIB
     assert ledger["entries"]["kv"] == 3 * GIB
     assert document["limited_by"] == ["rail"]
@@ -116,6 +118,23 @@ def test_a_card(ours, qwen):
     assert text.status == 0, text.err
     for words in ("arena", "limited by rail", "kv", "tokens/s", "assumed for the card", "one more GiB"):
         assert words in text.out
+
+
+def test_a_card_of_this_machine(ours, tiny, monkeypatch):
+    opened = []
+
+    def open_fake(name):
+        opened.append(name)
+        return FakeDevice()
+
+    monkeypatch.setattr("expertier.plan_command.open_device", open_fake)
+    document = ours("plan", tiny, "--device", "auto", "--ram", "2GiB", "--json").document
+    assert opened == ["auto"]
+    assert document["devices"][0]["total_bytes"] == FakeDevice().free_bytes()
+    assert "assumed" in document["rates_source"]
+    monkeypatch.undo()
+    assert ours("plan", tiny, "--device", "host", "--ram", "2GiB", "--json").document["devices"] == []
+    ours("plan", tiny, "--device", "hip:9", "--vram", "1GiB").must_refuse("either --vram")
 
 
 def test_a_pair_shares_the_layers(ours, qwen):
@@ -206,17 +225,7 @@ def test_plots(ours, qwen, recorded, tmp_path, suffix, package):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed")
     path = tmp_path / f"plan.{suffix}"
-    ended = ours(
-        "plan",
-        qwen,
-        *CARD,
-        "--trace",
-        recorded,
-        "--plot",
-        path,
-        "--json",
-        env={"MPLCONFIGDIR": str(tmp_path)},
-    )
+    ended = ours("plan", qwen, *CARD, "--trace", recorded, "--plot", path, "--json")
     assert ended.status == 0, ended.err
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG" if suffix == "png" else b"<html>")

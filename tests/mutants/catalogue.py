@@ -208,6 +208,7 @@ FENCES = (
         "tiers/manager.py",
         "        if self._usage.bound:\n            self._fences.before_read(layer, slots.tolist(), None)\n",
         "",
+        ("tests/tiers/test_prefetch.py",),
     ),
 )
 
@@ -281,6 +282,7 @@ HOST = (
         "tiers/chunk_store.py",
         "                self._end_move(n_bytes)\n                self._budget.release(self.account, n_bytes)\n",
         "                self._end_move(n_bytes)\n",
+        ("tests/tiers/test_host_pool_allocator.py",),
     ),
     Mutant(
         "the bounce minimum is counted wrong",

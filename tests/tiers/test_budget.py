@@ -79,7 +79,7 @@ def test_the_pool_gets_what_was_asked(table: ExpertTable) -> None:
 def test_auto_takes_the_device_s_free_memory_and_a_share_of_the_experts_for_the_pool(
     table: ExpertTable,
 ) -> None:
-    floor, full = floor_bytes(table.layer_demands()), full_bytes(table.layer_demands())
+    floor = floor_bytes(table.layer_demands())
     everything = all_copies_bytes(table)
     assert sorted(experts_by_size(table).values()) == [16, 16]
     assert everything == sum(16 * block_size(layout.block_bytes) for layout in table.slot_layouts)

@@ -11,7 +11,14 @@ import pytest
 import expertier as et
 from expertier.errors import SourceError
 from expertier.hip.host import HostDevice
-from expertier.testing import FaultPlan, FaultySource, LayerShape, PatternSource, synthetic_table
+from expertier.testing import (
+    FakeDevice,
+    FaultPlan,
+    FaultySource,
+    LayerShape,
+    PatternSource,
+    synthetic_table,
+)
 from expertier.tiers.prefetcher import MAX_WAITING
 from expertier.tiers.span import Span
 
@@ -272,3 +279,28 @@ def test_an_engine_is_not_unbound_while_a_prefetch_runs() -> None:
         assert not tiers._usage.bound
         tiers.drain()
         assert residents(tiers) == {1}
+
+
+def test_what_is_ready_while_an_engine_is_bound_is_not_a_copy_that_is_queued() -> None:
+    """The engine reads it at once, on whatever stream; a lease alone would have its stream wait (I8)."""
+    budget = sum(demand.bytes_for(SLOTS) for demand in TABLE.layer_demands())
+    config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=1 << 20, fill_threads=0)
+    device = FakeDevice()
+    tiers = et.TierManager(TABLE, device=device, config=config, source=PatternSource())
+
+    def something_is_queued() -> bool:
+        return any(device.queued(stream) for stream in device.streams)
+
+    with tiers.acquire(0, [0], stream=0):
+        assert something_is_queued(), "without an engine nobody waits"
+    tiers.bind_engine()
+    assert not something_is_queued()
+    with tiers.acquire(0, [1], stream=0):
+        assert not something_is_queued()
+    tiers.prefetch(0, [2])
+    tiers.drain()
+    assert residents(tiers) == {0, 1, 2}
+    assert not something_is_queued()
+    tiers.unbind_engine()
+    tiers.close()
+    device.close()

@@ -75,7 +75,8 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
     with tiered_model(gpus, kind, n_slots, pool_bytes) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
-        assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # what the first one misses is on disk
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
     if n_slots == SMALL.experts:
         assert counters.whole_calls > 0
