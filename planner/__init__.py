@@ -6,7 +6,8 @@
     ledger.py, ledger_ram.py    who takes a device's memory, and the RAM; limited_by.py says what binds
     ledger_claim.py             a ledger carried out: what was really taken, undone as a whole
     geometry.py, context_memory.py   what a model takes beside its experts: cache and compute buffer
-    hit_rates.py, rates.py, predict.py   hits from recordings, profiles or experience; a machine's rates; tokens a second
+    hit_rates.py, rates.py      hits from recordings, profiles or experience; how fast a machine is
+    predict.py                  tokens a second, from these
     quotas.py                   new quotas from observed demand, where they pay
     profile.py                  heat and a loading order from a profile
     policy.py, policies/        look-up, admission and eviction; who leaves first, a file a policy
