@@ -10,8 +10,6 @@ Two forms, both NumPy's own:
 from __future__ import annotations
 
 import os
-import zipfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import ConfigError
+from expertier.planner.trace import MOST_EXPERTS
+from expertier.planner.trace_archive import checked_ids, load_arrays
 
 I32 = npt.NDArray[np.int32]
-
-_MOST_EXPERTS = 1 << 20  # ids above it are a broken file, not a model
 
 
 def read_trace_ids(
@@ -36,22 +34,24 @@ def read_trace_ids(
     expert twice in one layer is wrong too.
     """
     file = Path(path)
-    ids, offsets = _arrays(file)
-    if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
-        raise ConfigError(
-            f"{file}: `ids` is {ids.dtype} of shape {list(ids.shape)}; recorded routing is integers of shape "
-            "[steps, layers, top-k], none of them 0"
-        )
+    try:
+        with file.open("rb") as opened:
+            arrays = load_arrays(file, opened)
+    except OSError as error:
+        raise ConfigError(f"{file}: {error.strerror or error}; give a file of recorded routing") from error
+    if "ids" not in arrays:
+        raise ConfigError(f"{file}: it holds {', '.join(arrays) or 'nothing'}, but no `ids`")
+    ids, offsets = checked_ids(file, arrays)
     begin, end = _bounds(file, offsets, len(ids), sequence)
     if steps is not None:
         if steps < 1:
             raise ConfigError(f"{steps} steps of {file} were asked for; ask for 1 or more")
         end = min(end, begin + steps)
     chosen = ids[begin:end]
-    if int(chosen.min()) < 0 or int(chosen.max()) >= _MOST_EXPERTS:
+    if int(chosen.min()) < 0 or int(chosen.max()) >= MOST_EXPERTS:
         raise ConfigError(
             f"{file}: experts {int(chosen.min())} to {int(chosen.max())} are named; ids count from 0 and stay "
-            f"below {_MOST_EXPERTS}"
+            f"below {MOST_EXPERTS}"
         )
     experts = np.ascontiguousarray(chosen, np.int32)
     ordered = np.sort(experts, axis=2)
@@ -65,40 +65,11 @@ def read_trace_ids(
     return experts
 
 
-def _arrays(file: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-    """Load `ids` and, where there are some, `offsets`."""
-    try:
-        with file.open("rb") as opened:
-            loaded = np.load(opened, allow_pickle=False)
-            return (loaded, None) if isinstance(loaded, np.ndarray) else _members(file, loaded)
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise ConfigError(
-            f"{file}: not recorded routing in NumPy's form; give a .npz with `ids` [steps, layers, "
-            "top-k] or a .npy of them"
-        ) from error
-    except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror or error}; give a file of recorded routing") from error
-
-
-def _members(file: Path, archive: Mapping[str, Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
-    if "ids" not in archive:
-        raise ConfigError(f"{file}: it holds {', '.join(archive) or 'nothing'}, but no `ids`")
-    return archive["ids"], archive.get("offsets")
-
-
 def _bounds(
     file: Path, offsets: npt.NDArray[Any] | None, n_steps: int, sequence: int | None
 ) -> tuple[int, int]:
     """Return the first step and the one after the last: of a sequence, or of all."""
-    if offsets is None:
-        offsets = np.array([0, n_steps])
-    if offsets.ndim != 1 or len(offsets) < 2 or offsets.dtype.kind not in "iu":
-        raise ConfigError(f"{file}: `offsets` is {offsets.dtype} of shape {list(offsets.shape)}")
-    bounds = offsets.astype(np.int64)
-    if bounds[0] != 0 or bounds[-1] != n_steps or (np.diff(bounds) < 0).any():
-        raise ConfigError(
-            f"{file}: `offsets` must rise from 0 to its {n_steps} steps; they go from {bounds[0]} to {bounds[-1]}"
-        )
+    bounds = np.array([0, n_steps]) if offsets is None else offsets.astype(np.int64)
     if sequence is None:
         return 0, n_steps
     if not 0 <= sequence < len(bounds) - 1:

@@ -18,6 +18,8 @@
     trace.py, trace_rows.py     recorded routing in memory; its rows joined as an engine runs them
     trace_file.py, ...          its forms as files: trace_archive.py, trace_csv.py; trace_recorder.py makes one
     profile_of_trace.py, profile_text.py   profiles from recorded routing, and from text
+    routing_profile.py, profile_file.py, profile_summary.py   a profile of a model, its file, what it says
+    whole_file.py               archives written whole or not at all
     replay.py                   steps through a residency, by the same functions
     replay_run.py, belady.py    whole traces with L2 under L1, policies side by side; the offline optimum
 

@@ -30,17 +30,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 def read_archive(file: Path, opened: IO[bytes]) -> Trace:
     """Return the trace of a .npz or .npy; `file` names it in errors. Raises ConfigError."""
-    try:
-        loaded = np.load(opened, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return _from_ids(file, {"ids": loaded})
-        with loaded:
-            arrays = {name: loaded[name] for name in loaded.files}
-    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise ConfigError(
-            f"{file}: not recorded routing in NumPy's form ({error}); give a .npz with `ids` [steps, layers, "
-            "top-k], a .npy of them, or what --record-routing wrote"
-        ) from error
+    arrays = load_arrays(file, opened)
     if "format" in arrays:
         return _from_compact(file, arrays)
     if "ids" in arrays:
@@ -48,6 +38,40 @@ def read_archive(file: Path, opened: IO[bytes]) -> Trace:
     raise ConfigError(
         f"{file}: it holds {', '.join(arrays) or 'nothing'}; recorded routing has `ids` or `format`"
     )
+
+
+def load_arrays(file: Path, opened: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a .npz by name, or that of a .npy as `ids`. Raises ConfigError where it is neither."""
+    try:
+        loaded = np.load(opened, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return {"ids": loaded}
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise ConfigError(
+            f"{file}: not recorded routing in NumPy's form ({error}); give a .npz with `ids` [steps, layers, "
+            "top-k], a .npy of them, or what --record-routing wrote"
+        ) from error
+
+
+def checked_ids(
+    file: Path, arrays: Arrays
+) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]] | None]:
+    """Return `ids` [steps, layers, top-k] and, where there are some, `offsets`; the ids themselves are not looked at.
+
+    Raises ConfigError where they have not that form.
+    """
+    ids = arrays["ids"]
+    if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
+        raise ConfigError(
+            f"{file}: `ids` is {ids.dtype} of shape {list(ids.shape)}; recorded routing is integers of shape "
+            "[steps, layers, top-k], none of them 0"
+        )
+    offsets = arrays.get("offsets")
+    if offsets is not None:
+        _check_bounds(file, "offsets", offsets, len(ids), "steps")
+    return ids, offsets
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
@@ -73,16 +97,8 @@ def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
 
 
 def _from_ids(file: Path, arrays: Arrays) -> Trace:
-    ids = arrays["ids"]
-    if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
-        raise ConfigError(
-            f"{file}: `ids` is {ids.dtype} of shape {list(ids.shape)}; recorded routing is integers of shape "
-            "[steps, layers, top-k], none of them 0"
-        )
+    ids, offsets = checked_ids(file, arrays)
     _check_range(file, ids, MOST_EXPERTS)
-    offsets = arrays.get("offsets")
-    if offsets is not None:
-        _check_bounds(file, "offsets", offsets, len(ids), "steps")
     trace = trace_from_ids(ids, offsets)
     twice = first_repeated(trace.bounds, trace.experts)
     if twice is not None:

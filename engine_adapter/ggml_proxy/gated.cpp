@@ -68,7 +68,7 @@ class GatedRun {
             return {}; // where the engine's backend failed, it will say so again
         }
         if (!held_.empty()) {
-            backend_.deferred.emplace_back(tiers_, held_layer_, std::move(held_), false);
+            backend_.deferred.emplace_back(tiers_, held_layer_, std::move(held_), PinnedSlots::Bytes::there);
         }
         return GGML_STATUS_SUCCESS;
     }

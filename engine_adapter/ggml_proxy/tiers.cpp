@@ -194,9 +194,12 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
         targets.resize(n_misses);
         const Filled filled = fill(stream, layer, missing, targets, reads);
         if (filled == Filled::blank) {
-            return PinnedSlots(*this, layer, std::move(slots), true);
+            return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::blank);
         }
-        if (!reads.empty() && (filled == Filled::no || device_.n_backends > 1)) {
+        if (!reads.empty() && filled == Filled::yes && device_.n_backends == 1) { // nobody waits for the slots now
+            return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::queued, std::move(reads));
+        }
+        if (!reads.empty()) {
             ggml_backend_synchronize(stream); // another stream may read the slots, or overwrite them, right away
         }
         LayerLock  lock(locks_, layer);
@@ -210,7 +213,7 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
             return {};
         }
     }
-    return PinnedSlots(*this, layer, std::move(slots), false, std::move(reads));
+    return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::there, std::move(reads));
 }
 
 Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
@@ -306,7 +309,7 @@ void Tiers::release_held(int layer, const std::vector<int32_t> & slots) {
             held.push_back(slot);
         }
     }
-    release(layer, held, false);
+    release(layer, held, PinnedSlots::Bytes::there);
 }
 
 expertier_fills Tiers::wait_while_blank() const {
@@ -363,10 +366,14 @@ int32_t Tiers::begin(int layer, const std::vector<int32_t> & experts, std::vecto
     }
 }
 
-void Tiers::release(int layer, const std::vector<int32_t> & slots, bool blank) {
-    LayerLock  lock(locks_, layer);
-    const auto end = blank ? policy_.abort : policy_.release;
-    if (end(directory_, layer, slots.data(), (int32_t) slots.size()) < 0) {
+void Tiers::release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes) {
+    LayerLock     lock(locks_, layer);
+    const int32_t n = (int32_t) slots.size();
+    if (bytes == PinnedSlots::Bytes::queued && policy_.complete(directory_, layer, slots.data(), n) < 0) {
+        fail("layer " + std::to_string(layer) + ": the residency tables refused the end of a fill");
+    }
+    const auto end = bytes == PinnedSlots::Bytes::blank ? policy_.abort : policy_.release;
+    if (end(directory_, layer, slots.data(), n) < 0) {
         fail("layer " + std::to_string(layer) + ": the residency tables refused the release of slots");
     }
     lock.notify_all();
@@ -374,7 +381,7 @@ void Tiers::release(int layer, const std::vector<int32_t> & slots, bool blank) {
 
 void PinnedSlots::release() {
     if (tiers_) {
-        tiers_->release(layer_, slots_, blank_);
+        tiers_->release(layer_, slots_, bytes_);
         tiers_ = nullptr;
     }
     reads_.release();

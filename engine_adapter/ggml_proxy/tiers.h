@@ -30,16 +30,22 @@ class Tiers;
 // Slots of one layer that are pinned while this lives, and the host copies that queued fills of them read.
 class PinnedSlots {
   public:
+    enum class Bytes {
+        there,
+        queued, // behind what else is queued on one stream: no other stream may find them before that is done
+        blank,  // some hold zeros: they are not to be found by anyone else at all
+    };
+
     PinnedSlots() = default;
-    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots, bool blank, HostReads && reads = {})
-        : tiers_(&tiers), layer_(layer), blank_(blank), slots_(std::move(slots)), reads_(std::move(reads)) {}
+    PinnedSlots(Tiers & tiers, int layer, std::vector<int32_t> && slots, Bytes bytes, HostReads && reads = {})
+        : tiers_(&tiers), layer_(layer), bytes_(bytes), slots_(std::move(slots)), reads_(std::move(reads)) {}
     ~PinnedSlots() { release(); }
     PinnedSlots(PinnedSlots && other) noexcept { *this = std::move(other); }
     PinnedSlots & operator=(PinnedSlots && other) noexcept {
         release();
         tiers_       = other.tiers_;
         layer_       = other.layer_;
-        blank_       = other.blank_;
+        bytes_       = other.bytes_;
         slots_       = std::move(other.slots_);
         reads_       = std::move(other.reads_);
         other.tiers_ = nullptr;
@@ -55,7 +61,7 @@ class PinnedSlots {
   private:
     Tiers *              tiers_ = nullptr;
     int                  layer_ = -1;
-    bool                 blank_ = false; // some hold zeros: they are not to be found by anyone else
+    Bytes                bytes_ = Bytes::there;
     std::vector<int32_t> slots_;
     HostReads            reads_;
 };
@@ -131,7 +137,7 @@ class Tiers {
     friend class PinnedSlots;
     int32_t begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
                   std::vector<int32_t> & miss_index);
-    void    release(int layer, const std::vector<int32_t> & slots, bool blank);
+    void    release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes);
 
     enum class Filled { no, yes, blank };
     Filled          fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,

@@ -1,4 +1,4 @@
-"""The command line: inspect, run, serve, demo, exec, synth, plan, probe, replay, engine build, engine info.
+"""The command line: inspect, run, serve, demo, exec, synth, plan, probe, replay, profile, engine build, engine info.
 
 Text and tables go to the terminal, `--json` prints one JSON object on one line, last, on standard output. Errors
 of ours end with exit code 2 and a message that says what to do; `demo` ends with 1 when a check failed.

@@ -51,7 +51,7 @@ def test_a_sequence_and_its_first_steps(tmp_path: Path) -> None:
         ({"ids": IDS.astype(np.int8) - 1}, "experts -1 to 6 are named"),
         ({"ids": IDS.astype(np.int64) << 30}, "stay below"),
         ({"ids": np.zeros((4, 3, 2), int)}, "step 0 names expert 0 twice in layer 0"),
-        ({"ids": IDS, "offsets": np.array([0, 9])}, "must rise from 0 to its 10 steps; they go from 0 to 9"),
+        ({"ids": IDS, "offsets": np.array([0, 9])}, "must rise from 0 to its 10 steps; it goes from 0 to 9"),
         ({"ids": IDS, "offsets": np.array([0, 8, 4, 10])}, "must rise"),
         ({"ids": IDS, "offsets": np.array([[0, 10]])}, r"`offsets` is int64 of shape \[1, 2\]"),
     ],
