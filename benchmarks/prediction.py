@@ -72,7 +72,7 @@ def main() -> None:
         for number in range(arguments.rounds):
             found = measure_engine(engine, lambda _: None, n_threads=arguments.threads, rounds=1, clock=clock)
             rates = MachineRates(found.decode, found.prefill, found.pool, found.page_cache, found.page_cache)
-            for share in SHARES:
+            for share in SHARES[number % 3 :] + SHARES[: number % 3]:
                 slots = [round(share * n_experts)] * n_layers
                 work = Workload(
                     geometry,

@@ -32,6 +32,7 @@ POLICY_FUNCTIONS = (
     "hold_ready",
     "is_whole",
     "version",
+    "replaced",
 )
 
 

@@ -21,4 +21,5 @@ class EntryPoints:
     hold_ready: int
     is_whole: int
     version: int
+    replaced: int
     _owners: tuple[object, ...] = field(repr=False, compare=False)

@@ -12,6 +12,7 @@ Every function takes a directory (`Residency.directory_address`) first; the call
     int32 hold_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
     int32 is_whole      (const int64 *directory, int32 layer)
     int32 version       (const int64 *directory, int32 layer)
+    int32 replaced      (const int64 *directory, int32 layer, const int32 *slots, int32 n, int32 *experts)
 
 They return what the functions of `policy.py` return, and BAD_CALL for a layer that is not there or a directory
 that another version of the policy made. `begin` serves every policy: it goes on to that of the directory.
@@ -158,6 +159,14 @@ def _build(stamp: int) -> EntryPoints:
             return _BAD_CALL
         return policy.version(layer_view(directory, layer))
 
+    @cfunc(HOLD_SIGNATURE, cache=True)
+    def replaced(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.replaced(
+            layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
+        )
+
     functions: dict[str, Any] = {
         "begin": begin,
         "complete": complete,
@@ -168,6 +177,7 @@ def _build(stamp: int) -> EntryPoints:
         "hold_ready": hold_ready,
         "is_whole": is_whole,
         "version": version,
+        "replaced": replaced,
     }
     addresses: dict[str, int] = {name: function.address for name, function in functions.items()}
     return EntryPoints(**addresses, _owners=tuple(functions.values()))

@@ -346,3 +346,13 @@ def version(view: LayerView) -> int:
     """Return a number that changes whenever an expert comes into a slot or leaves one."""
     changes = view.counters[EVICTIONS] + view.counters[FILLS] + view.counters[ABORTS]
     return int(changes & _EXPERT_MASK)
+
+
+@compiled
+def replaced(view: LayerView, slots: I32, n: int, experts: I32) -> int:
+    """Tell who was evicted for the owners of `slots`: `experts[i]`, -1 for nobody. Returns 0 or BAD_CALL."""
+    if not _in_range(slots, n, len(view.owner)):
+        return _BAD_CALL
+    for i in range(n):
+        experts[i] = view.evicted[slots[i] & _SLOT_MASK]
+    return 0

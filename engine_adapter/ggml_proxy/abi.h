@@ -29,6 +29,7 @@ struct expertier_policy {
                           int32_t * slots);
     int32_t (*is_whole)(const int64_t * directory, int32_t layer);
     int32_t (*version)(const int64_t * directory, int32_t layer);
+    int32_t (*replaced)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n, int32_t * experts);
 };
 
 // Driver calls and a kernel for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent and cuEventRecord are, and HIP's.

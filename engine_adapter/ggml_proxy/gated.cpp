@@ -211,9 +211,20 @@ class GatedRun {
             reads_.release();
             tiers_.policy().complete(tiers_.directory(), layer, slots.data(), (int32_t) slots.size());
             tiers_.counters.host_fills += n_misses;
+            refresh_evicted(layer, slots, miss_index, n_misses);
             note_version(layer);
         }
         return true;
+    }
+
+    void refresh_evicted(int layer, const std::vector<int32_t> & slots, const std::vector<int32_t> & miss_index,
+                         int32_t n_misses) {
+        std::vector<int32_t> filled(n_misses), evicted(n_misses);
+        for (int32_t i = 0; i < n_misses; i++) {
+            filled[i] = slots[miss_index[i]];
+        }
+        tiers_.policy().replaced(tiers_.directory(), layer, filled.data(), n_misses, evicted.data());
+        tiers_.host_copies().refresh(layer, evicted);
     }
 
     void release_previous() {

@@ -17,6 +17,8 @@ class HostCopies {
     // Begins a read of a copy, which must be ended; null when there is none.
     const char * begin_read(int64_t index);
     void         end_reads(const std::vector<int64_t> & indices);
+    // Marks the copies of `experts` (-1: of nobody) as used, where there are some: L1 has just evicted them.
+    void         refresh(int layer, const std::vector<int32_t> & experts);
 
   private:
     expertier_host_copies copies_;

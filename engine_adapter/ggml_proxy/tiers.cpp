@@ -250,6 +250,11 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
         }
         counters.host_fills += 1;
     }
+    if (!reads.empty()) {
+        std::vector<int32_t> evicted(slots.size());
+        policy_.replaced(directory_, layer, slots.data(), (int32_t) slots.size(), evicted.data());
+        host_copies_.refresh(layer, evicted);
+    }
     return others.empty() || fill_from_python(layer, others, their_slots) ? Filled::yes : Filled::no;
 }
 

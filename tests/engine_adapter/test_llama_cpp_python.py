@@ -375,7 +375,12 @@ def test_a_sequence_that_was_lost_begins_at_0():
 
 
 class ToyEngine:
-    """Stands in for the loaded engine."""
+    """Stands in for the loaded engine, which has the CPU only."""
+
+    proxy = SimpleNamespace(
+        expertier_proxy_device_name=lambda index: b"CPU" if index == 0 else None,
+        expertier_device_is_host=lambda _: 1,
+    )
 
     def stock_devices(self) -> None:
         return None
@@ -582,7 +587,7 @@ def test_the_output_is_that_of_stock(site: Path, tmp_path: Path, kind: str) -> N
         assert found["stock_after"], "another stock model once the proxy is there"
         assert found["expert_bytes_read"] == 0
         assert found["expert_bytes_skipped"] > 0
-        assert found["hits"] > 0 or slots == "one"
+        assert found["hits"] > 0 or slots in ("one", "all"), "with a slot for each, nobody asks any more"
         assert found["pass_calls"] > 0 or slots == "all"
 
 

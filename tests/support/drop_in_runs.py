@@ -24,6 +24,8 @@ import numpy as np
 import pytest
 
 from architecture_models import MODELS, slot_counts
+from expertier.engine_adapter import engine_tiers
+from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp_python import Llama
 from expertier.engine_adapter.llama_cpp_python import llama as drop_in
@@ -37,7 +39,6 @@ from expertier.errors import (
     NotMoeError,
     SourceError,
 )
-from expertier.hip import open_device
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
 from failing_reads import FailingReads
@@ -363,11 +364,11 @@ def freed(folder: Path) -> dict[str, bool]:
     path = write_small_model(folder, "Q4_K+Q6_K")
     devices: list[Any] = []
 
-    def keep_device(kind: str) -> Any:
-        devices.append(open_device(kind))
+    def keep_device(proxy: Any, name: str) -> Any:
+        devices.append(device_of(proxy, name))
         return devices[-1]
 
-    drop_in.open_device = keep_device
+    engine_tiers.device_of = keep_device
     found = {}
     llama = ours(path, 4, host_pool_mib=1)
     llama.create_completion(TEXT, max_tokens=4)

@@ -79,6 +79,34 @@ def test_contexts_on_threads(gpus: GpuSession, n_slots, stream_tokens):
         run_at_once([lambda i=i: job(i) for i in range(2)])
 
 
+@pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
+@on_fake_gpus
+def test_contexts_that_come_and_go(gpus: GpuSession, n_slots):
+    """What one has queued while it was alone is not done when another one begins."""
+    path = model_path(gpus, "qwen3moe", MODELS["qwen3moe"])
+    short = PROMPTS[1][:8]
+    expected = stock_logits(gpus, path, PROMPTS[0], 12)
+    expected_short = stock_logits(gpus, path, short, 1)
+    gpus.fakes.switch(jitter_us=1000, seed=n_slots)
+    with (
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=POOL_BYTES, stream_tokens=8) as tiers,
+        gpu_model(gpus, tiers) as model,
+    ):
+        ended = threading.Event()
+
+        def stay() -> None:
+            try:
+                assert_same(logits_of(model, PROMPTS[0], 12), expected)
+            finally:
+                ended.set()
+
+        def come_and_go() -> None:
+            while not ended.is_set():
+                assert_same(logits_of(model, short, 1), expected_short)
+
+        run_at_once([stay, come_and_go])
+
+
 @pytest.mark.parametrize("n_slots", [3, SMALL.experts // 2, SMALL.experts])
 @on_fake_gpus
 def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
