@@ -86,12 +86,13 @@ def prepare_tool(
     table = ExpertTable.from_gguf(model)
     check_options(program.name, arguments, environ, table)
     config = TierConfig.from_env(environ=environ)
+    if config.expert_cache_bytes != "auto":
+        _check_budgets(config, table)
     library = _shared_python()
     engine, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
     device = _device(config, engine, plugin)
     if device == "CPU":  # elsewhere the budget depends on what the device has free when the tool starts
-        budgets = resolve(config, table, available_bytes())
-        plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
+        _check_budgets(config, table)
     progress("making the model's skeleton")
     skeleton = ensure_skeleton(table)
     override = f"{experts_regex(table)}={BUFFER_TYPE}{device}"
@@ -130,6 +131,12 @@ def model_name(command: Sequence[str], environ: Mapping[str, str] = os.environ) 
         return _take_model(list(command[1:]), environ)[1].name
     except ConfigError:
         return ""
+
+
+def _check_budgets(config: TierConfig, table: ExpertTable) -> None:
+    """Raise BudgetError where the tool would, after it has loaded half of what it needs."""
+    budgets = resolve(config, table, available_bytes())
+    plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
 
 
 def _device(config: TierConfig, engine: Engine, plugin: Plugin) -> str:

@@ -21,8 +21,9 @@ Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_
     for (Place & place : places_) {
         place.buffer = new_device_buffer(device, largest);
         if (!place.buffer || !uploader_ || !copier_) {
-            throw std::runtime_error("it has no room for two layers of " + std::to_string(largest) +
-                                     " bytes that large batches pass through");
+            throw std::runtime_error("it has no room for the two layers of " + std::to_string((largest >> 20) + 1) +
+                                     " MiB that large batches pass through, or no stream for them; lower "
+                                     "MOE_EXPERT_CACHE_MIB, or set MOE_PREFILL_STREAM_TOKENS=0");
         }
         share_buffer(place.buffer.get());
         place.uploaded.reset(ggml_backend_event_new(device));

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,7 @@ def asked(monkeypatch):
 
     def prepare(folder, _progress):
         folders.append(Path(folder))
-        return None, ToyPlugin()
+        return SimpleNamespace(has_gpu_backends=False), ToyPlugin()
 
     monkeypatch.setattr(exec_tool, "prepare_engine", prepare)
     return folders

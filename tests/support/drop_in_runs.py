@@ -28,7 +28,6 @@ from expertier.engine_adapter import engine_tiers
 from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp_python import Llama
-from expertier.engine_adapter.llama_cpp_python import llama as drop_in
 from expertier.engine_adapter.synth import write_model
 from expertier.errors import (
     BudgetError,
