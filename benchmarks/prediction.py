@@ -1,6 +1,6 @@
 """Predicted against measured decode speed: a model that replays recorded routing, at three budgets.
 
-    python benchmarks/prediction.py --trace FILE [--steps 200] [--threads 1] [--rounds 3] [--json]
+    python benchmarks/prediction.py --trace FILE [--steps 200] [--threads 1] [--rounds 3] [--cpu-time] [--json]
 
 In each round the probe's models run, and then the model itself with a quarter, half and three quarters of the
 experts in slots, so that other work on the machine slows both. The prediction knows the recording, and of the

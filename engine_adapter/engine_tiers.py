@@ -43,7 +43,7 @@ def open_engine_tiers(
         largest = max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
         needs = device_needs(
             read_geometry(table.path),
-            shape if shape is not None else ContextShape(),
+            shape if shape is not None else ContextShape(full_windows=True),  # as llama.cpp by default
             free_bytes=device.free_bytes(),
             staging_bytes=N_STAGED_LAYERS * largest if resolve_stream_tokens(config, device) else 0,
         )

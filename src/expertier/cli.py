@@ -158,7 +158,7 @@ def run(
             say(f"loading {model.name}")
             lookups = recording.log if recording is not None else None
             try:
-                shape = ContextShape(n_ctx=ctx or 4096, n_ubatch=ubatch)
+                shape = ContextShape(n_ctx=ctx or 4096, n_ubatch=ubatch, full_windows=True)
                 tiered = stack.enter_context(
                     TieredModel.open(engine, table, config, lookups=lookups, shape=shape)
                 )

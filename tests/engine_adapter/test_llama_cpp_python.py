@@ -488,8 +488,14 @@ def test_a_failure_after_the_load_frees_everything(drop_in, model, monkeypatch):
 
     monkeypatch.setattr(drop_in, "WatchedBatches", fail)
     managers = []
-    real = drop_in.TierManager
-    monkeypatch.setattr(drop_in, "TierManager", lambda *a, **k: managers.append(real(*a, **k)) or managers[0])
+    real = drop_in.open_engine_tiers
+
+    def open_tiers(*arguments: Any) -> Any:
+        opened = real(*arguments)
+        managers.append(opened.manager)
+        return opened
+
+    monkeypatch.setattr(drop_in, "open_engine_tiers", open_tiers)
     with pytest.raises(ValueError, match="llama_context"):
         drop_in.Llama(model, verbose=False)
     with pytest.raises(LeaseError, match="closed"):

@@ -115,7 +115,9 @@ def test_row_22_a_draft_model_does_not_get_the_main_models_tiers(engine, path, o
 def test_row_26_the_engine_does_not_fit_what_we_have_placed(path, monkeypatch):
     """A tool is started with its own fitting off, after our budget was found good, and is not with it on."""
     plugin = SimpleNamespace(proxy_path=Path("/nowhere/proxy.so"))
-    monkeypatch.setattr(exec_tool, "prepare_engine", lambda *_: (SimpleNamespace(has_gpu_backends=False), plugin))
+    monkeypatch.setattr(
+        exec_tool, "prepare_engine", lambda *_: (SimpleNamespace(has_gpu_backends=False), plugin)
+    )
     monkeypatch.setattr(exec_tool, "_shared_python", lambda: Path("/nowhere/libpython.so"))
     command = ["true", "-m", str(path)]
     prepared = exec_tool.prepare_tool(command, environ={**os.environ, "LLAMA_ARG_FIT": "on"})
