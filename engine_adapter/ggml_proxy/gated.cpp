@@ -38,6 +38,12 @@ class GatedRun {
 
     // Nothing when it retreated; then it is as if nothing had been queued.
     std::optional<ggml_status> run() {
+        for (std::vector<int32_t> * room : { &experts_, &slots_, &miss_index_, &filled_, &evicted_, &held_ }) {
+            room->reserve(Gate::max_rows); // with gates queued, nothing may fail for want of memory
+        }
+        copies_.reserve(Gate::max_rows);
+        queued_.reserve(plan_.calls.size());
+        backend_.deferred.reserve(1);
         for (const GatePlan::Call & call : plan_.calls) {
             is_whole_.push_back(tiers_.is_whole(call.layer)); // takes the layer's lock
         }
@@ -152,16 +158,19 @@ class GatedRun {
     }
 
     bool serve(int layer, int n_rows, bool waits) {
-        std::vector<int32_t> experts(gate_.experts(layer), gate_.experts(layer) + n_rows);
+        std::vector<int32_t> & experts = experts_;
+        experts.assign(gate_.experts(layer), gate_.experts(layer) + n_rows);
         std::sort(experts.begin(), experts.end());
         experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
-        const int32_t        n = (int32_t) experts.size();
-        std::vector<int32_t> slots(n), miss_index(n);
+        const int32_t          n     = (int32_t) experts.size();
+        std::vector<int32_t> & slots = slots_;
+        slots.resize(n);
+        miss_index_.resize(n);
         tiers_.counters.gated_calls += 1;
         tiers_.counters.gate_waits += waits;
         tiers_.counters.lookups += 1;
         const int32_t n_misses =
-            tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index.data());
+            tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index_.data());
         if (n_misses < 0) { // an id out of range, or slots that a lease holds: the other way tells
             retreats_ = true;
             return false;
@@ -173,12 +182,12 @@ class GatedRun {
             fails_ = true;
             return false;
         }
-        if (!fill(layer, experts, slots, miss_index, n_misses)) {
+        if (!fill(layer, experts, slots, miss_index_, n_misses)) {
             tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n); // its victims are gone: the version tells
             retreats_ = true;
             return false;
         }
-        held_       = std::move(slots);
+        held_.swap(slots); // which is empty: the one before has been released
         held_layer_ = layer;
         return true;
     }
@@ -186,21 +195,21 @@ class GatedRun {
     // Has missing experts and the new table on the device; false when the host pool lacks one.
     bool fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots,
               const std::vector<int32_t> & miss_index, int32_t n_misses) {
-        std::vector<const char *> copies;
+        copies_.clear();
         for (int32_t i = 0; i < n_misses; i++) {
             const char * copy = reads_.take(layer, experts[miss_index[i]]);
             if (copy == nullptr) {
                 reads_.release();
                 return false;
             }
-            copies.push_back(copy);
+            copies_.push_back(copy);
         }
         std::vector<int32_t> & table = gate_.table(layer);
         for (int32_t i = 0; i < n_misses; i++) {
             const int32_t slot = slots[miss_index[i]];
             for (const expertier_copy & piece : tiers_.copies(layer)) {
                 ggml_tensor target = tiers_.slot_piece(layer, slot, piece);
-                ggml_backend_tensor_set_async(gate_.uploads(), &target, copies[i] + piece.source, 0, piece.n_bytes);
+                ggml_backend_tensor_set_async(gate_.uploads(), &target, copies_[i] + piece.source, 0, piece.n_bytes);
             }
             std::replace(table.begin(), table.end(), slot, -1);
             table[experts[miss_index[i]]] = slot;
@@ -219,12 +228,13 @@ class GatedRun {
 
     void refresh_evicted(int layer, const std::vector<int32_t> & slots, const std::vector<int32_t> & miss_index,
                          int32_t n_misses) {
-        std::vector<int32_t> filled(n_misses), evicted(n_misses);
+        filled_.resize(n_misses);
+        evicted_.resize(n_misses);
         for (int32_t i = 0; i < n_misses; i++) {
-            filled[i] = slots[miss_index[i]];
+            filled_[i] = slots[miss_index[i]];
         }
-        tiers_.policy().replaced(tiers_.directory(), layer, filled.data(), n_misses, evicted.data());
-        tiers_.host_copies().refresh(layer, evicted);
+        tiers_.policy().replaced(tiers_.directory(), layer, filled_.data(), n_misses, evicted_.data());
+        tiers_.host_copies().refresh(layer, evicted_);
     }
 
     void release_previous() {
@@ -253,6 +263,8 @@ class GatedRun {
     std::vector<bool>     is_whole_; // of each call
     std::deque<LayerLock> locks_;
     std::vector<Queued>   queued_;
+    std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
+    std::vector<const char *> copies_;
     size_t                n_served_ = 0;
     std::vector<int32_t>  held_; // slots that the gate served last leads to
     int                   held_layer_ = -1;

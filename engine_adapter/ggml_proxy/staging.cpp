@@ -81,13 +81,14 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
     ggml_backend_t uploader = uploader_.get();
     queue_after_computing(place, uploader);
     queue_after_computing(place, copier_.get());
+    std::vector<int32_t> others; // allocated before anything is held
+    others.reserve(experts.size());
+    place.reads = HostReads(tiers_.host_copies(), experts.size());
     place.layer = layer;
     place.held  = tiers_.hold_ready(layer, experts);
-    place.reads = HostReads(tiers_.host_copies(), experts.size());
     char * base = static_cast<char *>(ggml_backend_buffer_get_base(place.buffer.get()));
 
-    std::vector<int32_t> others;
-    int64_t              n_bytes = 0;
+    int64_t n_bytes = 0;
     for (size_t i = 0; i < experts.size(); i++) {
         const char * copy = place.held[i] < 0 ? place.reads.take(layer, experts[i]) : nullptr;
         if (place.held[i] < 0 && copy == nullptr) {

@@ -180,6 +180,7 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
     const int32_t        n = (int32_t) experts.size();
     std::vector<int32_t> slots(n), miss_index(n), missing(n), targets(n); // nothing may fail after `begin`
     HostReads            reads(host_copies_, n);
+    FillRoom             room(n);
 
     const int32_t n_misses = begin(layer, experts, slots, miss_index);
     if (n_misses < 0) {
@@ -192,7 +193,7 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
         }
         missing.resize(n_misses);
         targets.resize(n_misses);
-        const Filled filled = fill(stream, layer, missing, targets, reads);
+        const Filled filled = fill(stream, layer, missing, targets, reads, room);
         if (filled == Filled::blank) {
             return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::blank);
         }
@@ -217,7 +218,7 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
 }
 
 Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
-                          const std::vector<int32_t> & slots, HostReads & reads) {
+                          const std::vector<int32_t> & slots, HostReads & reads, FillRoom & room) {
     struct Running {
         std::atomic<int32_t> & count;
         explicit Running(std::atomic<int32_t> & n) : count(n) { count += 1; }
@@ -236,12 +237,11 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
     if (wait_while_blank() != EXPERTIER_FILLS_SERVED) {
         return Filled::no;
     }
-    std::vector<int32_t> others, their_slots; // that the host pool has no copies of
     for (size_t i = 0; i < experts.size(); i++) {
         const char * copy = reads.take(layer, experts[i]);
         if (copy == nullptr) {
-            others.push_back(experts[i]);
-            their_slots.push_back(slots[i]);
+            room.experts.push_back(experts[i]);
+            room.slots.push_back(slots[i]);
             continue;
         }
         for (const expertier_copy & piece : layers_[layer].copies) {
@@ -251,11 +251,11 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
         counters.host_fills += 1;
     }
     if (!reads.empty()) {
-        std::vector<int32_t> evicted(slots.size());
-        policy_.replaced(directory_, layer, slots.data(), (int32_t) slots.size(), evicted.data());
-        host_copies_.refresh(layer, evicted);
+        room.evicted.resize(slots.size());
+        policy_.replaced(directory_, layer, slots.data(), (int32_t) slots.size(), room.evicted.data());
+        host_copies_.refresh(layer, room.evicted);
     }
-    return others.empty() || fill_from_python(layer, others, their_slots) ? Filled::yes : Filled::no;
+    return room.experts.empty() || fill_from_python(layer, room.experts, room.slots) ? Filled::yes : Filled::no;
 }
 
 bool Tiers::fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots) {
@@ -307,14 +307,9 @@ std::vector<int32_t> Tiers::hold_ready(int layer, const std::vector<int32_t> & e
     return slots;
 }
 
-void Tiers::release_held(int layer, const std::vector<int32_t> & slots) {
-    std::vector<int32_t> held;
-    for (int32_t slot : slots) {
-        if (slot >= 0) {
-            held.push_back(slot);
-        }
-    }
-    release(layer, held, PinnedSlots::Bytes::there);
+void Tiers::release_held(int layer, std::vector<int32_t> & slots) {
+    slots.erase(std::remove(slots.begin(), slots.end(), -1), slots.end());
+    release(layer, slots, PinnedSlots::Bytes::there);
 }
 
 expertier_fills Tiers::wait_while_blank() const {

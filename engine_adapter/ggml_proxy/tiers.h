@@ -102,7 +102,7 @@ class Tiers {
     bool is_whole(int layer);
     // Pins the slots of those of `experts` that are resident, which is no use of them; -1 for the others.
     std::vector<int32_t> hold_ready(int layer, const std::vector<int32_t> & experts);
-    void                 release_held(int layer, const std::vector<int32_t> & slots); // as hold_ready returned them
+    void                 release_held(int layer, std::vector<int32_t> & slots); // as hold_ready returned them
     // Has Python copy `experts` into a staged layer that begins at `staged`; false after an error.
     bool load(int layer, const std::vector<int32_t> & experts, void * staged);
     // The layers that pass by in large batches; null when they are not to.
@@ -140,8 +140,17 @@ class Tiers {
     void    release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes);
 
     enum class Filled { no, yes, blank };
+    // Allocated before slots are chosen: with slots pinned, nothing may fail for want of memory.
+    struct FillRoom {
+        explicit FillRoom(size_t n) : evicted(n) {
+            experts.reserve(n);
+            slots.reserve(n);
+        }
+        std::vector<int32_t> experts, slots; // that the host pool has no copies of
+        std::vector<int32_t> evicted;
+    };
     Filled          fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
-                         const std::vector<int32_t> & slots, HostReads & reads);
+                         const std::vector<int32_t> & slots, HostReads & reads, FillRoom & room);
     bool            fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
     expertier_fills wait_while_blank() const;
 
