@@ -45,8 +45,17 @@ def stock(loaded_engine: LoadedEngine, tmp_path_factory: pytest.TempPathFactory)
     return run
 
 
-@pytest.mark.parametrize("n_threads", [1, 2])
-@pytest.mark.parametrize("n_ubatch", [16, 64, 512])
+@pytest.mark.parametrize(
+    ("n_ubatch", "n_threads"),
+    [
+        (16, 1),
+        (64, 2),
+        (512, 1),
+        pytest.param(16, 2, marks=pytest.mark.deep),
+        pytest.param(64, 1, marks=pytest.mark.deep),
+        pytest.param(512, 2, marks=pytest.mark.deep),
+    ],
+)
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize("kind", SHAPES)
 def test_logits_are_bit_identical(stock, loaded_engine, kind, slots, n_ubatch, n_threads):
