@@ -118,7 +118,7 @@ def test_no_llama_cpp_there(expertier, tmp_path):
     expertier("engine", "build", "--llama-cpp", tmp_path).must_refuse(str(tmp_path))
 
 
-@pytest.mark.parametrize("nth", [1, 10, 200])
+@pytest.mark.parametrize("nth", [pytest.param(1, marks=pytest.mark.deep), 10, 200])
 def test_a_read_that_fails(expertier, tiny, nth):
     code = f"""
 import errno, os

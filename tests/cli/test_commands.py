@@ -31,7 +31,7 @@ def test_inspect(expertier, tiny):
     assert f"blk.0 to {TINY_SHAPE.layers - 1}" in table.out
 
 
-@pytest.mark.parametrize("policy", ["lfu-decay", "lru"])
+@pytest.mark.parametrize("policy", ["lfu-decay", pytest.param("lru", marks=pytest.mark.deep)])
 def test_run(expertier, tiny, policy):
     arguments = ("run", tiny, "-p", "a few words", "-n", 12, "-t", 1, "--policy", policy)
     plain = expertier(*arguments, env={"MOE_EXPERT_CACHE_MIB": "4", "MOE_HOST_POOL_MIB": "2"})

@@ -46,6 +46,7 @@ def test_weights_of_layers_are_shown(expertier, tmp_path):
     assert "blk.4" in expertier("profile", "show", path).out
 
 
+@pytest.mark.deep
 def test_what_cannot_be_made_or_read(expertier, ids, tmp_path):
     out = tmp_path / "p.npz"
     expertier("profile", "make", ids, "-o", out, "--experts", 5).must_refuse("names expert 6", "give 7 to")

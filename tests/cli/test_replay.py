@@ -87,7 +87,7 @@ def test_one_policy_stands_at_the_top(expertier, recorded):
     assert "run in parts" in expertier(*arguments).out
 
 
-@pytest.mark.parametrize("n_slots", [3, 12])
+@pytest.mark.parametrize("n_slots", [pytest.param(3, marks=pytest.mark.deep), 12])
 def test_a_recorded_run_replays_as_it_ran(expertier, tiny, tmp_path, n_slots):
     budget = sum(demand.bytes_for(n_slots) for demand in ExpertTable.from_gguf(tiny).layer_demands())
     path = tmp_path / "routing.npz"
@@ -117,6 +117,7 @@ def test_a_recording_that_cannot_be_written_is_refused_first(expertier, tiny, tm
     ended.must_refuse("cannot be recorded", "a folder that exists")
 
 
+@pytest.mark.deep
 def test_what_is_played_can_be_chosen(expertier, ids):
     def misses(*arguments):
         return expertier("replay", ids, "--slots", 4, "--policy", "lru", "--json", *arguments).document[

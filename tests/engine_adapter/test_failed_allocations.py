@@ -28,7 +28,7 @@ def setup(engine, plugin, tmp_path_factory):
     )
 
 
-@pytest.mark.parametrize("n_slots", [2, SMALL.experts])
+@pytest.mark.parametrize("n_slots", [pytest.param(2, marks=pytest.mark.deep), SMALL.experts])
 def test_in_a_batch(child, setup, n_slots):
     errors = child.submit(failing_allocations.decode, setup, n_slots).result()
     assert len(errors) > 10

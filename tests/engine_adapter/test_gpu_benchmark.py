@@ -53,6 +53,7 @@ def test_rows_are_measured_once(tmp_path):
 
 
 @pytest.mark.usefixtures("plugin")
+@pytest.mark.deep
 def test_logits_are_compared(tmp_path):
     options = ["--parity", "--parity-models", "Q8_0", "--slots", "5", "--parity-ubatch", "64"]
     document = json.loads(run(tmp_path, *options, "--json")[0])
@@ -92,6 +93,7 @@ def test_a_difference_is_seen():
         ("", None),
     ],
 )
+@pytest.mark.deep
 def test_what_was_found_before_a_failure_is_kept(tmp_path, end, failed):
     from gpu.child import run_child
 

@@ -99,6 +99,7 @@ print(sorted(residency.residents(0)))
 """
 
 
+@pytest.mark.deep
 def test_a_policy_is_one_file(tmp_path: Path) -> None:
     """A copy of the package with one file more: its name works, in Python and compiled."""
     package = Path(expertier.__file__).parent

@@ -107,7 +107,7 @@ def server(model: ModelFile) -> Iterator[RangeServer]:
     server.server_close()
 
 
-@pytest.mark.parametrize("pool_pages", [0, 6])
+@pytest.mark.parametrize("pool_pages", [pytest.param(0, marks=pytest.mark.deep), 6])
 def test_tiers_over_http(model: ModelFile, server: RangeServer, pool_pages: int) -> None:
     budget = sum(demand.bytes_for(4) for demand in model.table.layer_demands())
     config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=pool_pages * 4096)
