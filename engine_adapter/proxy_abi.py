@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 4  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 5  # EXPERTIER_ABI in abi.h
 HOST_ABI = 6  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -43,10 +43,15 @@ class Policy(ct.Structure):
 
 
 class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of a kernel and of a stream."""
+    """expertier_gate: addresses of driver calls, of a kernel and of a stream, and how long a gate waits."""
 
-    _fields_ = tuple(
-        (name, ct.c_void_p) for name in ("launch", "stream_wait", "event_record", "function", "stream")
+    _fields_ = (
+        ("launch", ct.c_void_p),
+        ("stream_wait", ct.c_void_p),
+        ("event_record", ct.c_void_p),
+        ("function", ct.c_void_p),
+        ("stream", ct.c_void_p),
+        ("patience", ct.c_uint32),
     )
 
 

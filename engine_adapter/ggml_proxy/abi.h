@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 4
+#define EXPERTIER_ABI 5
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -41,6 +41,7 @@ struct expertier_gate {
     int32_t (*event_record)(void * event, void * stream);
     void * function;
     void * stream;
+    uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about a minute
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is

@@ -2,6 +2,7 @@
 
 #include "ggml-backend-impl.h"
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <stdexcept>
@@ -15,7 +16,7 @@ namespace {
 constexpr int arrived = 0, answered = 1, go = 2, missing = 3, late = 4, rows = 8;
 constexpr size_t door_words = 128;
 
-constexpr uint32_t patience = 60'000'000; // reads of host memory, about a microsecond each
+constexpr uint32_t usual_patience = 60'000'000; // reads of host memory, about a microsecond each
 
 constexpr auto trial_limit = std::chrono::seconds(5);
 
@@ -35,7 +36,7 @@ Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size) {
 } // namespace
 
 Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts)
-    : driver_(driver), tickets_(n_experts.size(), 0) {
+    : driver_(driver), patience_(usual_patience), tickets_(n_experts.size(), 0) {
     size_t n = 0;
     for (int experts : n_experts) {
         first_.push_back(n);
@@ -52,6 +53,7 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
         throw std::runtime_error("the device gave no memory, stream or event for it");
     }
     try_out(device);
+    patience_ = driver.patience ? driver.patience : usual_patience;
     for (size_t layer = 0; layer < tables_.size(); layer++) {
         upload_table((int) layer);
     }
@@ -85,7 +87,7 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
     uint64_t slots_address = reinterpret_cast<uint64_t>(slots);
     uint64_t door_address  = reinterpret_cast<uint64_t>(door(layer));
     uint32_t ticket        = tickets_[layer] + 1;
-    uint32_t until         = patience;
+    uint32_t until         = patience_;
     void *   arguments[]   = { &ids_address, &column_bytes,  &row_bytes,    &n_used, &n_rows, &table_address,
                                &n_experts,   &slots_address, &door_address, &ticket, &until };
     if (driver_.launch(driver_.function, 1, 1, 1, (unsigned) max_rows, 1, 1, 0, driver_.stream, arguments, nullptr) != 0) {
@@ -96,13 +98,15 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
 }
 
 bool            Gate::has_arrived(int layer) const { return load(door(layer) + arrived) == tickets_[layer]; }
-bool            Gate::is_late(int layer) const { return load(door(layer) + late) == tickets_[layer]; }
 int             Gate::n_missing(int layer) const { return (int) load(door(layer) + missing); }
 const int32_t * Gate::experts(int layer) const { return reinterpret_cast<const int32_t *>(door(layer) + rows); }
 
-void Gate::answer(int layer, bool is_go) {
+bool Gate::answer(int layer, bool is_go) {
     store(door(layer) + go, is_go);
     store(door(layer) + answered, tickets_[layer]);
+    // The kernel says that it gives up before it goes on, and we answer before we look whether it did: one sees the other.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    return load(door(layer) + late) != tickets_[layer];
 }
 
 void Gate::upload_table(int layer) {
@@ -140,12 +144,12 @@ void Gate::try_out(ggml_backend_dev_t device) {
     tables_[0][0]     = 7;
     upload_table(0);
     ggml_backend_synchronize(uploads_.get());
-    answer(0, came);
-    int32_t slot = -1;
+    const bool in_time = answer(0, came);
+    int32_t    slot = -1;
     ggml_backend_tensor_get_async(compute.get(), &slots, &slot, 0, sizeof(slot));
     ggml_backend_synchronize(compute.get());
     tables_[0][0] = -1;
-    if (!came || slot != 7 || is_late(0)) {
+    if (!came || slot != 7 || !in_time) {
         throw std::runtime_error("a trial of it gave slot " + std::to_string(slot) + " instead of 7");
     }
 }

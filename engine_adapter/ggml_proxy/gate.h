@@ -33,11 +33,11 @@ class Gate {
 
     // What came of the gate that was queued last for the layer.
     bool            has_arrived(int layer) const;
-    bool            is_late(int layer) const; // it waited for too long, and has let go
     int             n_missing(int layer) const;
     const int32_t * experts(int layer) const; // of each row
-    // Lets go of a gate that waits. What it needs must be complete.
-    void            answer(int layer, bool go);
+    // Lets go of a gate that waits. What it needs must be complete. False when it had given up waiting, and perhaps let
+    // pass what was not there.
+    bool            answer(int layer, bool go);
 
     // The layer's table: each expert's slot, or -1. Changed in host memory, then uploaded.
     std::vector<int32_t> & table(int layer) { return tables_[layer]; }
@@ -57,6 +57,7 @@ class Gate {
     void       try_out(ggml_backend_dev_t device);
 
     expertier_gate                                driver_;
+    uint32_t                                      patience_;
     std::vector<std::vector<int32_t>>             tables_;
     std::vector<size_t>                           first_;   // of each layer, in the tables' buffers
     std::vector<uint32_t>                         tickets_; // the last one of each layer

@@ -45,7 +45,9 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     }
     // The table is no race: the host may change it while the kernel waits for the host's answer, and only then.
     touch(stream.device, reinterpret_cast<char *>(a.slots), a.n_rows * sizeof(int32_t), true, "a gate's slots");
-    a.patience = UINT32_MAX; // a look at the door takes a nanosecond here
+    if (a.patience > 1000) { // not a test's own choice
+        a.patience = UINT32_MAX; // a look at the door takes a nanosecond here
+    }
     void *         values[] = { &a.ids,       &a.column_bytes, &a.row_bytes, &a.n_used, &a.n_rows,  &a.table,
                                 &a.n_experts, &a.slots,        &a.door,      &a.ticket, &a.patience };
     const unsigned grid[]   = { 1, 1, 1 };
