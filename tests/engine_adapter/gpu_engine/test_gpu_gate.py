@@ -106,12 +106,16 @@ def test_a_gate_that_gave_up_waiting_fails_the_step(gpus: GpuSession):
     """It lets pass what is not there: nobody may take that for output."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
+
+    def run_until_it_is_late(model: LlamaModel) -> None:
+        for _ in range(4):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+
     with tiered_model(gpus, KIND, SMALL.top_k, POOL_BYTES) as (model, calls):
         calls.patience = 1
         assert open_gate(gpus, model, calls) == ""
         with pytest.raises(DecodeError, match="given up waiting"):
-            for _ in range(4):
-                assert_same(logits_of(model, PROMPT, TOKENS), expected)
+            run_until_it_is_late(model)
         gpus.fakes.take_faults()  # such as slots that are read while they are filled
 
 
