@@ -62,8 +62,9 @@ def measure_engine(
     n_threads: int = 0,
     rounds: int = _ROUNDS,
     clock: Callable[[], float] = time.perf_counter,
+    device: str = "CPU",
 ) -> EngineRates:
-    """Write the models to a temporary folder, run them in turns, and solve for the rates.
+    """Write the models to a temporary folder, run them in turns on the engine's `device`, and solve for the rates.
 
     With one thread, `clock` may be `time.process_time`, which other work on the machine disturbs less. Raises what
     opening a model raises.
@@ -75,7 +76,7 @@ def measure_engine(
             for name, path in models.items():
                 say(f"decoding a model of {name} experts, {number + 1} of {rounds}")
                 table = ExpertTable.from_gguf(path)
-                for kind, config in _configs(table).items():
+                for kind, config in _configs(table, device).items():
                     run = _run(engine, table, config, n_threads, clock)
                     runs.setdefault((name, kind), []).append(run)
         return _solve(runs, {name: _Sizes.of(path) for name, path in models.items()})
@@ -112,14 +113,14 @@ def _write(folder: Path, name: str, say: Callable[[str], None]) -> Path:
     return write_trace_model(folder / f"{name}.gguf", ids, shape, repeat=True).path
 
 
-def _configs(table: ExpertTable) -> dict[str, TierConfig]:
+def _configs(table: ExpertTable, device: str) -> dict[str, TierConfig]:
     demands = table.layer_demands()
     few = sum(demand.bytes_for(demand.n_experts // 2) for demand in demands)
     everything = full_bytes(demands)
+    budgets = {"all": (everything, 0), "page cache": (few, 0), "pool": (few, 2 * everything)}
     return {
-        "all": TierConfig(expert_cache_bytes=everything, host_pool_bytes=0),
-        "page cache": TierConfig(expert_cache_bytes=few, host_pool_bytes=0),
-        "pool": TierConfig(expert_cache_bytes=few, host_pool_bytes=2 * everything),
+        kind: TierConfig(expert_cache_bytes=slots, host_pool_bytes=pool, engine_device=device)
+        for kind, (slots, pool) in budgets.items()
     }
 
 
