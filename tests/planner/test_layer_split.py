@@ -66,7 +66,7 @@ def worst(rooms: list[int], blocks: list[BlockNeeds], output: int, units: tuple[
         floor = sum(demand.bytes_for(1) for demand in demands)
         full = sum(demand.bytes_for(demand.n_experts) for demand in demands)
         if left < floor:
-            found = min(found, (left - floor) / floor)
+            found = min(found, left - floor)
         else:
             found = min(found, left / full if left < full else 1 + (left - full) / max(room, 1))
     return found
