@@ -89,7 +89,8 @@ class _Sums:
     def score(self, left: int, room: int, begin: int, end: int) -> float:
         """Return how well blocks [begin, end) fit into `left` bytes of a device's `room`.
 
-        Below 0: the bytes that a slot a layer lacks; up to 1: the share of the experts that have slots; above: what is left over.
+        Below 0: the bytes that a slot a layer lacks; up to 1: the share of the experts that have slots; above: what is
+        left over.
         """
         floor, full = self._floor[end] - self._floor[begin], self._full[end] - self._full[begin]
         if not floor:
