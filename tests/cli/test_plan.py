@@ -144,7 +144,9 @@ def test_a_pair_shares_the_layers(ours, qwen):
     assert second["entries"]["weights"] > first["entries"]["weights"], "the output lies on the last one"
     one = ours("plan", qwen, "--vram", "8GiB", "--ram", "32GiB", "--json").document
     for consumer in ("weights", "kv"):
-        assert first["entries"][consumer] + second["entries"][consumer] == one["devices"][0]["entries"][consumer]
+        assert (
+            first["entries"][consumer] + second["entries"][consumer] == one["devices"][0]["entries"][consumer]
+        )
     assert sum(document["slots"]) > sum(one["slots"])
 
 
