@@ -27,6 +27,7 @@ from expertier.budget_options import (
     Policy,
     Profile,
     SlabVmm,
+    TensorSplit,
     tier_config,
 )
 from expertier.engine_adapter.build.info import engine_info
@@ -128,6 +129,7 @@ def run(
     slab_vmm: SlabVmm = None,
     profile: Profile = None,
     device: Device = None,
+    tensor_split: TensorSplit = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -150,7 +152,15 @@ def run(
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
     config = tier_config(
-        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile, device
+        expert_cache_mib,
+        host_pool_mib,
+        host_pool_frac,
+        policy,
+        file_mode,
+        slab_vmm,
+        profile,
+        device,
+        tensor_split,
     )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
