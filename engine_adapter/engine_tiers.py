@@ -6,6 +6,7 @@ import ctypes as ct
 from typing import NamedTuple
 
 from expertier.engine_adapter.engine_device import choose_device, device_of
+from expertier.engine_adapter.slab_compute import computes_in_slab
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
@@ -38,6 +39,7 @@ def open_engine_tiers(
     name = choose_device(proxy, config.engine_device)
     device = device_of(proxy, name)
     needs: DeviceNeeds | None = None
+    compute_bytes = 0
     if device.has_own_memory:
         layers = zip(table.layers, table.slot_layouts, strict=True)
         largest = max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
@@ -47,4 +49,7 @@ def open_engine_tiers(
             free_bytes=device.free_bytes(),
             staging_bytes=N_STAGED_LAYERS * largest if resolve_stream_tokens(config, device) else 0,
         )
-    return EngineTiers(TierManager(table, device=device, config=config, needs=needs), name)
+        if computes_in_slab(proxy, config.slab_compute, name):
+            compute_bytes = max(needs.compute_narrow, needs.compute_wide)
+    manager = TierManager(table, device=device, config=config, needs=needs, compute_bytes=compute_bytes)
+    return EngineTiers(manager, name)

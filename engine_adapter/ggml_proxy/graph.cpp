@@ -9,6 +9,8 @@
 
 #include "graph.h"
 
+#include "compute_buffer.h"
+#include "device.h"
 #include "expert_call.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -219,6 +221,10 @@ class GraphRun {
 ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
     try {
         release_deferred(backend);
+        if (!make_room(graph)) {
+            return GGML_STATUS_FAILED;
+        }
+        RunLock::Run running(backend.device->runs);
         if (const std::optional<ggml_status> done = try_gated(backend, graph)) {
             return *done;
         }
