@@ -10,6 +10,8 @@ from itertools import count, takewhile
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from expertier.errors import DeviceError
 from expertier.hip.device import Device, Moves
 from expertier.hip.host import HostDevice
@@ -180,8 +182,10 @@ class EngineDevice:
 
     def copy_within(self, moves: Moves, stream: int = 0) -> None:
         """Move the pieces, one after another."""
-        for target, source, n_bytes in moves.tolist():
-            self._require(self._proxy.expertier_memory_move(target, source, n_bytes), "move to", target)
+        rows = np.ascontiguousarray(moves, np.int64)
+        if len(rows):
+            done = self._proxy.expertier_memory_move_all(self._ggml_name.encode(), rows.ctypes.data, len(rows))
+            self._require(done, "move to", int(rows[0, 0]))
 
     def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill device memory with zeros."""
@@ -228,4 +232,6 @@ class EngineDevice:
 
     def _require(self, done: int, what: str, address: int) -> None:
         if not done:
-            raise DeviceError(f"asked {self.name} to {what} {address:#x}: no allocation of it lies there")
+            raise DeviceError(
+                f"asked {self.name} to {what} {address:#x}: no allocation of it lies there, or it gave no stream"
+            )

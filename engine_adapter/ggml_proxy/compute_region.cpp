@@ -52,6 +52,7 @@ void * ComputeRegion::base(const Place & place) const { return base_ + place.off
 void ComputeRegion::begin_placing(Place & place) {
     std::lock_guard<std::mutex> guard(mutex_);
     place.need = 0;
+    place.failure.clear();
 }
 
 void ComputeRegion::need(Place & place, size_t end) {
@@ -65,6 +66,9 @@ bool ComputeRegion::settle(Place & place) {
         std::lock_guard<std::mutex> guard(mutex_);
         if (end_of(place) <= boundary_) {
             return true;
+        }
+        if (!place.failure.empty()) { // one try a graph
+            return false;
         }
     }
     drain_backends(device_); // who runs now may wait for slots that we hold

@@ -136,6 +136,9 @@ class GraphRun {
         }
         const bool fits = (int) call.experts.size() <= tiers_->n_slots(call.layer);
         if (can_stage(call) || (!fits && tiers_->staging())) {
+            if (!can_stage(call)) {
+                tiers_->note_missed(call.layer, (int64_t) call.experts.size()); // more slots would have held them
+            }
             return stage(std::move(call));
         }
         if (!fits) {
