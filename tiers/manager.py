@@ -113,6 +113,8 @@ class TierManager:
             headroom_bytes=HEADROOM_BYTES,
             needs=needs,
         )
+        self.ledger = budgets.ledger
+        """Who takes the device's memory, where `auto` shared it out."""
         if budgets.ledger is not None:
             _log.info("%s", budgets.ledger.line())
         profile = ModelProfile.of(config.profile, table)

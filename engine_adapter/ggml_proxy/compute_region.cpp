@@ -51,7 +51,8 @@ void * ComputeRegion::base(const Place & place) const { return base_ + place.off
 
 void ComputeRegion::begin_placing(Place & place) {
     std::lock_guard<std::mutex> guard(mutex_);
-    place.need = 0;
+    place.need  = 0;
+    place.holds = false; // whoever moves slots waits first for what is queued
     place.failure.clear();
 }
 
@@ -60,11 +61,10 @@ void ComputeRegion::need(Place & place, size_t end) {
     place.need = std::max(place.need, std::min(end, place.size));
 }
 
-// What is needed is looked at, and the boundary taken as moved, under one lock: whoever settles after that sees it.
 bool ComputeRegion::settle(Place & place) {
     {
         std::lock_guard<std::mutex> guard(mutex_);
-        if (end_of(place) <= boundary_) {
+        if (take_hold(place)) {
             return true;
         }
         if (!place.failure.empty()) { // one try a graph
@@ -76,15 +76,15 @@ bool ComputeRegion::settle(Place & place) {
     size_t         wanted = 0;
     {
         std::lock_guard<std::mutex> guard(mutex_);
-        if (end_of(place) <= boundary_) {
+        if (take_hold(place)) {
             return true;
         }
-        wanted = std::max(total(), boundary_);
+        wanted = std::max(std::max(total(), end_of(place)), boundary_);
     }
     std::string failure;
     const bool  moved = move(wanted, failure);
     std::lock_guard<std::mutex> guard(mutex_);
-    if (end_of(place) <= boundary_) { // perhaps in spite of an error: an interrupt that came when all was done
+    if (take_hold(place)) { // perhaps in spite of an error: an interrupt that came when all was done
         counts_.moves_up += moved;
         return true;
     }
@@ -153,6 +153,12 @@ expertier_compute_counts ComputeRegion::counts() {
     return now;
 }
 
+// What is needed is looked at, and counts from then on, under one lock: whoever moves the boundary down sees it.
+bool ComputeRegion::take_hold(Place & place) {
+    place.holds = end_of(place) <= boundary_;
+    return place.holds;
+}
+
 size_t ComputeRegion::end_of(const Place & place) const {
     if (place.need == 0) {
         return 0;
@@ -164,7 +170,7 @@ size_t ComputeRegion::end_of(const Place & place) const {
 size_t ComputeRegion::total() const {
     size_t end = 0;
     for (const Place & place : places_) {
-        end = std::max(end, end_of(place));
+        end = std::max(end, place.holds ? end_of(place) : 0);
     }
     return end;
 }

@@ -31,6 +31,7 @@ class ComputeRegion {
         size_t      offset = 0; // from the slab's base
         size_t      size   = 0;
         size_t      need   = 0; // of the graph that is placed there; 0: none is
+        bool        holds  = false; // the slots have left that, and must stay away
         std::string failure;    // why something was not written, until a graph has told
     };
 
@@ -66,8 +67,9 @@ class ComputeRegion {
     expertier_compute_counts counts();
 
   private:
+    bool   take_hold(Place & place);
     size_t end_of(const Place & place) const;
-    size_t total() const; // the lowest place for the boundary
+    size_t total() const; // the lowest that the boundary may lie
     bool   move(size_t n_bytes, std::string & failure);
 
     const expertier_compute & compute_;

@@ -34,6 +34,15 @@ def run(context: LlamaContext, prompt: list[int], n_tokens: int = TOKENS) -> Log
     return np.stack(rows)
 
 
+def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> DecodeError | None:
+    """What the prompt failed with; None where it did not, and computed what was expected."""
+    try:
+        assert_same(run(context, prompt), expected)
+    except DecodeError as error:
+        return error
+    return None
+
+
 @pytest.mark.parametrize("with_gate", [False, True])
 @pytest.mark.parametrize(
     ("kind", "n_slots"), [(KIND, 2), (KIND, SMALL.top_k), (KIND, 8), ("qwen3moe, mixed", 5), ("deepseek2", 6)]
@@ -132,7 +141,10 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
         contexts = [model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) for _ in range(2)]
         both = counts_of(model)
         assert both.buffers == 2
-        for context in (*contexts, contexts[0]):  # the second one's need keeps the boundary above the first one's
+        for context in (
+            *contexts,
+            contexts[0],
+        ):  # the second one's need keeps the boundary above the first one's
             assert_same(run(context, prompt), expected)
             assert_sound(model)
         contexts.pop(0).close()
@@ -154,42 +166,39 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
     """Whichever call of it: up, the batch fails and says why; down, nobody is told; the next one works."""
     path = model_path(gpus, KIND, MODELS[KIND])
     wide, short = prompt_tokens(300), prompt_tokens(3)
-    expected = [stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH) for prompt in (wide, short)]
+    wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
+    shorts = stock_logits(gpus, path, short, 30, n_ubatch=N_UBATCH)
     with (
         pytest.MonkeyPatch.context() as patch,
         computing_model(gpus, path, 4) as model,
         model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context,
     ):
         moves = FailingMoves(patch)
-        nth, n_failed = 1, 0
-        while nth < 200:
-            while counts_of(model).boundary_bytes > counts_of(model).needed_bytes or nth == 1:
-                assert_same(run(context, short), expected[1])
-                if counts_of(model).moves_down:
-                    break
-            if direction == "up":
-                moves.fail_call(nth)
-                failed = False
-                try:
-                    assert_same(run(context, wide), expected[0])
-                except DecodeError as error:
-                    failed = True
+        n_failed = 0
+        for nth in (*range(1, 6), *range(6, 300, 12)):
+            assert_same(run(context, short, 30), shorts)  # the boundary goes down
+            if direction == "down":
+                assert_same(run(context, wide), wides)
+            moved_before = counts_of(model)
+            moves.fail_call(nth)
+            if direction == "down":
+                assert_same(run(context, short, 30), shorts)
+                assert_sound(model)
+            else:
+                error = failure_of(context, wide, wides)
+                assert (error is None) == moves.is_armed
+                if error is not None:
                     assert "make room" in str(error)
                     assert isinstance(error.__cause__, DeviceError)
-                assert failed == (not moves.is_armed)
-            else:
-                assert_same(run(context, wide), expected[0])
-                moves.fail_call(nth)
-                for _ in range(4):
-                    assert_same(run(context, short), expected[1])
             assert_nothing_held(model.binding.manager)
             assert_sound(model)
+            counts = counts_of(model)
             if moves.is_armed:
+                assert counts.moves_up + counts.moves_down > moved_before.moves_up + moved_before.moves_down
                 break
             n_failed += 1
-            assert counts_of(model).failed_moves == n_failed
-            assert_same(run(context, wide), expected[0])
-            nth += 1 if nth < 6 else 9
+            assert counts.failed_moves == n_failed
+            assert_same(run(context, wide), wides)
         assert n_failed > 4
         assert moves.is_armed
 

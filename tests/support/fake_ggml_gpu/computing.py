@@ -72,7 +72,9 @@ def assert_sound(model: LlamaModel) -> None:
     layout.check_valid()
     assert counts.needed_bytes <= counts.boundary_bytes == layout.compute_bytes
     assert layout.compute_bytes <= layout.places(0)[0].offset
-    found = np.empty(max(matrix.expert_bytes for layer in tiers.table.layers for matrix in layer.matrices), np.uint8)
+    found = np.empty(
+        max(matrix.expert_bytes for layer in tiers.table.layers for matrix in layer.matrices), np.uint8
+    )
     with tiers.table.path.open("rb") as file:
         for number, layer in enumerate(tiers.table.layers):
             for expert, slot in tiers._residency.residents(number).items():
