@@ -8,7 +8,6 @@ from typing import NamedTuple
 from expertier.engine_adapter.engine_device import choose_device, device_of
 from expertier.engine_adapter.slab_compute import computes_in_slab
 from expertier.planner.context_memory import ContextShape
-from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
 from expertier.tiers.device_needs import device_needs
 from expertier.tiers.manager import TierManager
@@ -38,18 +37,21 @@ def open_engine_tiers(
     """
     name = choose_device(proxy, config.engine_device)
     device = device_of(proxy, name)
-    needs: DeviceNeeds | None = None
-    compute_bytes = 0
-    if device.has_own_memory:
-        layers = zip(table.layers, table.slot_layouts, strict=True)
-        largest = max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
-        needs = device_needs(
-            read_geometry(table.path),
-            shape if shape is not None else ContextShape(full_windows=True),  # as llama.cpp by default
-            free_bytes=device.free_bytes(),
-            staging_bytes=N_STAGED_LAYERS * largest if resolve_stream_tokens(config, device) else 0,
-        )
-        if computes_in_slab(proxy, config.slab_compute, name):
-            compute_bytes = max(needs.compute_narrow, needs.compute_wide)
-    manager = TierManager(table, device=device, config=config, needs=needs, compute_bytes=compute_bytes)
+    if not device.has_own_memory:
+        return EngineTiers(TierManager(table, device=device, config=config), name)
+    layers = zip(table.layers, table.slot_layouts, strict=True)
+    largest = max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
+    needs = device_needs(
+        read_geometry(table.path),
+        shape if shape is not None else ContextShape(full_windows=True),  # as llama.cpp by default
+        free_bytes=device.free_bytes(),
+        staging_bytes=N_STAGED_LAYERS * largest if resolve_stream_tokens(config, device) else 0,
+    )
+    manager = TierManager(
+        table,
+        device=device,
+        config=config,
+        needs=needs,
+        compute_bytes=needs.compute_wide if computes_in_slab(proxy, config.slab_compute, name) else 0,
+    )
     return EngineTiers(manager, name)

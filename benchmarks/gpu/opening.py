@@ -9,8 +9,12 @@ from pathlib import Path
 
 from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.engine_adapter.slab_compute import computes_in_slab
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
+from expertier.tiers.device_needs import device_needs
 from expertier.tiers.manager import TierManager
+from expertier.tiers.model_geometry import read_geometry
 from expertier.tiers.table import ExpertTable
 
 
@@ -26,9 +30,13 @@ class Placement:
 
 @contextmanager
 def opened(
-    engine: LoadedEngine, path: str | Path, placement: Placement
+    engine: LoadedEngine, path: str | Path, placement: Placement, shape: ContextShape
 ) -> Iterator[tuple[LlamaModel, TierManager | None]]:
-    """Load the model, and close it and its tiers at the end."""
+    """Load the model, and close it and its tiers at the end.
+
+    Where the engine computes in the slab, that has room for a context of `shape` beside the cache's bytes: as much as
+    the other sides allocate apart.
+    """
     if placement.side != "ours":
         in_ram = placement.side != "vram"
         with LlamaModel.open(
@@ -47,9 +55,13 @@ def opened(
         expert_cache_bytes=placement.cache_bytes,
         host_pool_bytes=placement.host_bytes,
     )
+    device = device_of(engine.proxy, placement.device)
+    compute_bytes = 0
+    if device.has_own_memory and computes_in_slab(engine.proxy, config.slab_compute, placement.device):
+        compute_bytes = device_needs(read_geometry(Path(path)), shape, free_bytes=0).compute_wide
     with (
         TierManager(
-            ExpertTable.from_gguf(path), device=device_of(engine.proxy, placement.device), config=config
+            ExpertTable.from_gguf(path), device=device, config=config, compute_bytes=compute_bytes
         ) as tiers,
         LlamaModel.open(engine, path, tiers=tiers, inner_device=placement.device) as model,
     ):
