@@ -15,6 +15,7 @@ import numpy as np
 from expertier.errors import DeviceError
 from expertier.hip.device import Device, Moves
 from expertier.hip.host import HostDevice
+from expertier.hip.zeros import Pieces
 from expertier.units import mib, round_up
 
 _ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
@@ -190,6 +191,13 @@ class EngineDevice:
     def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill device memory with zeros."""
         self._require(self._proxy.expertier_memory_zero(target, n_bytes), "zero", target)
+
+    def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
+        """Fill pieces of device memory, rows of (address, bytes), with zeros."""
+        rows = np.ascontiguousarray(pieces, np.int64)
+        if len(rows):
+            done = self._proxy.expertier_memory_zero_all(self._ggml_name.encode(), rows.ctypes.data, len(rows))
+            self._require(done, "zero", int(rows[0, 0]))
 
     def close(self) -> None:
         """End the use; `DeviceError` names what is still allocated."""

@@ -280,6 +280,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_memory_copy_in": (ct.c_int32, (ct.c_uint64, ct.c_void_p, ct.c_uint64)),
     "expertier_memory_copy_out": (ct.c_int32, (ct.c_void_p, ct.c_uint64, ct.c_uint64)),
     "expertier_memory_move_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
+    "expertier_memory_zero_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
     "expertier_memory_zero": (ct.c_int32, (ct.c_uint64, ct.c_uint64)),
 }
 

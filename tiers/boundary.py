@@ -84,7 +84,7 @@ class Boundary:
                 self._wanted_bytes = n_bytes
             try:
                 if round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
-                    self._lay_out(n_bytes)
+                    self._lay_out(n_bytes, whole_in_order=True)
             finally:
                 with self._lock:  # where it stands is what the engine has: there is nothing to go down for
                     self._wanted_bytes = self._slab.layout.compute_bytes
@@ -181,7 +181,9 @@ class Boundary:
                 self._quotas = quotas
             raise
 
-    def _lay_out(self, compute_bytes: int, slab_bytes: int | None = None) -> None:
+    def _lay_out(
+        self, compute_bytes: int, slab_bytes: int | None = None, *, whole_in_order: bool = False
+    ) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slots: Sequence[int] = self._quotas
@@ -192,7 +194,7 @@ class Boundary:
             slots = shrink(slots, self._demands, budget_bytes=size - compute_bytes).slots
         layout = self._slab.layout
         try:
-            self._relayout.run(slots, compute_bytes, size)
+            self._relayout.run(slots, compute_bytes, size, whole_in_order=whole_in_order)
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:

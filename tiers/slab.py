@@ -21,6 +21,7 @@ import numpy as np
 from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.slab_memory import PlainSlabMemory, SlabMemory
+from expertier.hip.zeros import zero_pieces
 from expertier.planner.repack import Survivors
 from expertier.tiers.arena_layout import I64, ArenaLayout
 from expertier.tiers.kept import free_slots, some_of
@@ -187,5 +188,6 @@ class Slab:
         return order_moves(np.concatenate(old_pieces), np.concatenate(new_pieces))
 
     def _zero(self, layout: ArenaLayout, free: Sequence[I64], stream: int) -> None:
-        for offset, n_bytes in layout.guards(free).tolist():
-            self._device.zero(self._base + offset, n_bytes, stream)
+        pieces = layout.guards(free)
+        pieces[:, 0] += self._base
+        zero_pieces(self._device, pieces, stream)

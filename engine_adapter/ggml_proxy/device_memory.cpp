@@ -176,6 +176,19 @@ EXPERTIER_EXPORT int32_t expertier_memory_move_all(const char * name, const int6
     }
 }
 
+// Each of `n` rows of (target, bytes) zero; the same.
+EXPERTIER_EXPORT int32_t expertier_memory_zero_all(const char * name, const int64_t * rows, int64_t n) {
+    ggml_backend_dev_t device = inner_device(name);
+    if (device == nullptr) {
+        return 0;
+    }
+    try {
+        return QueuedMoves(device).zero(rows, n);
+    } catch (const std::exception &) {
+        return 0;
+    }
+}
+
 EXPERTIER_EXPORT int32_t expertier_memory_zero(uint64_t target, uint64_t n_bytes) {
     ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
     if (buffer == nullptr) {

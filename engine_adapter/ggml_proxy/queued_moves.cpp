@@ -10,6 +10,7 @@ namespace {
 // larger ones.
 constexpr size_t by_little     = 4u << 20;
 constexpr size_t between_bytes = 16u << 20;
+constexpr size_t zeros_bytes   = 64u << 10;
 
 } // namespace
 
@@ -23,6 +24,32 @@ bool QueuedMoves::run(const int64_t * rows, int64_t n) {
     if (stream_) {
         ggml_backend_synchronize(stream_.get());
     }
+    return is_done;
+}
+
+// As copies of zeros: ggml waits for every memset.
+bool QueuedMoves::zero(const int64_t * rows, int64_t n) {
+    zeros_ = new_device_buffer(device_, zeros_bytes);
+    if (!stream_ || !zeros_) {
+        return false;
+    }
+    void * zeros   = ggml_backend_buffer_get_base(zeros_.get());
+    bool   is_done = true;
+    for (int64_t i = 0; i < n && is_done; i++) {
+        const uintptr_t target = (uintptr_t) rows[2 * i];
+        const size_t    size   = (size_t) rows[2 * i + 1];
+        for (size_t done = 0; done < size && is_done; done += zeros_bytes) {
+            const size_t          part = std::min(zeros_bytes, size - done);
+            ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target + done));
+            is_done                    = to != nullptr;
+            if (is_done) {
+                ggml_tensor read  = bytes_at(zeros_.get(), zeros, part);
+                ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target + done), part);
+                ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &write);
+            }
+        }
+    }
+    ggml_backend_synchronize(stream_.get());
     return is_done;
 }
 

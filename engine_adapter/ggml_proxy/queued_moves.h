@@ -17,6 +17,9 @@ class QueuedMoves {
     // that we know, or the device gave no stream.
     bool run(const int64_t * rows, int64_t n);
 
+    // Fills each of `n` rows of (target, bytes) with zeros, and waits. Pieces are meant to be small. False as above.
+    bool zero(const int64_t * rows, int64_t n);
+
   private:
     bool move(uintptr_t target, uintptr_t source, size_t n_bytes);
     bool move_through(uintptr_t target, uintptr_t source, size_t n_bytes);
@@ -27,6 +30,7 @@ class QueuedMoves {
     };
     ggml_backend_dev_t                         device_;
     Buffer                                     between_; // for moves by little
+    Buffer                                     zeros_;
     std::unique_ptr<ggml_backend, FreeBackend> stream_;  // goes first: it may still read the buffer
 };
 

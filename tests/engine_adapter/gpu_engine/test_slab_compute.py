@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from architecture_models import MODELS
-from expertier.engine_adapter.llama_cpp import LlamaContext
+from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.errors import BusyError, DecodeError, DeviceError
 from expertier.units import MIB
 from fake_ggml_gpu.computing import FailingMoves, assert_sound, computing_model, counts_of, opened_gate
@@ -21,6 +21,7 @@ KIND = "gpt-oss"
 N_UBATCH = 128
 TOKENS = 10
 SIZES = (300, 1, 31, 200, 5, 300)
+NEVER = 1 << 60  # missed bytes that make a move down pay
 
 
 def run(context: LlamaContext, prompt: list[int], n_tokens: int = TOKENS) -> Logits:
@@ -43,9 +44,18 @@ def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> De
     return None
 
 
-@pytest.mark.parametrize("with_gate", [False, True])
 @pytest.mark.parametrize(
-    ("kind", "n_slots"), [(KIND, 2), (KIND, SMALL.top_k), (KIND, 8), ("qwen3moe, mixed", 5), ("deepseek2", 6)]
+    ("kind", "n_slots", "with_gate"),
+    [
+        (KIND, 2, False),
+        (KIND, SMALL.top_k, True),
+        (KIND, 8, True),
+        ("deepseek2", 6, False),
+        pytest.param(KIND, 8, False, marks=pytest.mark.deep),
+        pytest.param("deepseek2", 6, True, marks=pytest.mark.deep),
+        pytest.param("qwen3moe, mixed", 5, False, marks=pytest.mark.deep),
+        pytest.param("qwen3moe, mixed", 5, True, marks=pytest.mark.deep),
+    ],
 )
 @on_fake_gpus
 def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
@@ -71,12 +81,72 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
         assert counters.gated_calls > 0
 
 
+def let_move(model: LlamaModel, n_bytes: int) -> None:
+    """Have a move down pay from so many missed bytes on, beside those that it gives room to."""
+    model.binding._compute._struct.move_cost_bytes = n_bytes
+
+
+@on_fake_gpus
+def test_tables_of_the_gate_follow(gpus: GpuSession):
+    """Where no expert comes or goes between two gated graphs, but all slots have other numbers."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    prompt = prompt_tokens(2)[1:]
+    expected = stock_logits(gpus, path, prompt, 0)
+    with (
+        computing_model(gpus, path, 6, compute_bytes=MIB, move_cost_bytes=NEVER) as model,
+        opened_gate(gpus, model),
+        model.context(n_ctx=256, n_ubatch=64, n_threads=1) as context,
+    ):
+        slots = model.binding.manager.slots
+
+        def decode_until_gated() -> None:
+            gated = model.binding.counters().gated_calls
+            for _ in range(8):
+                assert_same(run(context, prompt, 0), expected)
+            assert model.binding.counters().gated_calls > gated
+
+        decode_until_gated()
+        misses = model.binding.manager.stats().l1.misses
+        let_move(model, -NEVER)
+        decode_until_gated()
+        assert counts_of(model).moves_down == 1
+        assert slots < model.binding.manager.slots < (SMALL.experts,) * len(slots)
+        assert model.binding.manager.stats().l1.misses == misses
+
+
+@on_fake_gpus
+def test_layers_become_whole(gpus: GpuSession):
+    """With a slot for every expert while batches are short, ids are slot ids then, and are not when one is wide."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    wide, short = prompt_tokens(300), prompt_tokens(3)
+    wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
+    shorts = stock_logits(gpus, path, short, TOKENS, n_ubatch=N_UBATCH)
+    with (
+        computing_model(gpus, path, 9) as model,
+        model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context,
+    ):
+        tiers = model.binding.manager
+        for _ in range(3):
+            assert_same(run(context, wide), wides)
+            let_move(model, -NEVER)
+            assert_same(run(context, short), shorts)
+            let_move(model, 0)
+            assert set(tiers.slots) == {SMALL.experts}
+            tiers.drain()
+            before = model.binding.counters()
+            assert_same(run(context, short), shorts)
+            after = model.binding.counters()
+            assert after.whole_calls > before.whole_calls
+            assert after.id_reads == before.id_reads
+        assert counts_of(model).moves_up == 2
+
+
 @on_fake_gpus
 def test_a_boundary_that_stays(gpus: GpuSession):
     """Where misses cost less than a move, decode computes below slots that it could have had."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, prompt_tokens(300), TOKENS, n_ubatch=N_UBATCH)
-    with computing_model(gpus, path, 8, move_cost_bytes=1 << 40) as model:
+    with computing_model(gpus, path, 8, move_cost_bytes=NEVER) as model:
         for _ in range(2):
             assert_same(logits_of(model, prompt_tokens(300), TOKENS, n_ubatch=N_UBATCH), expected)
         counts = counts_of(model)
@@ -167,7 +237,7 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
     path = model_path(gpus, KIND, MODELS[KIND])
     wide, short = prompt_tokens(300), prompt_tokens(3)
     wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
-    shorts = stock_logits(gpus, path, short, 30, n_ubatch=N_UBATCH)
+    shorts = stock_logits(gpus, path, short, 3, n_ubatch=N_UBATCH)
     with (
         pytest.MonkeyPatch.context() as patch,
         computing_model(gpus, path, 4) as model,
@@ -175,15 +245,17 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
     ):
         moves = FailingMoves(patch)
         n_failed = 0
-        for nth in (*range(1, 6), *range(6, 300, 12)):
-            assert_same(run(context, short, 30), shorts)  # the boundary goes down
+        for nth in (*range(1, 6), *range(6, 300, 24)):
+            let_move(model, -NEVER)
+            assert_same(run(context, short, 3), shorts)
+            let_move(model, NEVER)
             if direction == "down":
                 assert_same(run(context, wide), wides)
             moved_before = counts_of(model)
             moves.fail_call(nth)
             if direction == "down":
-                assert_same(run(context, short, 30), shorts)
-                assert_sound(model)
+                let_move(model, -NEVER)
+                assert_same(run(context, short, 3), shorts)
             else:
                 error = failure_of(context, wide, wides)
                 assert (error is None) == moves.is_armed

@@ -95,19 +95,20 @@ class FailingMoves:
         self.calls = 0
         self.failed = 0
         self._fails_at: int | None = None
-        copy_within, zero = EngineDevice.copy_within, EngineDevice.zero
+        copy_within, zero = EngineDevice.copy_within, EngineDevice.zero_all
 
         def failing_copies(device, moves, stream=0):
             for row in range(len(moves)):
                 self._count(device)
                 copy_within(device, moves[row : row + 1], stream)
 
-        def failing_zero(device, target, n_bytes, stream=0):
-            self._count(device)
-            zero(device, target, n_bytes, stream)
+        def failing_zero(device, pieces, stream=0):
+            for row in range(len(pieces)):
+                self._count(device)
+                zero(device, pieces[row : row + 1], stream)
 
         monkeypatch.setattr(EngineDevice, "copy_within", failing_copies)
-        monkeypatch.setattr(EngineDevice, "zero", failing_zero)
+        monkeypatch.setattr(EngineDevice, "zero_all", failing_zero)
 
     def fail_call(self, n: int) -> None:
         """Have the n-th call from now on fail."""
