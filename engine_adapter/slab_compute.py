@@ -16,11 +16,11 @@ from expertier.tiers.manager import TierManager
 
 _log = logging.getLogger(__name__)
 
-MOVE_COST_BYTES = 256 << 20
+MOVE_COST_BYTES = 1 << 30
 """Missed bytes that are worth a move of the boundary down and up again, beside those that it gives room to.
 
-A move takes some milliseconds whatever it moves (docs/measurements.md, "The boundary under an engine"); a link of
-PCIe 4 or 5 brings so many bytes in that time.
+Each of the two takes about ten milliseconds whatever it moves (docs/measurements.md, "The boundary under an engine"); a
+link of PCIe 5 brings so many bytes in twenty.
 """
 
 _ERROR_BYTES = 4096
