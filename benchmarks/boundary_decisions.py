@@ -3,8 +3,8 @@
     python benchmarks/boundary_decisions.py [--layers 48] [--experts 128] [--runs 20]
 
 Tiers in host memory with experts of a few KiB, so that bytes count for little: half of the slots beside an eighth of
-all expert bytes to compute in. Each run moves the boundary down to a sixteenth of that and up again, as the proxy has it
-done: who stays, their places, zeros, tables, and the new layout for the plugin. Medians, milliseconds a move.
+all expert bytes to compute in. Each run moves the boundary down to a sixteenth of that and up again, as the proxy has
+it done: who stays, their places, zeros, tables, and the new layout for the plugin. Medians, milliseconds a move.
 """
 
 from __future__ import annotations

@@ -262,8 +262,8 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
                 if error is not None:
                     assert "make room" in str(error)
                     assert isinstance(error.__cause__, DeviceError)
-            assert_nothing_held(model.binding.manager)
             assert_sound(model)
+            assert_nothing_held(model.binding.manager)
             counts = counts_of(model)
             if moves.is_armed:
                 assert counts.moves_up + counts.moves_down > moved_before.moves_up + moved_before.moves_down

@@ -67,7 +67,9 @@ def counts_of(model: LlamaModel) -> ComputeCounts:
 def assert_sound(model: LlamaModel) -> None:
     """Assert that nobody computes where slots are, and that every slot has its expert's bytes (I1, I2)."""
     assert model.binding is not None
-    tiers, counts = model.binding.manager, counts_of(model)
+    tiers = model.binding.manager
+    tiers.drain()  # layers that have become whole are completed in the background
+    counts = counts_of(model)
     layout = tiers._slab.layout
     layout.check_valid()
     assert counts.needed_bytes <= counts.boundary_bytes == layout.compute_bytes
