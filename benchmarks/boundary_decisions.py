@@ -58,7 +58,7 @@ def main() -> None:
             for n_bytes, seconds in ((wide // 16, down), (wide, up)):
                 start = time.perf_counter()
                 tiers.move_boundary(n_bytes)
-                tiers.engine_binding()
+                tiers.engine_layout()
                 seconds.append(time.perf_counter() - start)
         tiers.unbind_engine()
     print(f"{given.layers} layers of {given.experts} experts, {len(down)} moves each way")

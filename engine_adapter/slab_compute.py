@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.errors import EngineError
-from expertier.tiers.engine_binding import EngineBinding
+from expertier.tiers.engine_binding import EngineLayout
 from expertier.tiers.manager import TierManager
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class SlabCompute:
             try:
                 self._manager.move_boundary(n_bytes)
             finally:
-                rewrite(self._binding, self._manager.engine_binding())
+                rewrite(self._binding, self._manager.engine_layout())
                 # With work left to do before slots are used, nothing counts as free: the next graph asks again.
                 self._struct.compute_bytes = self._manager.compute_bytes * self._manager.slots_are_sound
             done[0] = abi.FILLED
@@ -109,13 +109,13 @@ class SlabCompute:
             self._note_error(error)
 
 
-def rewrite(struct: abi.Binding, now: EngineBinding) -> None:
+def rewrite(struct: abi.Binding, now: EngineLayout) -> None:
     """Write into a binding that C++ knows where the slots lie now, and which tables say who is in them."""
     struct.directory = now.directory_address
-    for i, layer in enumerate(now.layers):
+    for i, (n_slots, offsets) in enumerate(zip(now.n_slots, now.places, strict=True)):
         target = struct.layers[i]
-        target.n_slots = layer.n_slots
-        for j, matrix in enumerate(layer.matrices):
-            target.matrices[j].offset = matrix.offset_from_slab_base
-        for j, copy in enumerate(layer.copies):
-            target.copies[j].offset = copy.offset_from_slab_base
+        target.n_slots = n_slots
+        for j, offset in enumerate(offsets):
+            target.matrices[j].offset = offset
+        for j in range(target.n_copies):
+            target.copies[j].offset = offsets[j]

@@ -37,7 +37,7 @@ from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.counted_source import CountedSource
-from expertier.tiers.engine_binding import EngineBinding, bound_layer
+from expertier.tiers.engine_binding import EngineBinding, EngineLayout, bound_layer
 from expertier.tiers.expert_ids import distinct, distinct_array
 from expertier.tiers.file_source import FileSource
 from expertier.tiers.fill_workers import FillWorkers
@@ -317,10 +317,6 @@ class TierManager:
         self.last_error = None
         if self._device.has_own_memory:
             self._complete_layers()
-        return self.engine_binding()
-
-    def engine_binding(self) -> EngineBinding:
-        """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
         return EngineBinding(
             slab_base=self._slab.base,
             slab_bytes=self._slab.n_bytes,
@@ -353,7 +349,7 @@ class TierManager:
     def move_boundary(self, n_bytes: int) -> None:
         """Have the slab's first `n_bytes` free of slots and no more, for a bound engine that uses no slots meanwhile.
 
-        The hottest experts stay. Slots, addresses and tables are others afterwards: `engine_binding` has them. Waits
+        The hottest experts stay. Slots, addresses and tables are others afterwards: `engine_layout` has them. Waits
         for the leases of other threads. Raises as `reserve_compute` does; boundary and slots are as before then, but
         the tables, and who is in the slots, may not be.
         """
@@ -365,6 +361,16 @@ class TierManager:
             self.last_error = error
             raise
         self._complete_layers()
+
+    def engine_layout(self) -> EngineLayout:
+        """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
+        return EngineLayout(
+            self._residency.directory_address,
+            self.slots,
+            tuple(
+                tuple(place.offset for place in self._slab.places(layer)) for layer in range(len(self.slots))
+            ),
+        )
 
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
         """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.

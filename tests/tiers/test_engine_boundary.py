@@ -13,9 +13,10 @@ from expertier.errors import BudgetError, BusyError, DeviceError
 from expertier.hip.host import HostDevice
 from expertier.planner.allocate import floor_bytes
 from expertier.testing import FaultPlan, FaultyDevice, LayerShape, PatternSource, synthetic_table
+from expertier.tiers.engine_binding import bound_layer
 from expertier.tiers.manager import TierManager
 
-TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(n_experts=12, n_ff=64)])
+TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"), n_experts=12)])
 COMPUTE_BYTES = 40_000
 SLOTS = 4
 
@@ -47,13 +48,16 @@ def tiers(faults: FaultPlan) -> Iterator[TierManager]:
 
 def assert_described(tiers: TierManager) -> None:
     """Assert that the binding says where the slots lie now."""
-    now = tiers.engine_binding()
+    now = tiers.engine_layout()
     assert now.directory_address == tiers._residency.directory_address
-    for number, layer in enumerate(now.layers):
-        assert layer.n_slots == tiers.slots[number]
+    assert now.n_slots == tiers.slots
+    for number, layer in enumerate(TABLE.layers):
         places = tiers._slab.places(number)
-        assert [matrix.offset_from_slab_base for matrix in layer.matrices] == [p.offset for p in places]
-        assert layer.copies[0].offset_from_slab_base == places[0].offset
+        assert list(now.places[number]) == [place.offset for place in places]
+        bound = bound_layer(layer, TABLE.slot_layouts[number], tiers.slots[number], places)
+        assert [matrix.offset_from_slab_base for matrix in bound.matrices] == list(now.places[number])
+        for copy, offset in zip(bound.copies, now.places[number], strict=False):
+            assert copy.offset_from_slab_base == offset
 
 
 def test_the_budget_is_what_a_wide_batch_leaves(tiers: TierManager) -> None:
