@@ -32,9 +32,10 @@ from typing import Any
 from gpu.child import run_child
 from gpu.llama_build import ensure_llama_cpp
 from gpu.models import MODELS, BenchModel, ensure_model
+from gpu.moves_run import MovesOptions
 from gpu.opening import Placement
 from gpu.parity import PARITY_MODELS, run_parity
-from gpu.report import print_parity, print_rows
+from gpu.report import print_moves, print_parity, print_rows
 from gpu.results import Results
 from gpu.row_run import RowOptions
 from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, Row
@@ -42,8 +43,9 @@ from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, Row
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.tiers.table import ExpertTable
 
-_STAGES = ("build", "models", "rows", "parity", "table")
+_STAGES = ("build", "models", "rows", "moves", "parity", "table")
 _STARTED = time.monotonic()
+_MOVES_SCRIPT = Path(__file__).parent / "gpu" / "moves_run.py"
 _ROW_SCRIPT = Path(__file__).parent / "gpu" / "row_run.py"
 
 
@@ -131,6 +133,34 @@ def run_row(options: argparse.Namespace, results: Results, model: BenchModel, ro
     )
 
 
+def moves(options: argparse.Namespace, results: Results, model: BenchModel) -> None:
+    """Measure what the boundary's moves cost this model, unless that was measured with the same settings."""
+    table = ExpertTable.from_gguf(model.path)
+    row = Row.parse(f"ours-{options.moves_percent}")
+    asked = MovesOptions(
+        path=model.path,
+        placement=Placement(
+            "ours", options.device, row.cache_bytes(model, table), row.host_bytes(model, table)
+        ),
+        tokens=model.tokens,
+        rounds=options.rounds,
+        n_prefill=options.ubatch,
+        n_ctx=options.ctx,
+        n_threads=options.threads,
+        flash_attention=options.flash_attention,
+        llama_cpp=str(options.llama_cpp) if options.llama_cpp else None,
+    )
+    settings = {key: value for key, value in asdict(asked).items() if key != "tokens"}
+    name = f"{model.name}/{row.name}"
+    if not options.again and results.find("moves", name, settings):
+        return
+    if is_late(options, f"moves of {name}"):
+        return
+    findings = run_child(_MOVES_SCRIPT, asdict(asked), timeout_s=options.row_timeout)
+    results.put("moves", name, settings, findings)
+    say(f"moves of {name}: " + (f"FAILED: {findings['failed']}" if "failed" in findings else "measured"))
+
+
 def environment() -> dict[str, str]:
     """Return the variables that the tiers go by."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("MOE_")}
@@ -180,6 +210,8 @@ def print_all(options: argparse.Namespace, results: Results) -> None:
         if found:
             in_order = dict(sorted(found.items(), key=lambda item: row_order(item[0])))
             print_rows(model, in_order, options.link_gbs)
+    for name, findings in document.get("moves", {}).items():
+        print_moves(name, findings)
     for label, findings in document.get("parity", {}).items():
         print_parity(label, findings["cases"])
 
@@ -238,6 +270,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--ubatch", type=int)
     parser.add_argument("--threads", type=int, default=0, help="0: one for each processor.")
     parser.add_argument("--flash-attention", choices=("auto", "on", "off"), default="auto")
+    parser.add_argument(
+        "--moves-percent", type=int, default=50, help="Stage `moves`: slots, in percent of all expert bytes."
+    )
+    parser.add_argument("--rounds", type=int, default=8, help="Stage `moves`: how often there and back.")
     parser.add_argument("--cold", action="store_true", help="Decode without the warm prefill before it.")
     parser.add_argument("--row-timeout", type=float, default=240, metavar="SECONDS")
     parser.add_argument(
@@ -299,12 +335,14 @@ def main() -> None:
     results.note("machine", machine())
     if "build" in options.stages:
         build(options, results)
-    if "models" in options.stages or "rows" in options.stages:
+    if {"models", "rows", "moves"} & set(options.stages):
         for model in models(options):
             results.put("models", model.name, {}, asdict(model))
             if "rows" in options.stages:
                 for row in rows:
                     run_row(options, results, model, row)
+            if "moves" in options.stages:
+                moves(options, results, model)
     if "parity" in options.stages:
         parity(options, results)
     if "table" in options.stages:

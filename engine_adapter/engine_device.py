@@ -10,9 +10,12 @@ from itertools import count, takewhile
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from expertier.errors import DeviceError
 from expertier.hip.device import Device, Moves
 from expertier.hip.host import HostDevice
+from expertier.hip.zeros import Pieces
 from expertier.units import mib, round_up
 
 _ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
@@ -168,12 +171,25 @@ class EngineDevice:
 
     def copy_within(self, moves: Moves, stream: int = 0) -> None:
         """Move the pieces, one after another."""
-        for target, source, n_bytes in moves.tolist():
-            self._require(self._proxy.expertier_memory_move(target, source, n_bytes), "move to", target)
+        rows = np.ascontiguousarray(moves, np.int64)
+        if len(rows):
+            done = self._proxy.expertier_memory_move_all(
+                self._ggml_name.encode(), rows.ctypes.data, len(rows)
+            )
+            self._require(done, "move to", int(rows[0, 0]))
 
     def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill device memory with zeros."""
         self._require(self._proxy.expertier_memory_zero(target, n_bytes), "zero", target)
+
+    def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
+        """Fill pieces of device memory, rows of (address, bytes), with zeros."""
+        rows = np.ascontiguousarray(pieces, np.int64)
+        if len(rows):
+            done = self._proxy.expertier_memory_zero_all(
+                self._ggml_name.encode(), rows.ctypes.data, len(rows)
+            )
+            self._require(done, "zero", int(rows[0, 0]))
 
     def close(self) -> None:
         """End the use; `DeviceError` names what is still allocated."""
@@ -216,4 +232,6 @@ class EngineDevice:
 
     def _require(self, done: int, what: str, address: int) -> None:
         if not done:
-            raise DeviceError(f"asked {self.name} to {what} {address:#x}: no allocation of it lies there")
+            raise DeviceError(
+                f"asked {self.name} to {what} {address:#x}: no allocation of it lies there, or it gave no stream"
+            )

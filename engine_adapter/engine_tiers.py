@@ -8,7 +8,9 @@ from typing import NamedTuple
 from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.place_blocks import DeviceChoice, place_blocks
 from expertier.engine_adapter.placement import Placement
+from expertier.engine_adapter.slab_compute import computes_in_slab
 from expertier.planner.context_memory import ContextShape
+from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
@@ -33,15 +35,28 @@ def open_engine_tiers(
     """
     placement = place_blocks(proxy, table, config, shape)
     devices = [device_of(proxy, name) for name in placement.devices]
+
+    def compute_bytes(name: str, needs: DeviceNeeds) -> int:
+        return needs.compute_wide if computes_in_slab(proxy, config.slab_compute, name) else 0
+
     if placement.is_split:
         choice = DeviceChoice.of(table, config, shape)
-        parts = [
-            DevicePart(device, layers, choice.part(device, blocks))
-            for device, layers, blocks in zip(
-                devices, placement.layers(table), placement.blocks(), strict=True
-            )
-        ]
+        parts = []
+        for name, device, layers, blocks in zip(
+            placement.devices, devices, placement.layers(table), placement.blocks(), strict=True
+        ):
+            needs = choice.part(device, blocks)
+            parts.append(DevicePart(device, layers, needs, compute_bytes(name, needs)))
         return EngineTiers(TierSet(table, parts, config=config), placement)
     (device,) = devices
-    needs = DeviceChoice.of(table, config, shape).whole(device) if device.has_own_memory else None
-    return EngineTiers(TierManager(table, device=device, config=config, needs=needs), placement)
+    if not device.has_own_memory:
+        return EngineTiers(TierManager(table, device=device, config=config), placement)
+    needs = DeviceChoice.of(table, config, shape).whole(device)
+    manager = TierManager(
+        table,
+        device=device,
+        config=config,
+        needs=needs,
+        compute_bytes=compute_bytes(placement.devices[0], needs),
+    )
+    return EngineTiers(manager, placement)

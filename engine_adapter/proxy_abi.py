@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 5  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 6  # EXPERTIER_ABI in abi.h
 HOST_ABI = 7  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -18,6 +18,7 @@ FillCallback = ct.CFUNCTYPE(
 LoadCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
 )
+MoveCallback = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_uint64, _INT32_POINTER)
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
 FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
@@ -118,6 +119,37 @@ class Binding(ct.Structure):
         ("host_copies", HostCopies),
         ("sees_all", ct.c_int32),
         ("stream_tokens", ct.c_int32),
+    )
+
+
+class Compute(ct.Structure):
+    """expertier_compute: the slab's low end, for the engine's compute buffers."""
+
+    _fields_ = (
+        ("move", MoveCallback),
+        ("context", ct.c_void_p),
+        ("binding", ct.POINTER(Binding)),
+        ("compute_bytes", ct.c_uint64),
+        ("most_bytes", ct.c_uint64),
+        ("move_cost_bytes", ct.c_int64),
+    )
+
+
+class ComputeCounts(ct.Structure):
+    """expertier_compute_counts: what of the slab the engine computes in, and the moves of the boundary."""
+
+    _fields_ = tuple(
+        (name, ct.c_int64)
+        for name in (
+            "moves_up",
+            "moves_down",
+            "failed_moves",
+            "move_ns",
+            "boundary_bytes",
+            "needed_bytes",
+            "buffers",
+            "buffer_bytes",
+        )
     )
 
 
@@ -234,6 +266,9 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_proxy_device_name": (ct.c_char_p, (ct.c_int32,)),
     "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
     "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
+    "expertier_proxy_can_wrap": (ct.c_int32, ()),
+    "expertier_tiers_open_compute": (ct.c_int32, (ct.c_void_p, ct.POINTER(Compute), *_TEXT)),
+    "expertier_tiers_compute_counts": (None, (ct.c_void_p, ct.POINTER(ComputeCounts))),
     "expertier_tiers_unbind": (None, (ct.c_void_p,)),
     "expertier_tiers_begin_load": (None, (ct.c_void_p,)),
     "expertier_tiers_end_load": (None, ()),
@@ -257,7 +292,8 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_memory_free": (ct.c_int32, (ct.c_uint64,)),
     "expertier_memory_copy_in": (ct.c_int32, (ct.c_uint64, ct.c_void_p, ct.c_uint64)),
     "expertier_memory_copy_out": (ct.c_int32, (ct.c_void_p, ct.c_uint64, ct.c_uint64)),
-    "expertier_memory_move": (ct.c_int32, (ct.c_uint64, ct.c_uint64, ct.c_uint64)),
+    "expertier_memory_move_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
+    "expertier_memory_zero_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
     "expertier_memory_zero": (ct.c_int32, (ct.c_uint64, ct.c_uint64)),
 }
 

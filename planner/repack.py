@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from expertier.planner.residency import Residency
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 
 class Kept(Protocol):
@@ -56,13 +58,20 @@ class Survivors:
         return Survivors(empty, empty, empty, empty)
 
 
-def survivors(residency: Residency, n_slots: Sequence[int], shifts: Sequence[int | None]) -> Survivors:
+def survivors(
+    residency: Residency,
+    n_slots: Sequence[int],
+    shifts: Sequence[int | None],
+    *,
+    whole_in_order: bool = False,
+) -> Survivors:
     """Choose who stays in layers of `n_slots` slots: all READY experts where they fit, otherwise the hottest.
 
     The policy's own order decides: whoever would be evicted last stays first. `shifts[layer]` says where
     things lie: the memory of old slot `i` is that of new slot `i - shift`, or None when no slot lines up with
-    another. Slots keep their order; as many as can be stay where they are in memory. Pure: nothing changes.
-    Nothing may be pinned.
+    another. Slots keep their order; as many as can be stay where they are in memory. With `whole_in_order`, in a layer
+    with a slot for every expert those stay that can have the slots of their own numbers, as an engine likes them best
+    (`policy.is_whole`); the others are to be fetched again. Pure: nothing changes. Nothing may be pinned.
     """
     assert not residency.pins.any(), "survivors are chosen while a slot is pinned"
     if not len(n_slots) == len(shifts) == len(residency.n_slots):
@@ -77,25 +86,46 @@ def survivors(residency: Residency, n_slots: Sequence[int], shifts: Sequence[int
         if len(kept) > n_new:
             coldest_first = np.argsort(view.order[kept], kind="stable")
             kept = np.sort(kept[coldest_first[len(kept) - n_new :]])
-        places = _places(kept.tolist(), n_new, shift)
+        if whole_in_order and n_new == len(view.slot_of):
+            kept = kept[_longest_rise(view.owner[kept].tolist())]
+            places = view.owner[kept].astype(np.int64)
+        else:
+            places = _places(kept, n_new, shift)
         columns.append(
             (
                 np.full(len(kept), layer, np.int32),
                 view.owner[kept],
                 kept.astype(np.int32),
-                np.array(places, np.int32),
+                places.astype(np.int32),
             )
         )
     return Survivors(*(np.concatenate(column) for column in zip(*columns, strict=True)))
 
 
-def _places(old_slots: Sequence[int], n_new: int, shift: int | None) -> list[int]:
+def _longest_rise(numbers: Sequence[int]) -> list[int]:
+    """Return the indices of a longest subsequence of distinct numbers that rises."""
+    last: list[int] = []  # of each length, the index of the lowest number that ends such a subsequence
+    lowest: list[int] = []
+    before = [-1] * len(numbers)
+    for i, number in enumerate(numbers):
+        length = bisect_left(lowest, number)
+        before[i] = last[length - 1] if length else -1
+        last[length:] = [i, *last[length + 1 :]]
+        lowest[length:] = [number, *lowest[length + 1 :]]
+    chosen: list[int] = []
+    i = last[-1] if last else -1
+    while i >= 0:
+        chosen.append(i)
+        i = before[i]
+    return chosen[::-1]
+
+
+def _places(old_slots: I64, n_new: int, shift: int | None) -> I64:
     """Return new slots for rising `old_slots`: rising, below `n_new`, in place where that is possible."""
+    ranks = np.arange(len(old_slots))
     if shift is None:
-        return list(range(len(old_slots)))
-    places: list[int] = []
-    above = n_new
-    for k in range(len(old_slots) - 1, -1, -1):
-        above = min(above - 1, max(old_slots[k] - shift, k))
-        places.append(above)
-    return places[::-1]
+        return ranks
+    # From the last one down, each lies where it is, or right below the one above it where that lies too low.
+    above = np.maximum(old_slots - shift - ranks, 0)
+    lowest: I64 = np.minimum.accumulate(above[::-1])[::-1]
+    return ranks + np.minimum(lowest, n_new - len(old_slots))

@@ -11,6 +11,7 @@ from expertier.errors import BudgetError
 from expertier.tiers.slot_layout import GUARD_BYTES, RANGE_ALIGNMENT, Place, SlotLayout
 from expertier.units import MIB, mib_needed
 
+I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
 
@@ -86,22 +87,39 @@ class ArenaLayout:
             row[:, 2] = stride
         return rows.reshape(-1, 3)
 
+    def all_pieces(self, layers: I32, slots: I32) -> I64:
+        """Return the pieces of slots of several layers, as `pieces` does; `layers` and then `slots` rise."""
+        if all(layout.stride for layout in self.layouts):
+            begins = np.array([places[0].offset for places in self._places], np.int64)
+            sizes = np.array([layout.block_bytes for layout in self.layouts], np.int64)
+            strides = np.array([layout.stride for layout in self.layouts], np.int64)
+            offsets = begins[layers] + slots * strides[layers]
+            return np.stack([offsets, sizes[layers], strides[layers]], axis=1)
+        bounds = np.searchsorted(layers, np.arange(len(self.layouts) + 1))
+        return np.concatenate(
+            [
+                self.pieces(layer, slots[bounds[layer] : bounds[layer + 1]].astype(np.int64))
+                for layer in range(len(self.layouts))
+            ]
+        )
+
     def guards(self, free: Sequence[I64]) -> I64:
         """Return (offset, bytes) of what must be zero: the end of every array, and the head of every FREE slot.
 
         Kernels read up to `GUARD_BYTES` past an expert, where another's bytes do no harm but those of another
         quantisation would. `free[layer]` are the layer's FREE slots. Shape (guards, 2).
         """
-        rows: list[I64] = []
+        tails: list[tuple[int, int]] = []
         for layer, n_slots in enumerate(self.slots):
-            ends = self.pieces(layer, np.array([n_slots - 1], np.int64))
-            last = self._begins[layer] + self.layouts[layer].range_bytes(n_slots)
-            tails = np.stack([ends[:, 0] + ends[:, 1], np.full(len(ends), GUARD_BYTES)], axis=1)
-            tails[-1, 1] = last - tails[-1, 0]
-            rows.append(tails)
-            heads = self.pieces(layer, free[layer])
-            rows.append(np.stack([heads[:, 0], np.minimum(heads[:, 1], GUARD_BYTES)], axis=1))
-        return np.concatenate(rows)
+            end = self._begins[layer] + self.layouts[layer].range_bytes(n_slots)
+            ends = [offset + size for offset, _, size in self.copies(layer, n_slots - 1)]
+            tails += [(at, GUARD_BYTES) for at in ends[:-1]]
+            tails.append((ends[-1], end - ends[-1]))
+        numbers = np.repeat(np.arange(len(free), dtype=np.int32), [len(slots) for slots in free])
+        heads = self.all_pieces(numbers, np.concatenate(free).astype(np.int32))[:, :2]
+        return np.concatenate(
+            [np.array(tails, np.int64), np.minimum(heads, [np.iinfo(np.int64).max, GUARD_BYTES])]
+        )
 
     def shift_to(self, new: ArenaLayout, layer: int) -> int | None:
         """Return by how much slot numbers change where bytes stay: old slot `i` lies where new slot

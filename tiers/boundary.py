@@ -42,8 +42,10 @@ class Boundary:
         demands: Sequence[LayerDemand],
         bytes_missed: Callable[[], int],
         arena_bytes: int,
+        quotas: Sequence[int],
     ) -> None:
-        """Start without a compute region; `bytes_missed` is what L1's misses have cost so far."""
+        """Start as the slab is laid out; `bytes_missed` is what L1's misses have cost so far, `quotas` what the layers
+        get when all of the slab is theirs."""
         self.arena_bytes = arena_bytes
         """The size that was asked for; the slab's is rounded up. Changed by `resize` only."""
         self._slab = slab
@@ -52,7 +54,7 @@ class Boundary:
         self._demands = demands
         self._bytes_missed = bytes_missed
         self._lock = threading.Lock()  # of the wishes below; never held during a move
-        self._quotas = slab.slots  # what the layers get when all of the slab is theirs
+        self._quotas = tuple(quotas)
         self._wanted_bytes = 0
         self._going_to: int | None = None  # where a move down is on its way to
         self.pays_at: int | None = None
@@ -60,15 +62,7 @@ class Boundary:
 
     def reserve(self, n_bytes: int, stream: int | None) -> ComputeRegion:
         """See `TierManager.reserve_compute`."""
-        most = self._slab.n_bytes - floor_bytes(self._demands)
-        if n_bytes > most:
-            raise BudgetError(
-                f"asked for {n_bytes / MIB:.3f} MiB to compute in, of a slab of {self._slab.n_bytes / MIB:.3f} "
-                f"MiB: with one slot a layer left, {max(most, 0) / MIB:.3f} MiB is the most; ask for less, or "
-                "give the expert cache more"
-            )
-        if n_bytes < 0:
-            raise ValueError(f"asked for {n_bytes} bytes to compute in")
+        self._require_room(n_bytes)
         with self._lock:
             enough = n_bytes <= self._steady_bytes()
             if enough:
@@ -81,6 +75,24 @@ class Boundary:
                     self._want(n_bytes)
         self._relayout.let_in(stream)
         return ComputeRegion(self._slab.base, self._slab.layout.compute_bytes)
+
+    def move(self, n_bytes: int) -> None:
+        """See `TierManager.move_boundary`."""
+        self._require_room(n_bytes)
+        with self._usage.exclusively("move the boundary", for_engine=True):
+            with self._lock:
+                self._wanted_bytes = n_bytes
+            try:
+                if round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
+                    self._lay_out(n_bytes, whole_in_order=True)
+            finally:
+                with self._lock:  # where it stands is what the engine has: there is nothing to go down for
+                    self._wanted_bytes = self._slab.layout.compute_bytes
+                    self.pays_at = None
+
+    def most_bytes(self) -> int:
+        """Return how much can be free of slots: all but one slot a layer."""
+        return max(self._slab.n_bytes - floor_bytes(self._demands), 0)
 
     def release(self, n_bytes: int) -> None:
         """See `TierManager.release_compute`."""
@@ -147,6 +159,17 @@ class Boundary:
 
     # ---- inside
 
+    def _require_room(self, n_bytes: int) -> None:
+        most = self.most_bytes()
+        if n_bytes > most:
+            raise BudgetError(
+                f"asked for {n_bytes / MIB:.3f} MiB to compute in, of a slab of {self._slab.n_bytes / MIB:.3f} "
+                f"MiB: with one slot a layer left, {most / MIB:.3f} MiB is the most; ask for less, or "
+                "give the expert cache more"
+            )
+        if n_bytes < 0:
+            raise ValueError(f"asked for {n_bytes} bytes to compute in")
+
     def _give_quotas(self, slots: Sequence[int], slab_bytes: int) -> None:
         """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, all is as before."""
         quotas, layout = self._quotas, self._slab.layout
@@ -158,7 +181,9 @@ class Boundary:
                 self._quotas = quotas
             raise
 
-    def _lay_out(self, compute_bytes: int, slab_bytes: int | None = None) -> None:
+    def _lay_out(
+        self, compute_bytes: int, slab_bytes: int | None = None, *, whole_in_order: bool = False
+    ) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slots: Sequence[int] = self._quotas
@@ -169,7 +194,7 @@ class Boundary:
             slots = shrink(slots, self._demands, budget_bytes=size - compute_bytes).slots
         layout = self._slab.layout
         try:
-            self._relayout.run(slots, compute_bytes, size)
+            self._relayout.run(slots, compute_bytes, size, whole_in_order=whole_in_order)
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:

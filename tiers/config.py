@@ -64,6 +64,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
         parse_shares,
     ),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_SLAB_COMPUTE", "slab_compute", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
@@ -86,7 +87,8 @@ class TierConfig:
     expert bytes that `auto` takes. `profile` is a file with a routing profile: the slots follow it, and the
     most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
     GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
-    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). Of a device's
+    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
+    `slab_compute` an engine's compute buffers lie in the slab, below the slots. Of a device's
     memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `rail_bytes` free (`auto`:
     none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
     thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
@@ -104,6 +106,7 @@ class TierConfig:
     engine_device: str = "auto"
     tensor_split: AutoShares = "auto"
     decode_gate: AutoSwitch = "auto"
+    slab_compute: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"

@@ -69,6 +69,19 @@ class EngineBinding:
     copies: CopyAddresses
 
 
+@dataclass(frozen=True, slots=True)
+class EngineLayout:
+    """What of a binding is another after a move of the slots.
+
+    `places[layer]` are the offsets from the slab's base of each matrix in slot 0; pieces of experts lie there too: one
+    at the first, or one at each.
+    """
+
+    directory_address: int
+    n_slots: tuple[int, ...]
+    places: tuple[tuple[int, ...], ...]
+
+
 def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Sequence[Place]) -> BoundLayer:
     """Describe a layer of `n_slots` slots whose matrices lie at `places`, counted from the slab's base."""
     staged = layout.place(layer.n_experts)

@@ -24,9 +24,10 @@ def in_place(kept: Survivors) -> Survivors:
 
 def free_slots(kept: Survivors, slots: Sequence[int]) -> list[I64]:
     """Return for each layer the new slots that nobody has, where it has `slots[layer]` of them."""
+    bounds = np.searchsorted(kept.layer, np.arange(len(slots) + 1))
     free = []
     for layer, n_slots in enumerate(slots):
         taken = np.zeros(n_slots, np.bool_)
-        taken[kept.new_slot[kept.layer == layer]] = True
-        free.append(np.flatnonzero(~taken).astype(np.int64))
+        taken[kept.new_slot[bounds[layer] : bounds[layer + 1]]] = True
+        free.append(np.flatnonzero(~taken))
     return free

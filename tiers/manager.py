@@ -28,6 +28,7 @@ from expertier.planner.profile import warm_order
 from expertier.planner.quotas import Proposal
 from expertier.planner.repack import Survivors
 from expertier.planner.residency import Residency
+from expertier.planner.shrink import shrink
 from expertier.tiers.admission import Admission
 from expertier.tiers.advice import advise
 from expertier.tiers.boundary import Boundary, ComputeRegion
@@ -36,7 +37,7 @@ from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.counted_source import CountedSource
-from expertier.tiers.engine_binding import EngineBinding, bound_layer
+from expertier.tiers.engine_binding import EngineBinding, EngineLayout, bound_layer
 from expertier.tiers.expert_ids import distinct, distinct_array
 from expertier.tiers.file_source import FileSource
 from expertier.tiers.fill_workers import FillWorkers
@@ -59,7 +60,7 @@ from expertier.tiers.stats import L1Stats, TierStats
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.transfer import Transfer
 from expertier.tiers.usage import Usage
-from expertier.units import round_up
+from expertier.units import mib, round_up
 
 I32 = npt.NDArray[np.int32]
 
@@ -87,12 +88,14 @@ class TierManager:
         needs: DeviceNeeds | None = None,
         profile: ModelProfile | None = None,
         share: PoolShare | None = None,
+        compute_bytes: int = 0,
     ) -> None:
         """Allocate the tiers. Without `source`, the table's file is opened and closed again here.
 
         On a device with memory of its own, `needs` says what an engine takes of it beside the experts
-        (`device_needs.py`), which `auto` then leaves to it. `profile` is what `config` names, of these layers, and
-        `share` what this is of a model on several devices: for `tier_set.py`.
+        (`device_needs.py`), which `auto` then leaves to it. `compute_bytes` are added to the slab for an engine's
+        compute buffers, and lie below the slots; they are among the needs. `profile` is what `config` names, of these
+        layers, and `share` what this is of a model on several devices: for `tier_set.py`.
 
         Raises `BudgetError` below one slot a layer, `DeviceError` where memory is missing, `SourceError`
         where the file is not the one that the table describes, `ConfigError` where the profile cannot be read or
@@ -114,30 +117,38 @@ class TierManager:
             headroom_bytes=HEADROOM_BYTES,
             needs=needs,
         )
+        self.ledger = budgets.ledger
+        """Who takes the device's memory, where `auto` shared it out."""
         if budgets.ledger is not None:
             _log.info("%s", budgets.ledger.line())
         profile = profile if profile is not None else ModelProfile.of(config.profile, table)
-        plan = plan_layers(
-            table.layer_demands(), budget_bytes=budgets.expert_cache_bytes, profile=profile.plan_uses
-        )
+        demands = table.layer_demands()
+        compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
+        slab_bytes = budgets.expert_cache_bytes + compute_bytes
+        plan = plan_layers(demands, budget_bytes=slab_bytes, profile=profile.plan_uses)
+        slots = plan.slots
+        if compute_bytes:
+            slots = shrink(plan.slots, demands, budget_bytes=budgets.expert_cache_bytes).slots
         layouts = table.slot_layouts
-        self._residency = Residency([layer.n_experts for layer in table.layers], plan.slots, config.policy)
+        self.engine_computes = compute_bytes > 0
+        """Whether an engine's compute buffers lie in the slab."""
+        self._residency = Residency([layer.n_experts for layer in table.layers], slots, config.policy)
         with ExitStack() as undo:
             self._locks = LayerLocks(table.n_layers)
             undo.callback(self._locks.close)
             self._slab = Slab(
                 device,
                 layouts,
-                budgets.expert_cache_bytes,
+                slab_bytes,
                 open_slab_memory(
                     device,
-                    round_up(budgets.expert_cache_bytes, RANGE_ALIGNMENT),
+                    round_up(slab_bytes, RANGE_ALIGNMENT),
                     vmm=config.slab_vmm,
-                    capacity_bytes=round_up(full_bytes(table.layer_demands()), RANGE_ALIGNMENT),
+                    capacity_bytes=round_up(full_bytes(demands) + compute_bytes, RANGE_ALIGNMENT),
                 ),
             )
             undo.callback(self._slab.close)
-            self._slab.relayout(self._slab.plan(plan.slots, 0), Survivors.none())
+            self._slab.relayout(self._slab.plan(slots, compute_bytes), Survivors.none())
             self._copies = CopyDirectory([layer.n_experts for layer in table.layers])
             undo.callback(self._copies.close)
             self._pool = HostPool(
@@ -179,9 +190,10 @@ class TierManager:
             self._slab,
             self._relayout,
             self._usage,
-            table.layer_demands(),
+            demands,
             self._demand_bytes,
-            budgets.expert_cache_bytes,
+            slab_bytes,
+            plan.slots,
         )
         self._prefetcher = Prefetcher(
             self._residency,
@@ -192,8 +204,8 @@ class TierManager:
             self._pool,
             self._before_ready,
         )
-        self._rebalance = Rebalance(self._residency, self._boundary, table.layer_demands())
-        for line in advise(table, plan.slots, budgets):
+        self._rebalance = Rebalance(self._residency, self._boundary, demands)
+        for line in advise(table, slots, budgets):
             _log.warning("%s: %s", table.path.name, line)
         self.last_error: BaseException | None = None
         """What made the last engine fill fail; set by `fill`, cleared by whoever reports it."""
@@ -298,7 +310,8 @@ class TierManager:
     # ---- engines
 
     def bind_engine(self) -> EngineBinding:
-        """Let an engine use the tiers; slots and addresses stay as they are until `unbind_engine`.
+        """Let an engine use the tiers; slots and addresses stay as they are until `unbind_engine`, or until the engine
+        itself has the boundary moved (`move_boundary`).
 
         Raises `BusyError` when an engine is bound already.
         """
@@ -321,6 +334,47 @@ class TierManager:
                 )
             ),
             copies=self._copies.addresses,
+        )
+
+    @property
+    def compute_bytes(self) -> int:
+        """How many bytes at the slab's base are free of slots now."""
+        return self._slab.layout.compute_bytes
+
+    @property
+    def slots_are_sound(self) -> bool:
+        """False after a move that failed, and could not be undone: the next one will try again before all else."""
+        return not self._slab.stale_guards
+
+    @property
+    def most_compute_bytes(self) -> int:
+        """How many can be: all but one slot a layer."""
+        return self._boundary.most_bytes()
+
+    def move_boundary(self, n_bytes: int) -> None:
+        """Have the slab's first `n_bytes` free of slots and no more, for a bound engine that uses no slots meanwhile.
+
+        The hottest experts stay. Slots, addresses and tables are others afterwards: `engine_layout` has them. Waits
+        for the leases of other threads. Raises as `reserve_compute` does; boundary and slots are as before then, but
+        the tables, and who is in the slots, may not be.
+        """
+        try:
+            if self._slab.stale_guards:
+                self._restore_guards(for_engine=True)
+            self._boundary.move(n_bytes)
+        except BaseException as error:
+            self.last_error = error
+            raise
+        self._complete_layers()
+
+    def engine_layout(self) -> EngineLayout:
+        """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
+        return EngineLayout(
+            self._residency.directory_address,
+            self.slots,
+            tuple(
+                tuple(place.offset for place in self._slab.places(layer)) for layer in range(len(self.slots))
+            ),
         )
 
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
@@ -381,6 +435,11 @@ class TierManager:
         holds leases, an engine is bound or others' leases do not end in time, and `DeviceError`; boundary and
         slots are then as before.
         """
+        if self.engine_computes:
+            raise BusyError(
+                f"asked for {mib(n_bytes)} to compute in, where these tiers have an engine compute: make them with "
+                "MOE_SLAB_COMPUTE=0"
+            )
         return self._boundary.reserve(n_bytes, stream)
 
     def release_compute(self, n_bytes: int = 0) -> None:
@@ -578,15 +637,16 @@ class TierManager:
             (number, layer.n_experts)
             for number, (layer, n_slots) in enumerate(zip(self._table.layers, self.slots, strict=True))
             if n_slots == layer.n_experts
+            and bool((self._residency.slot_of[number, : layer.n_experts] < 0).any())
         ]
         n_asked = sum(n for _, n in whole)
         for layer, n_experts in whole:
             for expert in range(n_experts):
                 self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=MAX_WAITING + n_asked)
 
-    def _restore_guards(self) -> None:
+    def _restore_guards(self, *, for_engine: bool = False) -> None:
         """Finish what a failed move of the slots left to do, before anyone uses them."""
-        with self._usage.exclusively("use the slots after a failed move"):
+        with self._usage.exclusively("use the slots after a failed move", for_engine=for_engine):
             self._relayout.restore_guards()
 
     def _demand_bytes(self) -> int:

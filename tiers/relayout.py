@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+import numpy as np
+
 from expertier.errors import DeviceError
 from expertier.hip.fence import Fence
 from expertier.planner.repack import Survivors, survivors
@@ -36,17 +38,25 @@ class Relayout:
         self._stream = stream
         self._stats = MoveStats()
 
-    def run(self, slots: Sequence[int], compute_bytes: int, slab_bytes: int | None = None) -> Fence | None:
+    def run(
+        self,
+        slots: Sequence[int],
+        compute_bytes: int,
+        slab_bytes: int | None = None,
+        *,
+        whole_in_order: bool = False,
+    ) -> Fence | None:
         """Lay out `slots[layer]` slots a layer above `compute_bytes`, in a slab of another size where given.
 
-        Returns the fence after which the new layout holds; None where it does already. Raises `BudgetError`
-        where that does not fit and `DeviceError` where a call failed; slots and compute region are as before
-        then, and experts whose bytes were lost are no longer resident.
+        `whole_in_order` is as `planner.repack.survivors` has it. Returns the fence after which the new layout
+        holds; None where it does already. Raises `BudgetError` where that does not fit and `DeviceError` where a
+        call failed; slots and compute region are as before then, and experts whose bytes were lost are no longer
+        resident.
         """
         new = self._slab.plan(slots, compute_bytes, slab_bytes)
         old = self._slab.slots
         shifts = [self._slab.layout.shift_to(new, layer) for layer in range(len(old))]
-        kept = survivors(self._residency, new.slots, shifts)
+        kept = survivors(self._residency, new.slots, shifts, whole_in_order=whole_in_order)
         dropped = self._dropped(kept)
         self._fences.before_move(self._stream)
         try:
@@ -88,10 +98,6 @@ class Relayout:
 
     def _dropped(self, kept: Survivors) -> list[tuple[int, int]]:
         """Return (layer, expert) of the residents that are not in `kept`."""
-        stay = set(zip(kept.layer.tolist(), kept.expert.tolist(), strict=True))
-        return [
-            (layer, expert)
-            for layer in range(len(self._slab.slots))
-            for expert in self._residency.residents(layer)
-            if (layer, expert) not in stay
-        ]
+        goes = self._residency.slot_of >= 0  # all READY: nothing is pinned
+        goes[kept.layer, kept.expert] = False
+        return [(layer, expert) for layer, expert in np.argwhere(goes).tolist()]

@@ -21,6 +21,7 @@ import numpy as np
 from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.slab_memory import PlainSlabMemory, SlabMemory
+from expertier.hip.zeros import zero_pieces
 from expertier.planner.repack import Survivors
 from expertier.tiers.arena_layout import I64, ArenaLayout
 from expertier.tiers.kept import free_slots, some_of
@@ -179,13 +180,11 @@ class Slab:
 
     def _moves(self, new: ArenaLayout, kept: Survivors) -> I64:
         """Return the moves of `kept` as rows (target, source, bytes), in offsets of the slab."""
-        old_pieces, new_pieces = [np.empty((0, 3), np.int64)], [np.empty((0, 3), np.int64)]
-        for layer in np.unique(kept.layer).tolist():
-            rows = np.flatnonzero(kept.layer == layer)
-            old_pieces.append(self.layout.pieces(layer, kept.old_slot[rows].astype(np.int64)))
-            new_pieces.append(new.pieces(layer, kept.new_slot[rows].astype(np.int64)))
-        return order_moves(np.concatenate(old_pieces), np.concatenate(new_pieces))
+        return order_moves(
+            self.layout.all_pieces(kept.layer, kept.old_slot), new.all_pieces(kept.layer, kept.new_slot)
+        )
 
     def _zero(self, layout: ArenaLayout, free: Sequence[I64], stream: int) -> None:
-        for offset, n_bytes in layout.guards(free).tolist():
-            self._device.zero(self._base + offset, n_bytes, stream)
+        pieces = layout.guards(free)
+        pieces[:, 0] += self._base
+        zero_pieces(self._device, pieces, stream)

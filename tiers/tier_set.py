@@ -33,11 +33,15 @@ from expertier.tiers.variable import AutoBytes
 
 @dataclass(frozen=True, slots=True)
 class DevicePart:
-    """A device and the layers whose experts it holds, with what an engine takes of it beside them."""
+    """A device and the layers whose experts it holds, with what an engine takes of it beside them.
+
+    `compute_bytes` of that are an engine's compute buffers in the slab, as `TierManager` takes them.
+    """
 
     device: Device
     layers: tuple[int, ...]
     needs: DeviceNeeds | None = None
+    compute_bytes: int = 0
 
 
 class TierSet:
@@ -83,6 +87,7 @@ class TierSet:
                         config=own,
                         source=source,
                         needs=part.needs,
+                        compute_bytes=part.compute_bytes,
                         profile=profile.of_layers(
                             part.layers, max(layer.n_experts for layer in of_part.layers)
                         ),

@@ -121,24 +121,25 @@ class Usage:
             self._bound = False
 
     @contextmanager
-    def exclusively(self, what: str, *, wait_s: float = WAIT_S) -> Iterator[None]:
+    def exclusively(self, what: str, *, wait_s: float = WAIT_S, for_engine: bool = False) -> Iterator[None]:
         """Keep everyone out for the length of a `with` block.
 
         Waits for the leases of other threads, `wait_s` seconds at most; raises `BusyError` after that, and at
-        once while this thread holds leases itself or an engine is bound. Nothing has changed then.
+        once while this thread holds leases itself or an engine is bound. Nothing has changed then. `for_engine` is
+        for the bound engine itself, which has seen to it that it uses no slots meanwhile.
         """
         deadline = time.monotonic() + wait_s
         with self._changed:
             self._require_open()
             if self._has_lease(threading.get_ident()):
-                self._require_idle(what)
+                self._require_idle(what, for_engine=for_engine)
             self._n_exclusive += 1
             try:
                 while self._moving or self._leases or self._background:
-                    self._require_unbound(what)
+                    self._require_unbound(what, for_engine=for_engine)
                     if not self._changed.wait(max(deadline - time.monotonic(), 0)):
-                        self._require_idle(what)
-                self._require_idle(what)
+                        self._require_idle(what, for_engine=for_engine)
+                self._require_idle(what, for_engine=for_engine)
                 self._moving = True
             except BaseException:
                 self._n_exclusive -= 1
@@ -175,13 +176,13 @@ class Usage:
         if self._closed:
             raise LeaseError("these tiers were closed: make another TierManager")
 
-    def _require_unbound(self, what: str) -> None:
-        if self._bound or self._engine_fills:
+    def _require_unbound(self, what: str, *, for_engine: bool = False) -> None:
+        if self._engine_fills or (self._bound and not for_engine):
             raise BusyError(f"cannot {what} while an engine is bound: free its model, then unbind_engine")
 
-    def _require_idle(self, what: str) -> None:
+    def _require_idle(self, what: str, *, for_engine: bool = False) -> None:
         self._require_open()
-        self._require_unbound(what)
+        self._require_unbound(what, for_engine=for_engine)
         if self._leases:
             layers = sorted({lease.layer for lease in self._leases})
             raise BusyError(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import Tiers
@@ -29,9 +30,13 @@ class Placement:
 
 @contextmanager
 def opened(
-    engine: LoadedEngine, path: str | Path, placement: Placement
+    engine: LoadedEngine, path: str | Path, placement: Placement, shape: ContextShape
 ) -> Iterator[tuple[LlamaModel, Tiers | None]]:
-    """Load the model, and close it and its tiers at the end."""
+    """Load the model, and close it and its tiers at the end.
+
+    Where the engine computes in the slab, that has room for a context of `shape` beside the cache's bytes: as much as
+    the other sides allocate apart.
+    """
     if placement.side != "ours":
         in_ram = placement.side != "vram"
         with LlamaModel.open(
@@ -50,6 +55,6 @@ def opened(
         expert_cache_bytes=placement.cache_bytes,
         host_pool_bytes=placement.host_bytes,
     )
-    tiers, placed = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(path), config)
+    tiers, placed = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(path), config, shape)
     with tiers, LlamaModel.open(engine, path, tiers=tiers, placement=placed) as model:
         yield model, tiers

@@ -104,7 +104,10 @@ def verdict(findings: dict[str, Any]) -> str:
     if "failed" in findings:
         return f"failed: {findings['failed']}"
     differ = _differing(findings)
-    return f"differs in {', '.join(differ)}" if differ else "bit-identical"
+    said = f"differs in {', '.join(differ)}" if differ else "bit-identical"
+    if compute := findings.get("compute"):
+        said += f"; the boundary moved up {compute['moves_up']} times, down {compute['moves_down']}"
+    return said
 
 
 def _differing(findings: dict[str, Any]) -> list[str]:

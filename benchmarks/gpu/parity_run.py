@@ -16,11 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from expertier.engine_adapter import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import ExpertierError
+from expertier.planner.context_memory import ContextShape
 from gpu.child import tell
 from gpu.opening import Placement, opened
+from gpu.row_run import compute_counts
 
 F32 = npt.NDArray[np.float32]
 
@@ -76,7 +79,8 @@ def segments(context: LlamaContext, draw: np.random.Generator, first: int, last:
 def compute(engine: LoadedEngine, options: SidesOptions, label: str, placement: Placement) -> dict[str, Any]:
     """Compute one side, save its logits and return what was counted."""
     kept = Path(options.folder) / label
-    with opened(engine, options.path, placement) as (model, tiers):
+    shape = ContextShape(n_ctx=_N_CTX, n_ubatch=options.n_ubatch, full_windows=True)
+    with opened(engine, options.path, placement, shape) as (model, tiers):
         with model.context(
             n_ctx=_N_CTX,
             n_batch=SECOND_PREFILL,
@@ -91,7 +95,8 @@ def compute(engine: LoadedEngine, options: SidesOptions, label: str, placement: 
         if tiers is not None:
             tiers.check_valid()
         counts = model.binding.counters().as_dict() if model.binding is not None else {}
-    return {"proxy": counts, "n_graph_splits": splits}
+        compute = compute_counts(model)
+    return {"proxy": counts, "n_graph_splits": splits, "compute": compute}
 
 
 def main() -> int:
@@ -100,6 +105,7 @@ def main() -> int:
     sides = {label: Placement(**placement) for label, placement in given["sides"].items()}
     options = SidesOptions(**{**given, "sides": sides})
     done: dict[str, Any] = {}
+    slab_compute.MOVE_COST_BYTES = 0  # the boundary is to move as often as it can
     try:
         engine = open_engine(options.llama_cpp)
         for label, placement in options.sides.items():

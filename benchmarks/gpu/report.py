@@ -114,6 +114,50 @@ def _ratio(mine: dict[str, Any] | None, base: dict[str, Any] | None) -> str:
     return f"{mine['tokens_per_s'] / base['tokens_per_s']:.2f}"
 
 
+def print_moves(name: str, findings: dict[str, Any]) -> None:
+    """Print what the boundary's moves cost, beside a boundary that stays and compute buffers outside of the slab."""
+    if "failed" in findings:
+        print(f"{name}, moves FAILED: {findings['failed']}")
+    print(f"\n{name}: a prefill and then single tokens, in turn; medians")
+    head = [
+        "compute buffers",
+        "prefill ms",
+        "1st token ms",
+        "2nd",
+        "later",
+        "MiB for slots",
+        "moves up",
+        "down",
+        "ms each",
+    ]
+    lines = []
+    for way, row in findings.get("ways", {}).items():
+        compute = row["compute"] or {}
+        n_moves = compute.get("moves_up", 0) + compute.get("moves_down", 0)
+        lines.append(
+            [
+                way,
+                f"{row['prefill_ms']:.1f}",
+                f"{row['first_ms']:.2f}",
+                f"{row['second_ms']:.2f}",
+                f"{row['later_ms']:.2f}",
+                f"{row['slots_bytes'] / MIB:.0f}",
+                str(compute.get("moves_up", "-")),
+                str(compute.get("moves_down", "-")),
+                f"{compute['move_ns'] / n_moves / 1e6:.2f}" if n_moves else "-",
+            ]
+        )
+    if lines:
+        print_table(head, lines)
+    for way, row in findings.get("ways", {}).items():
+        if row.get("copy_ms"):
+            times = row["moves_ms"] / row["copy_ms"]
+            print(
+                f"{way}: {row['moved_bytes'] / MIB:.0f} MiB moved in {row['moves_ms']:.2f} ms; one copy of as many "
+                f"on the device takes {row['copy_ms']:.2f} ms: {times:.1f} times"
+            )
+
+
 def print_parity(label: str, cases: dict[str, dict[str, Any]]) -> None:
     """Print one model's comparisons with stock: a line for each number of slots, and each segment that differs."""
     print(f"\n{label}: logits of ours against stock with everything on the device")

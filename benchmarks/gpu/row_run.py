@@ -14,12 +14,13 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import ExpertierError
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.tier_set import Tiers
 from gpu.child import tell
 from gpu.opening import Placement, opened
@@ -109,7 +110,8 @@ def measure(engine: LoadedEngine, options: RowOptions) -> None:
     found: dict[str, Any] = {}
     tokens = options.tokens
     start = time.perf_counter()
-    with opened(engine, options.path, options.placement) as (model, tiers):
+    shape = ContextShape(n_ctx=options.n_ctx, n_ubatch=options.n_ubatch, full_windows=True)
+    with opened(engine, options.path, options.placement, shape) as (model, tiers):
         found["load_s"] = time.perf_counter() - start
         counts = Counts(model, tiers)
         context = model.context(
@@ -158,7 +160,14 @@ def measure(engine: LoadedEngine, options: RowOptions) -> None:
         if tiers is not None:
             tiers.check_valid()
             found["stats"] = tiers.stats().as_dict()
+            found["compute"] = compute_counts(model)
     tell(found)
+
+
+def compute_counts(model: LlamaModel) -> dict[str, int] | None:
+    """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""
+    counts = model.binding.compute_counts() if model.binding is not None else None
+    return asdict(counts) if counts is not None else None
 
 
 def engine_cache(log: str) -> dict[str, Any]:

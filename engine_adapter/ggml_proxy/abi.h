@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 5
+#define EXPERTIER_ABI 6
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -120,6 +120,30 @@ struct expertier_binding {
     expertier_host_copies   host_copies;
     int32_t                 sees_all;      // 1: every call must be looked up, also where all experts are in their slots
     int32_t                 stream_tokens; // from so many tokens on a layer is staged; 0: never
+};
+
+// Moves the boundary between what the engine computes in, from the slab's base on, and the slots: the first
+// `compute_bytes` are free of slots afterwards. Called while no graph runs on the device and nothing is queued there. It
+// rewrites the binding and `compute` in place, whether it succeeds or not, and says that it did as a fill does.
+typedef void (*expertier_move)(void * context, uint64_t compute_bytes, int32_t * done);
+
+// The slab's low end, for the engine's compute buffers (compute_region.h).
+struct expertier_compute {
+    expertier_move            move;
+    void *                    context;
+    const expertier_binding * binding;         // the one that the tiers were bound with
+    uint64_t                  compute_bytes;   // free of slots now
+    uint64_t                  most_bytes;      // that can be free of them
+    int64_t                   move_cost_bytes; // missed bytes that are worth a move, beside those that it gives room to
+};
+
+struct expertier_compute_counts {
+    int64_t moves_up, moves_down, failed_moves;
+    int64_t move_ns;        // in all of them
+    int64_t boundary_bytes; // free of slots
+    int64_t needed_bytes;   // of these, up to the highest that a graph needs
+    int64_t buffers;        // of the engine's, in the region
+    int64_t buffer_bytes;   // theirs
 };
 
 // What the proxy counted since the binding was made. Times are nanoseconds.

@@ -1,6 +1,9 @@
 #include "backend.h"
 
+#include "compute_buffer.h"
 #include "graph.h"
+
+#include <algorithm>
 
 namespace expertier {
 
@@ -12,6 +15,11 @@ const char * get_name(ggml_backend_t backend) { return self(backend).device->nam
 
 void free_backend(ggml_backend_t backend) {
     ProxyBackend * proxy = &self(backend);
+    {
+        std::lock_guard<std::mutex> guard(proxy->device->backends_mutex);
+        auto & all = proxy->device->backends;
+        all.erase(std::remove(all.begin(), all.end(), proxy), all.end());
+    }
     release_deferred(*proxy);
     proxy->ids.clear();
     if (proxy->pass_allocator) {
@@ -24,15 +32,19 @@ void free_backend(ggml_backend_t backend) {
 }
 
 void set_tensor_async(ggml_backend_t b, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
-    self(b).inner->iface.set_tensor_async(self(b).inner, tensor, data, offset, size);
+    if (may_write(tensor)) {
+        self(b).inner->iface.set_tensor_async(self(b).inner, tensor, data, offset, size);
+    }
 }
 void get_tensor_async(ggml_backend_t b, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
     self(b).inner->iface.get_tensor_async(self(b).inner, tensor, data, offset, size);
 }
 void set_tensor_2d_async(ggml_backend_t b, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
                          size_t n_copies, size_t stride_tensor, size_t stride_data) {
-    self(b).inner->iface.set_tensor_2d_async(self(b).inner, tensor, data, offset, size, n_copies, stride_tensor,
-                                             stride_data);
+    if (may_write(tensor)) {
+        self(b).inner->iface.set_tensor_2d_async(self(b).inner, tensor, data, offset, size, n_copies, stride_tensor,
+                                                 stride_data);
+    }
 }
 void get_tensor_2d_async(ggml_backend_t b, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
                          size_t n_copies, size_t stride_tensor, size_t stride_data) {
@@ -40,11 +52,17 @@ void get_tensor_2d_async(ggml_backend_t b, const ggml_tensor * tensor, void * da
                                              stride_data);
 }
 bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * source, ggml_tensor * target) {
-    ggml_backend_t inner = unwrap(to);
-    return inner->iface.cpy_tensor_async(unwrap(from), inner, source, target);
+    if (!may_write(target)) {
+        return true; // the graph will say why
+    }
+    ggml_backend_t    inner  = unwrap(to);
+    const ggml_tensor read   = in_real_buffer(source);
+    ggml_tensor       write  = in_real_buffer(target);
+    return inner->iface.cpy_tensor_async(unwrap(from), inner, &read, &write);
 }
 void synchronize(ggml_backend_t b) {
     self(b).inner->iface.synchronize(self(b).inner);
+    std::lock_guard<std::mutex> guard(self(b).deferred_mutex);
     self(b).deferred.clear();
 }
 void event_record(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_record(self(b).inner, event); }
@@ -84,13 +102,38 @@ ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
     proxy->device = &device;
     proxy->inner  = inner;
     device.n_backends += 1;
+    {
+        std::lock_guard<std::mutex> guard(device.backends_mutex);
+        device.backends.push_back(proxy);
+    }
     return new ggml_backend{ &guid, iface, &device.compute, proxy };
 }
 
 void release_deferred(ProxyBackend & backend) {
-    if (!backend.deferred.empty()) {
+    std::vector<PinnedSlots> held;
+    {
+        std::lock_guard<std::mutex> guard(backend.deferred_mutex);
+        held.swap(backend.deferred);
+    }
+    if (!held.empty()) {
         ggml_backend_synchronize(backend.inner);
-        backend.deferred.clear();
+    }
+}
+
+void defer(ProxyBackend & backend, PinnedSlots && slots) {
+    std::lock_guard<std::mutex> guard(backend.deferred_mutex);
+    backend.deferred.push_back(std::move(slots));
+}
+
+void drain_backends(ProxyDevice & device) {
+    std::lock_guard<std::mutex> guard(device.backends_mutex); // none of them goes away meanwhile
+    for (ProxyBackend * backend : device.backends) {
+        std::vector<PinnedSlots> held;
+        {
+            std::lock_guard<std::mutex> guard(backend->deferred_mutex);
+            held.swap(backend->deferred);
+        }
+        ggml_backend_synchronize(backend->inner);
     }
 }
 

@@ -6,6 +6,7 @@
 #include "layer_ids.h"
 #include "tiers.h"
 
+#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +22,7 @@ struct ProxyBackend {
     PinnedInts                                        read_room; // for the router's ids
     uint64_t                                          served_uid = 0; // of the last graph that was found to be served
     GatePlan                                          gate_plan;
+    std::mutex                                        deferred_mutex; // guards `deferred`
     std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
 };
 
@@ -31,6 +33,10 @@ ggml_backend_t unwrap(ggml_backend_t backend);
 
 // Lets go of slots that were held for what was queued, once that is done.
 void release_deferred(ProxyBackend & backend);
+void defer(ProxyBackend & backend, PinnedSlots && slots);
+
+// Waits for what is queued on all backends of a device now, and lets go of the slots that were held for it.
+void drain_backends(ProxyDevice & device);
 
 void set_n_threads(ggml_backend_t backend, int n_threads);
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data);

@@ -1,7 +1,9 @@
 #include "device.h"
 
 #include "backend.h"
+#include "compute_region.h"
 #include "expert_buffer.h"
+#include "wrapper_type.h"
 
 #include <algorithm>
 #include <cstring>
@@ -42,6 +44,9 @@ ggml_backend_t init_backend(ggml_backend_dev_t device, const char * params) {
 }
 
 ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
+    if (self(device).has_regions()) {
+        return &self(device).wrapper;
+    }
     return ggml_backend_dev_buffer_type(self(device).inner);
 }
 
@@ -58,7 +63,8 @@ bool supports_op(ggml_backend_dev_t device, const ggml_tensor * op) {
 }
 
 bool supports_buft(ggml_backend_dev_t device, ggml_backend_buffer_type_t type) {
-    return type == &self(device).experts || ggml_backend_dev_supports_buft(self(device).inner, type);
+    return type == &self(device).experts || type == &self(device).wrapper ||
+           ggml_backend_dev_supports_buft(self(device).inner, type);
 }
 
 bool offload_op(ggml_backend_dev_t device, const ggml_tensor * op) {
@@ -123,6 +129,23 @@ ggml_backend_device_i naming_interface() {
 
 } // namespace
 
+std::vector<std::shared_ptr<ComputeRegion>> ProxyDevice::compute_regions() {
+    std::lock_guard<std::mutex> guard(regions_mutex);
+    return regions;
+}
+
+void ProxyDevice::add_region(std::shared_ptr<ComputeRegion> region) {
+    std::lock_guard<std::mutex> guard(regions_mutex);
+    regions.push_back(std::move(region));
+    n_regions = (int) regions.size();
+}
+
+void ProxyDevice::remove_region(const std::shared_ptr<ComputeRegion> & region) {
+    std::lock_guard<std::mutex> guard(regions_mutex);
+    regions.erase(std::remove(regions.begin(), regions.end(), region), regions.end());
+    n_regions = (int) regions.size();
+}
+
 ProxyDevice * find_proxy(ggml_backend_dev_t device) {
     for (ProxyDevice * proxy : list) {
         if (device == &proxy->compute) {
@@ -147,6 +170,7 @@ void make_proxies(ggml_backend_reg_t registry) {
         proxy->compute     = { compute_interface(inner), registry, proxy.get() };
         proxy->naming      = { naming_interface(), registry, proxy.get() };
         init_expert_buffer_type(&proxy->experts, &proxy->naming, proxy->buffer_name.c_str());
+        init_wrapper_type(&proxy->wrapper, *proxy);
         list.push_back(proxy.get());
         owned.push_back(std::move(proxy));
     }

@@ -2,12 +2,18 @@
 #pragma once
 
 #include "ggml-backend-impl.h"
+#include "run_lock.h"
 
 #include <atomic>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
 namespace expertier {
+
+class ComputeRegion;
+struct ProxyBackend;
 
 struct ProxyDevice {
     ggml_backend_dev_t       inner;       // the real device
@@ -20,6 +26,20 @@ struct ProxyDevice {
     std::atomic<int>         n_backends{ 0 }; // streams that may use the slots at the same time
     std::atomic<bool>        is_hidden{ false };
     enum ggml_backend_dev_type (*inner_type)(ggml_backend_dev_t) = nullptr; // the real device's own, while it is hidden
+    ggml_backend_buffer_type wrapper; // the compute device's default type while there are compute regions
+    RunLock                  runs;    // graphs on this device, and moves of its slots
+
+    // Where the engine may compute: a region a model whose tiers are bound.
+    std::vector<std::shared_ptr<ComputeRegion>> compute_regions();
+    bool                                        has_regions() const { return n_regions > 0; }
+    void                                        add_region(std::shared_ptr<ComputeRegion> region);
+    void                                        remove_region(const std::shared_ptr<ComputeRegion> & region);
+
+    std::mutex                                  backends_mutex; // guards `backends`
+    std::vector<ProxyBackend *>                 backends;
+    std::mutex                                  regions_mutex; // guards `regions`
+    std::vector<std::shared_ptr<ComputeRegion>> regions;
+    std::atomic<int>                            n_regions{ 0 };
 };
 
 // The proxy that `device` is the compute device of; null for any other device.

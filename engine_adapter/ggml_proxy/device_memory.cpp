@@ -3,6 +3,7 @@
 #include "abi.h"
 #include "device.h"
 #include "ggml-backend-impl.h"
+#include "queued_moves.h"
 
 #include <cstring>
 #include <exception>
@@ -24,18 +25,6 @@ ggml_backend_dev_t inner_device(const char * name) {
         }
     }
     return nullptr;
-}
-
-bool copy_within(uintptr_t target, uintptr_t source, size_t n_bytes) {
-    ggml_backend_buffer_t from = find_device_buffer(reinterpret_cast<void *>(source));
-    ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target));
-    if (from == nullptr || to == nullptr) {
-        return false;
-    }
-    ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source), n_bytes);
-    ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target), n_bytes);
-    ggml_backend_tensor_copy(&read, &write);
-    return true;
 }
 
 } // namespace
@@ -173,21 +162,31 @@ EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t sourc
     return 1;
 }
 
-// `n_bytes` from `source` to `target`, which may overlap.
-EXPERTIER_EXPORT int32_t expertier_memory_move(uint64_t target, uint64_t source, uint64_t n_bytes) {
-    const uint64_t apart = target > source ? target - source : source - target;
-    if (apart == 0) {
-        return 1;
+// Each of `n` rows of (target, source, bytes), one after the other; complete when it returns. Queued on a stream of its
+// own: a copy that is waited for costs more than one of an expert takes. 0 as above; some rows have been moved then.
+EXPERTIER_EXPORT int32_t expertier_memory_move_all(const char * name, const int64_t * rows, int64_t n) {
+    ggml_backend_dev_t device = inner_device(name);
+    if (device == nullptr) {
+        return 0;
     }
-    const uint64_t piece = apart < n_bytes ? apart : n_bytes;
-    for (uint64_t done = 0; done < n_bytes; done += piece) {
-        const uint64_t n  = piece < n_bytes - done ? piece : n_bytes - done;
-        const uint64_t at = target < source ? done : n_bytes - done - n; // never over what is still to be read
-        if (!copy_within(target + at, source + at, n)) {
-            return 0;
-        }
+    try {
+        return QueuedMoves(device).run(rows, n);
+    } catch (const std::exception &) {
+        return 0;
     }
-    return 1;
+}
+
+// Each of `n` rows of (target, bytes) zero; the same.
+EXPERTIER_EXPORT int32_t expertier_memory_zero_all(const char * name, const int64_t * rows, int64_t n) {
+    ggml_backend_dev_t device = inner_device(name);
+    if (device == nullptr) {
+        return 0;
+    }
+    try {
+        return QueuedMoves(device).zero(rows, n);
+    } catch (const std::exception &) {
+        return 0;
+    }
 }
 
 EXPERTIER_EXPORT int32_t expertier_memory_zero(uint64_t target, uint64_t n_bytes) {

@@ -58,7 +58,7 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
 
 void look_at(GatePlan & plan, const ggml_cgraph * graph) {
     const uint64_t uid = graph_uid(graph);
-    if (uid != 0 && uid == plan.uid) {
+    if (uid != 0 && uid == plan.uid && (!plan.tiers || plan.tiers->epoch() == plan.epoch)) {
         plan.n_seen += 1;
         return;
     }
@@ -68,6 +68,7 @@ void look_at(GatePlan & plan, const ggml_cgraph * graph) {
     plan.nodes.clear();
     plan.calls.clear();
     plan.is_fit = uid != 0 && is_fit(plan, graph);
+    plan.epoch  = plan.tiers ? plan.tiers->epoch() : 0;
     if (plan.is_fit) {
         plan.inputs.find(graph);
     }

@@ -26,6 +26,7 @@ struct GatePlan {
     };
 
     uint64_t               uid    = 0; // of the graph that this is about; 0: of none
+    int                    epoch  = 0; // of the tiers' slots, where it has tiers
     int                    n_seen = 0; // how often it came
     bool                   is_fit = false;
     std::shared_ptr<Tiers> tiers;

@@ -43,7 +43,10 @@ class GatedRun {
         }
         copies_.reserve(Gate::max_rows);
         queued_.reserve(plan_.calls.size());
-        backend_.deferred.reserve(1);
+        {
+            std::lock_guard<std::mutex> guard(backend_.deferred_mutex);
+            backend_.deferred.reserve(1);
+        }
         for (const GatePlan::Call & call : plan_.calls) {
             is_whole_.push_back(tiers_.is_whole(call.layer)); // takes the layer's lock
         }
@@ -74,7 +77,7 @@ class GatedRun {
             return {}; // where the engine's backend failed, it will say so again
         }
         if (!held_.empty()) {
-            backend_.deferred.emplace_back(tiers_, held_layer_, std::move(held_), PinnedSlots::Bytes::there);
+            defer(backend_, PinnedSlots(tiers_, held_layer_, std::move(held_), PinnedSlots::Bytes::there));
         }
         return GGML_STATUS_SUCCESS;
     }
@@ -217,6 +220,7 @@ class GatedRun {
             table[experts[miss_index[i]]] = slot;
         }
         if (n_misses > 0) {
+            tiers_.note_missed(layer, n_misses);
             gate_.upload_table(layer);
             ggml_backend_synchronize(gate_.uploads());
             reads_.release();

@@ -9,6 +9,8 @@
 
 #include "graph.h"
 
+#include "compute_buffer.h"
+#include "device.h"
 #include "expert_call.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -134,6 +136,9 @@ class GraphRun {
         }
         const bool fits = (int) call.experts.size() <= tiers_->n_slots(call.layer);
         if (can_stage(call) || (!fits && tiers_->staging())) {
+            if (!can_stage(call)) {
+                tiers_->note_missed(call.layer, (int64_t) call.experts.size()); // more slots would have held them
+            }
             return stage(std::move(call));
         }
         if (!fits) {
@@ -219,6 +224,10 @@ class GraphRun {
 ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
     try {
         release_deferred(backend);
+        if (!make_room(graph)) {
+            return GGML_STATUS_FAILED;
+        }
+        RunLock::Run running(backend.device->runs);
         if (const std::optional<ggml_status> done = try_gated(backend, graph)) {
             return *done;
         }

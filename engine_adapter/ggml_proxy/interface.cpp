@@ -1,13 +1,16 @@
 // The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
 
 #include "abi.h"
+#include "compute_region.h"
 #include "device.h"
 #include "expert_buffer.h"
+#include "wrapper_type.h"
 #include "tiers.h"
 
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <stdexcept>
 
 using namespace expertier;
 
@@ -31,13 +34,17 @@ ProxyDevice * proxy_over(const char * inner_name) {
 } // namespace
 
 struct expertier_tiers {
-    std::shared_ptr<Tiers> tiers;
-    ProxyDevice *          device;
+    std::shared_ptr<Tiers>         tiers;
+    ProxyDevice *                  device;
+    std::shared_ptr<ComputeRegion> region = nullptr;
 };
 
 EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
 
 EXPERTIER_EXPORT int32_t expertier_proxy_api_version(void) { return GGML_BACKEND_API_VERSION; }
+
+// Whether compute buffers can lie in the slab, as far as this release of the engine goes: 1 or 0.
+EXPERTIER_EXPORT int32_t expertier_proxy_can_wrap(void) { return can_wrap(); }
 
 // The engine's own devices that have a proxy, in the engine's order; null after the last.
 EXPERTIER_EXPORT const char * expertier_proxy_device_name(int32_t index) {
@@ -79,8 +86,37 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const
     }
 }
 
-// The tiers live on until the engine has freed the buffers that use them.
-EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) { delete self; }
+// Gives the engine's compute buffers on this device the slab's low end from now on; 0 and `error` filled when that
+// cannot be.
+EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, const expertier_compute * compute,
+                                                      char * error, size_t error_size) {
+    try {
+        if (!can_wrap()) {
+            throw std::runtime_error("this release of llama.cpp allocates weights and compute buffers by the same call");
+        }
+        self->region = self->tiers->new_compute_region(*compute);
+        self->tiers->count_misses_for(self->region);
+        self->device->add_region(self->region);
+        return 1;
+    } catch (const std::exception & problem) {
+        copy_text(problem.what(), error, error_size);
+        return 0;
+    }
+}
+
+EXPERTIER_EXPORT void expertier_tiers_compute_counts(expertier_tiers * self, expertier_compute_counts * out) {
+    *out = self->region ? self->region->counts() : expertier_compute_counts{};
+}
+
+// The tiers live on until the engine has freed the buffers that use them; compute buffers must have been freed.
+EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) {
+    if (self->region) {
+        self->device->remove_region(self->region);
+        self->region->close();
+        self->tiers->count_misses_for(nullptr);
+    }
+    delete self;
+}
 
 // Between these two, expert tensors that the calling thread's loads place in the buffer type of `self` belong to it.
 // A model on several devices begins with each of its tiers, and ends once.

@@ -1,5 +1,6 @@
 #include "kept_inputs.h"
 
+#include "compute_buffer.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
@@ -26,7 +27,7 @@ void KeptInputs::find(const ggml_cgraph * graph) {
                 ggml_is_empty(whole) || !known.insert(whole).second) {
                 continue;
             }
-            inputs_.push_back({ whole->buffer, whole->data, ggml_nbytes(whole), n_bytes_ });
+            inputs_.push_back({ real_buffer(whole->buffer), whole->data, ggml_nbytes(whole), n_bytes_ });
             n_bytes_ += (ggml_nbytes(whole) + alignment - 1) / alignment * alignment;
         }
     }

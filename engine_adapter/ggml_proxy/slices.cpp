@@ -47,7 +47,11 @@ void GraphSlices::redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tenso
     redirected_.push_back({ node, node->src[0], node->src[2] });
     node->src[0] = experts;
     node->src[2] = ids;
-    placed_      = mixed(mixed(placed_, reinterpret_cast<uintptr_t>(experts)), reinterpret_cast<uintptr_t>(ids->data));
+    // A layer's tensor stays, but what it says of the slots does not.
+    for (uint64_t part : { (uint64_t) reinterpret_cast<uintptr_t>(experts), (uint64_t) reinterpret_cast<uintptr_t>(experts->data),
+                           (uint64_t) experts->ne[2], (uint64_t) reinterpret_cast<uintptr_t>(ids->data) }) {
+        placed_ = mixed(placed_, part);
+    }
 }
 
 } // namespace expertier

@@ -1,5 +1,6 @@
 #include "snapshots.h"
 
+#include "compute_buffer.h"
 #include "ggml-impl.h"
 
 #include <algorithm>
@@ -50,6 +51,7 @@ void Snapshots::copy(const ggml_tensor * input) {
     ggml_tensor * to   = copies_.at(input);
     ggml_tensor * from = without_graph(scope_.context, input);
     std::copy(to->nb, to->nb + GGML_MAX_DIMS, from->nb); // both contiguous: strides of single rows do not matter
+    from->buffer = real_buffer(from->buffer);
     ggml_backend_tensor_copy(from, to);
 }
 

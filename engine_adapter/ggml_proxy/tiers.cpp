@@ -195,6 +195,7 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
         }
         missing.resize(n_misses);
         targets.resize(n_misses);
+        note_missed(layer, n_misses);
         const Filled filled = fill(stream, layer, missing, targets, reads, room);
         if (filled == Filled::blank) {
             return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::blank);

@@ -23,6 +23,7 @@ struct MatrixRef {
     int matrix = -1;
 };
 
+class ComputeRegion;
 class Gate;
 class Staging;
 class Tiers;
@@ -123,6 +124,15 @@ class Tiers {
     // Reorders `experts` so that the resident ones come first: passes then evict as little as they can.
     void resident_first(int layer, std::vector<int32_t> & experts);
 
+    // Changes whenever the slots lie elsewhere.
+    int  epoch() const { return epoch_; }
+    // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set after
+    // an error. With no graph running.
+    bool move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure);
+    std::shared_ptr<ComputeRegion> new_compute_region(const expertier_compute & compute);
+    void count_misses_for(std::shared_ptr<ComputeRegion> region) { region_ = std::move(region); }
+    void note_missed(int layer, int64_t n_experts);
+
     // Returns once no fill runs that began before.
     void set_fills(expertier_fills fills);
 
@@ -169,6 +179,8 @@ class Tiers {
         std::vector<ggml_tensor *> slots;  // one 3-d tensor a matrix, over all slots of the layer
     };
 
+    void take_layout(const expertier_binding & binding);
+
     const int64_t *       directory_;
     void *                locks_;
     expertier_policy      policy_;
@@ -196,6 +208,8 @@ class Tiers {
     void *                                     slab_base_;
     std::unique_ptr<Staging>                   staging_;
     std::unique_ptr<Gate>                      gate_;
+    std::shared_ptr<ComputeRegion>             region_;
+    std::atomic<int>                           epoch_{ 0 };
 };
 
 } // namespace expertier

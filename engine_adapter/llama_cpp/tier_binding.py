@@ -13,7 +13,8 @@ import numpy as np
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.decode_gate import open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.errors import EngineError
+from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute
+from expertier.errors import BusyError, EngineError
 from expertier.planner.native import entry_points
 from expertier.tiers.engine_binding import EngineBinding
 from expertier.tiers.manager import TierManager
@@ -95,8 +96,15 @@ class TierBinding:
                 raise EngineError(
                     f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
                 )
+            self._compute: SlabCompute | None = None
+            if manager.engine_computes:
+                self._compute = SlabCompute(
+                    engine.proxy, self._handle, manager, self._struct, self._note_error
+                )
             self._gate = open_gate(engine.proxy, self._handle, inner_device, manager.decode_gate)
         except BaseException:
+            if self._handle:
+                engine.proxy.expertier_tiers_unbind(self._handle)
             manager.unbind_engine()
             raise
 
@@ -170,6 +178,11 @@ class TierBinding:
         self._engine.proxy.expertier_tiers_counters(self._open_handle(), ct.byref(counters))
         return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
 
+    def compute_counts(self) -> ComputeCounts | None:
+        """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""
+        self._open_handle()
+        return self._compute.counts() if self._compute is not None else None
+
     def take_error(self) -> tuple[str, BaseException | None]:
         """Return and clear this thread's last message of the proxy, and the exception of its last failed fill."""
         cause = getattr(self._fill_errors, "last", None)
@@ -183,9 +196,14 @@ class TierBinding:
         """Unbind, once the engine has freed the model; a second call does nothing.
 
         Raises:
-            BusyError: the engine still holds slots; the binding stays, so that it can be closed again.
+            BusyError: the engine still holds slots, or computes in the slab; the binding stays, so that it can be
+                closed again.
         """
         if self._handle is not None:
+            if self._compute is not None and (n_buffers := self._compute.counts().buffers):
+                raise BusyError(
+                    f"{n_buffers} compute buffers of the engine lie in the slab of these tiers: free its contexts first"
+                )
             self._manager.unbind_engine()
             handle, self._handle = self._handle, None
             if self._serves_all_loads:
@@ -215,9 +233,13 @@ class TierBinding:
             if self.on_fill is not None:
                 self.on_fill(None)
         except BaseException as error:  # nothing may propagate into the engine's C++ frames
-            self._fill_errors.last = error
+            self._note_error(error)
             if self.on_fill is not None:
                 self.on_fill(error)
+
+    def _note_error(self, error: BaseException) -> None:
+        """Keep what made this thread's batch fail."""
+        self._fill_errors.last = error
 
 
 def _describe(

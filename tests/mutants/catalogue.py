@@ -45,8 +45,8 @@ LAYOUT = (
     Mutant(
         "heads of free slots are not zeroed after a move",
         "tiers/arena_layout.py",
-        "            rows.append(np.stack([heads[:, 0], np.minimum(heads[:, 1], GUARD_BYTES)], axis=1))\n",
-        "",
+        "            [np.array(tails, np.int64), np.minimum(heads, [np.iinfo(np.int64).max, GUARD_BYTES])]\n",
+        "            [np.array(tails, np.int64)]\n",
     ),
     Mutant(
         "a failed move forgets its guards",

@@ -186,3 +186,27 @@ def test_pinned_slots_and_wrong_numbers_are_refused() -> None:
         survivors(residency, [2, 2], [0, 0])
     with pytest.raises(AssertionError, match="pinned"):
         residency.resize([2, 2])
+
+
+@given(used_residencies(), new_sizes, shift_lists)
+def test_whole_layers_are_in_order(
+    residency: Residency, n_slots: tuple[int, ...], shifts: tuple[int | None, ...]
+) -> None:
+    """With a slot for every expert, as many as can be keep their order and have the slots of their own numbers."""
+    usual = survivors(residency, n_slots, shifts)
+    kept = survivors(residency, n_slots, shifts, whole_in_order=True)
+    for layer, n_new in enumerate(n_slots):
+        mine, before = kept.layer == layer, usual.layer == layer
+        if n_new != N_EXPERTS[layer]:
+            assert kept.new_slot[mine].tolist() == usual.new_slot[before].tolist()
+            continue
+        assert kept.new_slot[mine].tolist() == kept.expert[mine].tolist()
+        assert (np.diff(kept.old_slot[mine]) > 0).all()
+        assert (np.diff(kept.new_slot[mine]) > 0).all()
+        experts = usual.expert[before].tolist()  # by old slot
+        longest = [1] * len(experts)
+        for i, expert in enumerate(experts):
+            longest[i] = max([1, *(longest[j] + 1 for j in range(i) if experts[j] < expert)])
+        assert mine.sum() == max(longest, default=0)
+    residency.repack(n_slots, kept)
+    residency.check_valid()

@@ -9,6 +9,7 @@
 #include "ggml-impl.h"
 
 #include <memory>
+#include <unordered_map>
 
 namespace fake_gpu {
 
@@ -19,6 +20,13 @@ struct Backend {
     ggml_backend_t cpu;
     Stream         stream;
     int            n_threads = 1;
+
+    // By first node: CUDA's graph of it, and the number that it had.
+    struct Kept {
+        uint64_t                  uid = 0;
+        std::shared_ptr<Snapshot> snapshot;
+    };
+    std::unordered_map<const ggml_tensor *, Kept> kept;
 };
 
 Backend & self(ggml_backend_t backend) { return *static_cast<Backend *>(backend->context); }
@@ -45,9 +53,29 @@ void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
     set(cpu, n_threads);
 }
 
+constexpr size_t max_kept = 256; // graphs: each holds all of its tensors
+
+std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph) {
+    if (!switches.kept_graphs || graph->uid == 0 || graph->n_nodes == 0) {
+        return std::make_shared<Snapshot>(*mine.device, graph);
+    }
+    if (mine.kept.size() >= max_kept) {
+        mine.kept.clear();
+    }
+    Backend::Kept & kept = mine.kept[graph->nodes[0]];
+    if (kept.uid == graph->uid && kept.snapshot->graph()->n_nodes != graph->n_nodes) {
+        fault(mine.device->index, "a graph has the number of another one"); // CUDA's backend ends the process here
+    }
+    if (kept.uid != graph->uid) {
+        kept.snapshot = std::make_shared<Snapshot>(*mine.device, graph);
+        kept.uid      = graph->uid;
+    }
+    return kept.snapshot;
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     Backend & mine     = self(backend);
-    auto      snapshot = std::make_shared<Snapshot>(*mine.device, graph);
+    auto      snapshot = snapshot_of(mine, graph);
     if (!snapshot->problem().empty()) {
         fault(mine.device->index, snapshot->problem());
         return GGML_STATUS_FAILED;
@@ -147,7 +175,7 @@ ggml_backend_t new_backend(const Device & device) {
     iface.graph_compute       = graph_compute;
     iface.event_record        = event_record;
     iface.event_wait          = event_wait;
-    auto * mine               = new Backend{ &device, cpu, Stream(device.index) };
+    auto * mine               = new Backend{ &device, cpu, Stream(device.index), 1, {} };
     return new ggml_backend{ &guid, iface, const_cast<ggml_backend_dev_t>(&device.device), mine };
 }
 

@@ -1,0 +1,134 @@
+"""Measures what moves of the boundary cost; run by `child` with `MovesOptions` as JSON.
+
+A prefill of one micro-batch and then single tokens, in turn, in one context; the tokens replay the model's routing.
+Three ways: compute buffers in the slab with the boundary moving each time that it can; in the slab with a boundary that
+stays; and outside of it, as stock allocates them. All have as many slots while a prefill computes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from expertier.engine_adapter import slab_compute
+from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.engine_adapter.open_engine import open_engine
+from expertier.errors import DeviceError, ExpertierError
+from expertier.hip.device import Device
+from expertier.planner.context_memory import ContextShape
+from expertier.units import MIB
+from gpu.child import tell
+from gpu.opening import Placement, opened
+from gpu.row_run import compute_counts, decode, prefill
+
+ALWAYS, NEVER = -(1 << 60), 1 << 60  # missed bytes that make a move down pay
+WAYS = {"in the slab, moving": ("1", ALWAYS), "in the slab, staying": ("1", NEVER), "apart": ("0", NEVER)}
+_N_TOKENS = 32  # after each prefill
+_COPY_BYTES = 256 * MIB
+
+
+@dataclass(frozen=True)
+class MovesOptions:
+    """What to measure: `rounds` prefills of `n_prefill` tokens, and of single ones after each."""
+
+    path: str
+    placement: Placement
+    tokens: list[int]
+    rounds: int
+    n_prefill: int
+    n_ctx: int
+    n_threads: int
+    flash_attention: str
+    llama_cpp: str | None
+
+
+def copy_seconds(device: Device, n_bytes: int) -> float:
+    """Return how long one copy of so many bytes within the device takes: of a part of them, where it has no room."""
+    piece = min(n_bytes, _COPY_BYTES)
+    memory = device.alloc(2 * piece)
+    try:
+        row = np.array([[memory + piece, memory, piece]], np.int64)
+        device.copy_within(row)
+        rows = np.repeat(row, max(n_bytes // piece, 1), axis=0)
+        seconds = []
+        for _ in range(5):
+            start = time.perf_counter()
+            device.copy_within(rows)
+            seconds.append(time.perf_counter() - start)
+    finally:
+        device.free(memory)
+    return statistics.median(seconds) * n_bytes / (len(rows) * piece)
+
+
+def measure(engine: LoadedEngine, options: MovesOptions) -> dict[str, Any]:
+    """Measure one way."""
+    shape = ContextShape(n_ctx=options.n_ctx, n_ubatch=options.n_prefill, full_windows=True)
+    prefills, steps = [], []
+    with opened(engine, options.path, options.placement, shape) as (model, tiers):
+        assert tiers is not None
+        with model.context(
+            n_ctx=options.n_ctx,
+            n_batch=options.n_prefill,
+            n_ubatch=options.n_prefill,
+            n_threads=options.n_threads,
+            flash_attention=options.flash_attention,
+        ) as context:
+            prefill(
+                context, options.tokens, len(options.tokens), all_logits=True
+            )  # every expert is read once
+            for _ in range(options.rounds + 1):
+                prefills.append(prefill(context, options.tokens, options.n_prefill))
+                context.forget()
+                steps.append(decode(context, options.tokens[:_N_TOKENS]))
+            found = _found(model, prefills[1:], steps[1:])
+            found["slots_bytes"] = tiers.stats().l1.used_bytes
+        found["moved_bytes"] = tiers.stats().moves.moved_bytes
+        found["moves_ms"] = (found["compute"] or {}).get("move_ns", 0) / 1e6
+        if found["moved_bytes"]:
+            try:
+                found["copy_ms"] = 1e3 * copy_seconds(tiers._device, found["moved_bytes"])
+            except DeviceError:  # no room for it
+                found["copy_ms"] = None
+        tiers.check_valid()
+    return found
+
+
+def _found(model: LlamaModel, prefills: list[float], steps: list[list[float]]) -> dict[str, Any]:
+    return {
+        "prefill_ms": statistics.median(prefills) * 1e3,
+        "first_ms": statistics.median(seconds[0] for seconds in steps) * 1e3,
+        "second_ms": statistics.median(seconds[1] for seconds in steps) * 1e3,
+        "later_ms": statistics.median(s for seconds in steps for s in seconds[-_N_TOKENS // 2 :]) * 1e3,
+        "compute": compute_counts(model),
+    }
+
+
+def main() -> int:
+    """Measure what the first argument says, and tell after each way."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    given = json.loads(sys.argv[1])
+    options = MovesOptions(**{**given, "placement": Placement(**given["placement"])})
+    ways: dict[str, Any] = {}
+    try:
+        engine = open_engine(options.llama_cpp)
+        for way, (wanted, cost) in WAYS.items():
+            os.environ["MOE_SLAB_COMPUTE"] = wanted
+            slab_compute.MOVE_COST_BYTES = cost
+            ways[way] = measure(engine, options)
+            tell({"ways": ways})
+    except ExpertierError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

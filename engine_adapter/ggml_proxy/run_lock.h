@@ -1,0 +1,62 @@
+// Graphs run side by side. Whoever moves the slots waits until none runs, and has new ones wait meanwhile.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+
+namespace expertier {
+
+class RunLock {
+  public:
+    class Run { // held by a graph from its first look at the slots until it has queued its last node
+      public:
+        explicit Run(RunLock & lock) : lock_(lock) {
+            std::unique_lock<std::mutex> guard(lock_.mutex_);
+            // Who moves goes first: contexts that take turns would keep it waiting for ever.
+            lock_.changed_.wait(guard, [this] { return lock_.n_movers_ == 0; });
+            lock_.n_running_ += 1;
+        }
+        ~Run() {
+            std::lock_guard<std::mutex> guard(lock_.mutex_);
+            lock_.n_running_ -= 1;
+            if (lock_.n_movers_ > 0) {
+                lock_.changed_.notify_all();
+            }
+        }
+        Run(const Run &) = delete;
+        Run & operator=(const Run &) = delete;
+
+      private:
+        RunLock & lock_;
+    };
+
+    class Alone { // not to be asked for by a thread inside of a run
+      public:
+        explicit Alone(RunLock & lock) : lock_(lock) {
+            std::unique_lock<std::mutex> guard(lock_.mutex_);
+            lock_.n_movers_ += 1;
+            lock_.changed_.wait(guard, [this] { return lock_.n_running_ == 0 && !lock_.is_moving_; });
+            lock_.is_moving_ = true;
+        }
+        ~Alone() {
+            std::lock_guard<std::mutex> guard(lock_.mutex_);
+            lock_.n_movers_ -= 1;
+            lock_.is_moving_ = false;
+            lock_.changed_.notify_all();
+        }
+        Alone(const Alone &) = delete;
+        Alone & operator=(const Alone &) = delete;
+
+      private:
+        RunLock & lock_;
+    };
+
+  private:
+    std::mutex              mutex_;
+    std::condition_variable changed_;
+    int                     n_running_ = 0;
+    int                     n_movers_  = 0; // the one that moves and those that wait for it
+    bool                    is_moving_ = false;
+};
+
+} // namespace expertier

@@ -1,0 +1,297 @@
+"""The engine's compute buffers in the slab: the same logits, whatever moves, and no byte of an expert is lost."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+from architecture_models import MODELS
+from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
+from expertier.errors import BusyError, DecodeError, DeviceError
+from expertier.units import MIB
+from fake_ggml_gpu.computing import FailingMoves, assert_sound, computing_model, counts_of, opened_gate
+from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path, stock_logits
+from fake_ggml_gpu.process import GpuSession, on_fake_gpus
+from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
+
+KIND = "gpt-oss"
+N_UBATCH = 128
+TOKENS = 10
+SIZES = (300, 1, 31, 200, 5, 300)
+N_WARM = 4  # graphs before the gate, as in gated.cpp
+NEVER = 1 << 60  # missed bytes that make a move down pay
+
+
+def run(context: LlamaContext, prompt: list[int], n_tokens: int = TOKENS) -> Logits:
+    """All logits of a prompt and of some tokens more, in a context that forgets what it had."""
+    context.forget()
+    context.decode(prompt, 0, all_logits=True)
+    rows = [context.logits(i) for i in range(len(prompt))]
+    for position in range(len(prompt), len(prompt) + n_tokens):
+        context.decode([context.sample()], position)
+        rows.append(context.logits())
+    return np.stack(rows)
+
+
+def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> DecodeError | None:
+    """What the prompt failed with; None where it did not, and computed what was expected."""
+    try:
+        assert_same(run(context, prompt), expected)
+    except DecodeError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize(
+    ("kind", "n_slots", "with_gate"),
+    [
+        (KIND, 2, False),
+        (KIND, SMALL.top_k, True),
+        (KIND, 8, True),
+        ("deepseek2", 6, False),
+        pytest.param(KIND, 8, False, marks=pytest.mark.deep),
+        pytest.param("deepseek2", 6, True, marks=pytest.mark.deep),
+        pytest.param("qwen3moe, mixed", 5, False, marks=pytest.mark.deep),
+        pytest.param("qwen3moe, mixed", 5, True, marks=pytest.mark.deep),
+    ],
+)
+@on_fake_gpus
+def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
+    """Prompts of 1 to 300 tokens in turn: the boundary goes up and down, and every step computes what stock does."""
+    path = model_path(gpus, kind, MODELS[kind])
+    prompts = [prompt_tokens(n) for n in SIZES]
+    expected = [stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH) for prompt in prompts]
+    gpus.fakes.switch(jitter_us=50, seed=n_slots)
+    with computing_model(gpus, path, n_slots) as model, ExitStack() as stack:
+        if with_gate:
+            stack.enter_context(opened_gate(gpus, model))
+        with model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context:
+            for _ in range(2):
+                for prompt, logits in zip(prompts, expected, strict=True):
+                    assert_same(run(context, prompt), logits)
+                    assert_sound(model)
+            assert counts_of(model).buffers == 1
+        counts, counters = counts_of(model), model.binding.counters()
+    assert counts.moves_down > 0
+    assert counts.moves_up > 0
+    assert counts.failed_moves == counts.buffers == 0
+    if with_gate and n_slots >= SMALL.top_k and kind == KIND:
+        assert counters.gated_calls > 0
+
+
+def let_move(model: LlamaModel, n_bytes: int) -> None:
+    """Have a move down pay from so many missed bytes on, beside those that it gives room to."""
+    model.binding._compute._struct.move_cost_bytes = n_bytes
+
+
+@on_fake_gpus
+def test_tables_of_the_gate_follow(gpus: GpuSession):
+    """Where no expert comes or goes between two gated graphs, but all slots have other numbers."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    prompt = prompt_tokens(2)[1:]
+    expected = stock_logits(gpus, path, prompt, 0)
+    with (
+        computing_model(gpus, path, 6, compute_bytes=MIB, move_cost_bytes=NEVER) as model,
+        opened_gate(gpus, model),
+        model.context(n_ctx=256, n_ubatch=64, n_threads=1) as context,
+    ):
+        slots = model.binding.manager.slots
+
+        def decode_until_gated() -> None:
+            gated = model.binding.counters().gated_calls
+            for _ in range(N_WARM):
+                assert_same(run(context, prompt, 0), expected)
+            assert model.binding.counters().gated_calls == gated, (
+                "CUDA's graphs of it have to be made anew first"
+            )
+            for _ in range(4):
+                assert_same(run(context, prompt, 0), expected)
+            assert model.binding.counters().gated_calls > gated
+
+        decode_until_gated()
+        misses = model.binding.manager.stats().l1.misses
+        let_move(model, -NEVER)
+        decode_until_gated()
+        assert counts_of(model).moves_down == 1
+        assert slots < model.binding.manager.slots < (SMALL.experts,) * len(slots)
+        assert model.binding.manager.stats().l1.misses == misses
+
+
+@on_fake_gpus
+def test_layers_become_whole(gpus: GpuSession):
+    """With a slot for every expert while batches are short, ids are slot ids then, and are not when one is wide."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    wide, short = prompt_tokens(300), prompt_tokens(3)
+    wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
+    shorts = stock_logits(gpus, path, short, TOKENS, n_ubatch=N_UBATCH)
+    with (
+        computing_model(gpus, path, 9) as model,
+        model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context,
+    ):
+        tiers = model.binding.manager
+        for _ in range(3):
+            assert_same(run(context, wide), wides)
+            let_move(model, -NEVER)
+            assert_same(run(context, short), shorts)
+            let_move(model, 0)
+            assert set(tiers.slots) == {SMALL.experts}
+            tiers.drain()
+            before = model.binding.counters()
+            assert_same(run(context, short), shorts)
+            after = model.binding.counters()
+            assert after.whole_calls > before.whole_calls
+            assert after.id_reads == before.id_reads
+        assert counts_of(model).moves_up == 2
+
+
+@on_fake_gpus
+def test_a_boundary_that_stays(gpus: GpuSession):
+    """Where misses cost less than a move, decode computes below slots that it could have had."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, prompt_tokens(300), TOKENS, n_ubatch=N_UBATCH)
+    with computing_model(gpus, path, 8, move_cost_bytes=NEVER) as model:
+        for _ in range(2):
+            assert_same(logits_of(model, prompt_tokens(300), TOKENS, n_ubatch=N_UBATCH), expected)
+        counts = counts_of(model)
+        assert (counts.moves_up, counts.moves_down) == (0, 0)
+        assert set(model.binding.manager.slots) == {8}
+
+
+@on_fake_gpus
+def test_more_than_was_set_aside(gpus: GpuSession):
+    """A graph that is wider than the plan takes slots; one that leaves none a layer is allocated apart."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    device = gpus.fakes.devices[0]
+    expected = stock_logits(gpus, path, prompt_tokens(300), TOKENS)
+    narrower = stock_logits(gpus, path, prompt_tokens(300), TOKENS, n_ubatch=64)
+    with computing_model(gpus, path, 16, compute_bytes=MIB // 2) as model:
+        assert_same(logits_of(model, prompt_tokens(300), TOKENS, n_ubatch=64), narrower)
+        counts = counts_of(model)
+        assert counts.moves_up > 0, counts
+    with computing_model(gpus, path, 2, compute_bytes=MIB // 2) as model:
+        before = device.counters()["allocations"]
+        assert_same(logits_of(model, prompt_tokens(300), TOKENS), expected)
+        assert counts_of(model).moves_up == 0
+        assert device.counters()["allocations"] > before
+
+
+@pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
+@on_fake_gpus
+def test_contexts_at_once(gpus: GpuSession, n_slots):
+    """Two contexts side by side, each from wide to short and back, while the other computes."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    prompts = [prompt_tokens(200), prompt_tokens(60)[::-1]]
+    expected = [stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH) for prompt in prompts]
+    gpus.fakes.switch(jitter_us=100, seed=n_slots)
+    failures: list[BaseException] = []
+    with computing_model(gpus, path, n_slots, host_pool_bytes=3 * MIB) as model:
+
+        def work(i: int) -> None:
+            try:
+                for _ in range(3):
+                    assert_same(logits_of(model, prompts[i], TOKENS, n_ubatch=N_UBATCH), expected[i])
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+            assert not thread.is_alive(), "they wait for each other"
+        if failures:
+            raise failures[0]
+        counts = counts_of(model)
+        assert counts.moves_up + counts.moves_down > 0
+
+
+@on_fake_gpus
+def test_buffers_lie_side_by_side(gpus: GpuSession):
+    path = model_path(gpus, KIND, MODELS[KIND])
+    prompt = prompt_tokens(200)
+    expected = stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH)
+    with computing_model(gpus, path, 8) as model:
+        contexts = [model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) for _ in range(2)]
+        both = counts_of(model)
+        assert both.buffers == 2
+        for context in (
+            *contexts,
+            contexts[0],
+        ):  # the second one's need keeps the boundary above the first one's
+            assert_same(run(context, prompt), expected)
+            assert_sound(model)
+        contexts.pop(0).close()
+        one = counts_of(model)
+        assert (one.buffers, one.buffer_bytes) == (1, both.buffer_bytes // 2)
+        contexts.append(model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1))
+        assert counts_of(model).buffer_bytes == both.buffer_bytes  # it got the first one's place
+        for context in contexts:
+            assert_same(run(context, prompt), expected)
+        with pytest.raises(BusyError, match="compute buffers"):
+            model.binding.close()
+        for context in contexts:
+            context.close()
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+@on_fake_gpus
+def test_a_move_that_fails(gpus: GpuSession, direction):
+    """Whichever call of it: up, the batch fails and says why; down, nobody is told; the next one works."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    wide, short = prompt_tokens(300), prompt_tokens(3)
+    wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
+    shorts = stock_logits(gpus, path, short, 3, n_ubatch=N_UBATCH)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        computing_model(gpus, path, 4) as model,
+        model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context,
+    ):
+        moves = FailingMoves(patch)
+        n_failed = 0
+        for nth in (*range(1, 6), *range(6, 300, 24)):
+            let_move(model, -NEVER)
+            assert_same(run(context, short, 3), shorts)
+            let_move(model, NEVER)
+            if direction == "down":
+                assert_same(run(context, wide), wides)
+            moved_before = counts_of(model)
+            moves.fail_call(nth)
+            if direction == "down":
+                let_move(model, -NEVER)
+                assert_same(run(context, short, 3), shorts)
+            else:
+                error = failure_of(context, wide, wides)
+                assert (error is None) == moves.is_armed
+                if error is not None:
+                    assert "make room" in str(error)
+                    assert isinstance(error.__cause__, DeviceError)
+            assert_sound(model)
+            assert_nothing_held(model.binding.manager)
+            counts = counts_of(model)
+            if moves.is_armed:
+                assert counts.moves_up + counts.moves_down > moved_before.moves_up + moved_before.moves_down
+                break
+            n_failed += 1
+            assert counts.failed_moves == n_failed
+            assert_same(run(context, wide), wides)
+        assert n_failed > 4
+        assert moves.is_armed
+
+
+@on_fake_gpus
+def test_while_python_cannot_answer(gpus: GpuSession):
+    """A move needs Python: where that is refused, the batch fails, and the next one works."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, prompt_tokens(300), TOKENS, n_ubatch=64)
+    with (
+        computing_model(gpus, path, 16, compute_bytes=MIB // 2) as model,
+        model.context(n_ctx=512, n_ubatch=64, n_threads=1) as context,
+    ):
+        model.binding.refuse_misses()
+        with pytest.raises(DecodeError, match="while the engine starts or ends"):
+            context.decode(prompt_tokens(300), 0)
+        model.binding.serve_misses()
+        assert_same(run(context, prompt_tokens(300)), expected)
