@@ -10,6 +10,7 @@ from typing import TypeAlias
 from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters, ProxyHolder, TierBinding
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.placement import Placement
+from expertier.engine_adapter.slab_compute import ComputeCounts
 from expertier.tiers.manager import TierManager
 from expertier.tiers.tier_set import Tiers, TierSet
 
@@ -96,6 +97,18 @@ class BindingSet:
             **{
                 field.name: sum(getattr(each, field.name) for each in counted)
                 for field in fields(ProxyCounters)
+            }
+        )
+
+    def compute_counts(self) -> ComputeCounts | None:
+        """Return the sums of what the engine computes in of the devices' slabs; None where it does so elsewhere."""
+        counted = [counts for part in self.parts if (counts := part.compute_counts()) is not None]
+        if not counted:
+            return None
+        return ComputeCounts(
+            **{
+                field.name: sum(getattr(each, field.name) for each in counted)
+                for field in fields(ComputeCounts)
             }
         )
 
