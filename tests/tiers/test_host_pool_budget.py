@@ -172,6 +172,28 @@ def test_a_pool_that_was_dropped_is_not_counted_any_more() -> None:
     assert pools.budget.limit_bytes == 4 * PAGE
 
 
+def test_pools_of_one_model_claim_together() -> None:
+    """On two devices; beside another model, whose claim counts where it is larger."""
+    pools = Pools(None, 5)
+    model = object()
+    parts = [
+        HostPool(
+            pools.device, budget_bytes=n * PAGE, largest_block_bytes=PAGE, budget=pools.budget, model=model
+        )
+        for n in (4, 3)
+    ]
+    pools.pools += parts
+    assert pools.budget.limit_bytes == 7 * PAGE
+    pools.fill(1, range(6))
+    pools.fill(2, range(6))
+    assert pools.used == [0, 4, 3]
+    pools.fill(0, range(5))
+    assert sum(pools.used) <= 7
+    assert pools.used[0] >= 2, "its share beside them"
+    parts[0].close()
+    assert pools.budget.limit_bytes == 5 * PAGE, "the other model's is the larger now"
+
+
 def test_pools_that_are_given_none_draw_from_the_process_budget() -> None:
     with HostDevice() as device:
         gc.collect()

@@ -17,6 +17,7 @@ from expertier.tiers.stats import summed
 from expertier.tiers.tier_set import DevicePart, TierSet, managers
 from expertier.units import MIB
 from gguf_files import Block, ModelFile, write_model
+from two_device_tiers import check_both
 
 LAYERS = 5
 
@@ -169,3 +170,8 @@ def test_a_prefetch_goes_to_the_layers_device(model):
         assert [manager.stats().prefetch.done for manager in tiers.managers] == [0, 2]
         with pytest.raises(IndexError, match="0 to 4"):
             tiers.prefetch(5, [0])
+
+
+def test_both_devices_at_once() -> None:
+    with HostDevice() as one, HostDevice() as two:
+        check_both([one, two])
