@@ -146,6 +146,25 @@ def test_layers_become_whole(gpus: GpuSession):
 
 
 @on_fake_gpus
+def test_inputs_wait_for_the_slots(gpus: GpuSession):
+    """A wide batch's inputs are larger than all that a short one computes in: they would lie where slots are."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    wide, short = prompt_tokens(500), prompt_tokens(2)
+    wides = stock_logits(gpus, path, wide, 4)
+    shorts = stock_logits(gpus, path, short, 4)
+    with (
+        computing_model(gpus, path, 8, compute_bytes=10 * MIB, move_cost_bytes=-NEVER) as model,
+        model.context(n_ctx=512, n_ubatch=512, n_threads=1) as context,
+    ):
+        for _ in range(3):
+            assert_same(run(context, short, 4), shorts)
+            assert_sound(model)
+            assert_same(run(context, wide, 4), wides)
+            assert_sound(model)
+        assert counts_of(model).moves_up > 1
+
+
+@on_fake_gpus
 def test_a_boundary_that_stays(gpus: GpuSession):
     """Where misses cost less than a move, decode computes below slots that it could have had."""
     path = model_path(gpus, KIND, MODELS[KIND])
