@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from expertier.engine_adapter import proxy_abi as abi
-from expertier.errors import EngineError
+from expertier.errors import ConfigError, EngineError
 from expertier.tiers.engine_binding import EngineLayout
 from expertier.tiers.manager import TierManager
 
@@ -43,9 +43,15 @@ class ComputeCounts:
 def computes_in_slab(proxy: ct.CDLL, wanted: bool | Literal["auto"], device: str) -> bool:
     """Whether the engine's compute buffers on ggml's device `device` are to lie in the slab.
 
-    `auto` wants that on CUDA. A backend of another kind may look for its own buffers where a part of the slab does not
-    pass for one, as RPC's does; and a release of llama.cpp that allocates weights by the same call cannot have it.
+    `auto` wants that on CUDA. A release of llama.cpp that allocates weights by the same call cannot have it.
+
+    Raises:
+        ConfigError: it was asked for on a device whose backend ends the process at a part of a buffer.
     """
+    if wanted is True and device.startswith("RPC"):
+        raise ConfigError(
+            f"MOE_SLAB_COMPUTE=1 was asked for on {device}: RPC's backend knows whole buffers only; set it to `auto`"
+        )
     if wanted == "auto":
         wanted = re.fullmatch(r"CUDA\d+", device, re.ASCII) is not None
     return wanted and bool(proxy.expertier_proxy_can_wrap())

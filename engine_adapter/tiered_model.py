@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
@@ -79,13 +80,17 @@ class TieredModel:
             return generate(context, tokens, n_tokens, on_token=on_token, after_batch=after_batch)
 
     def describe(self) -> dict[str, Any]:
-        """Return the tiers' statistics, what loading read, and what the proxy counted, for a report."""
+        """Return the tiers' statistics, what loading read, and what the proxy counted, for a report.
+
+        Where the engine computes in the slab, also what it takes of it, and the boundary's moves.
+        """
         counters = self.binding.counters()
         devices = [
             {"device": name, "layers": manager.table.n_layers, **manager.stats().as_dict()}
             for name, manager in zip(self.placement.devices, managers(self.tiers), strict=True)
         ]
         load = self.model.load_counts()
+        compute = self.binding.compute_counts()
         return {
             **self.tiers.stats().as_dict(),
             "load": {
@@ -95,6 +100,7 @@ class TieredModel:
             },
             "proxy": counters.as_dict(),
             **({"devices": devices} if len(devices) > 1 else {}),
+            **({"slab_compute": asdict(compute)} if compute is not None else {}),
         }
 
     def close(self) -> None:

@@ -7,7 +7,9 @@
 #include "ggml-impl.h"
 
 #include <mutex>
+#include <stdexcept>
 #include <unordered_map>
+#include <vector>
 
 namespace expertier {
 
@@ -128,6 +130,41 @@ ggml_backend_buffer_t new_compute_buffer(std::shared_ptr<ComputeRegion> region, 
     std::lock_guard<std::mutex> guard(mutex);
     buffers[buffer] = { std::move(region), place };
     return buffer;
+}
+
+void try_out(const std::shared_ptr<ComputeRegion> & region, ggml_backend_dev_t device) {
+    constexpr int64_t n     = 64;
+    constexpr size_t  apart = 4096; // more than any device aligns tensors to
+
+    std::unique_ptr<ggml_context, decltype(&ggml_free)> scope(
+        ggml_init({ 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false), nullptr, true }), &ggml_free);
+    std::unique_ptr<ggml_backend, decltype(&ggml_backend_free)> backend(ggml_backend_dev_init(device, nullptr),
+                                                                        &ggml_backend_free);
+    Buffer buffer(new_compute_buffer(region, 3 * apart));
+    if (!backend || !buffer) {
+        throw std::runtime_error("the device gave no stream, or no place, for a trial");
+    }
+    ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
+    ggml_tensor * a     = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
+    ggml_tensor * b     = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
+    ggml_tensor * sum   = ggml_add(scope.get(), a, b);
+    ggml_cgraph * graph = ggml_new_graph_custom(scope.get(), 8, false);
+    ggml_build_forward_expand(graph, sum);
+
+    ggml_backend_buffer_reset(buffer.get());
+    char * at = static_cast<char *>(ggml_backend_buffer_get_base(buffer.get()));
+    for (ggml_tensor * tensor : { a, b, sum }) {
+        ggml_backend_tensor_alloc(buffer.get(), tensor, at);
+        at += apart;
+    }
+    std::vector<float> ones(n, 1), twos(n, 2), found(n, 0);
+    ggml_backend_tensor_set(a, ones.data(), 0, n * sizeof(float));
+    ggml_backend_tensor_set(b, twos.data(), 0, n * sizeof(float));
+    const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
+    ggml_backend_tensor_get(sum, found.data(), 0, n * sizeof(float));
+    if (status != GGML_STATUS_SUCCESS || found != std::vector<float>(n, 3)) {
+        throw std::runtime_error("a trial in a part of the slab gave " + std::to_string(found[0]) + " instead of 3");
+    }
 }
 
 bool is_compute_buffer(ggml_backend_buffer_t buffer) { return buffer && buffer->iface.free_buffer == free_buffer; }

@@ -16,6 +16,9 @@ namespace expertier {
 // A buffer of `size` bytes in the region; null when it has no place for it.
 ggml_backend_buffer_t new_compute_buffer(std::shared_ptr<ComputeRegion> region, size_t size);
 
+// Computes something small in the region on `device`; throws std::runtime_error where that does not give what it should.
+void try_out(const std::shared_ptr<ComputeRegion> & region, ggml_backend_dev_t device);
+
 bool is_compute_buffer(ggml_backend_buffer_t buffer);
 
 // The buffer that the inner backend allocated: the slab for a compute buffer, any other as it is. Where backends look

@@ -1,6 +1,7 @@
 // The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
 
 #include "abi.h"
+#include "compute_buffer.h"
 #include "compute_region.h"
 #include "device.h"
 #include "expert_buffer.h"
@@ -94,7 +95,9 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, co
         if (!can_wrap()) {
             throw std::runtime_error("this release of llama.cpp allocates weights and compute buffers by the same call");
         }
-        self->region = self->tiers->new_compute_region(*compute);
+        std::shared_ptr<ComputeRegion> region = self->tiers->new_compute_region(*compute);
+        try_out(region, self->device->inner);
+        self->region = std::move(region);
         self->tiers->count_misses_for(self->region);
         self->device->add_region(self->region);
         return 1;

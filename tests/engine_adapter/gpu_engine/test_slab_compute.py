@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -145,6 +146,27 @@ def test_layers_become_whole(gpus: GpuSession):
             assert after.whole_calls > before.whole_calls
             assert after.id_reads == before.id_reads
         assert counts_of(model).moves_up == 2
+
+
+@on_fake_gpus
+def test_inputs_wait_for_the_slots(gpus: GpuSession):
+    """A wide batch's inputs are larger than all that a short one computes in: they would lie where slots are."""
+    path = model_path(gpus, "eight layers", replace(SMALL, layers=8))
+    wide, short = prompt_tokens(500), prompt_tokens(8)
+    wides = stock_logits(gpus, path, wide, 4)
+    shorts = stock_logits(gpus, path, short, 8)
+    with (
+        computing_model(gpus, path, 4, compute_bytes=10 * MIB, move_cost_bytes=-NEVER) as model,
+        model.context(n_ctx=512, n_ubatch=512, n_threads=1) as context,
+    ):
+        for _ in range(3):
+            assert_same(run(context, short, 8), shorts)
+            assert_sound(model)
+            layout = model.binding.manager._slab.layout
+            assert layout.rounding_bytes < layout.layouts[0].slot_bytes, "no room is left between the two"
+            assert_same(run(context, wide, 4), wides)
+            assert_sound(model)
+        assert counts_of(model).moves_up > 1
 
 
 @on_fake_gpus
