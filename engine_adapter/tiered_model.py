@@ -28,7 +28,7 @@ class TieredModel:
     @property
     def binding(self) -> TierBinding:
         """The tiers' binding to the proxy."""
-        assert self.model.binding is not None, "a tiered model is bound"
+        assert isinstance(self.model.binding, TierBinding), "a tiered model is bound to one device"
         return self.model.binding
 
     @classmethod

@@ -2,6 +2,7 @@
 
 #include "backend.h"
 #include "expert_buffer.h"
+#include "split_buffer.h"
 
 #include <cstring>
 #include <memory>
@@ -37,7 +38,7 @@ ggml_backend_t init_backend(ggml_backend_dev_t device, const char * params) {
 }
 
 ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
-    return ggml_backend_dev_buffer_type(self(device).inner);
+    return ExpertsAsDefault::is_on() ? &self(device).experts : ggml_backend_dev_buffer_type(self(device).inner);
 }
 
 ggml_backend_buffer_type_t get_host_buffer_type(ggml_backend_dev_t device) {

@@ -25,7 +25,7 @@ struct ExpertBuffer {
     std::unordered_map<const ggml_tensor *, ExpertTensor> tensors;
 };
 
-thread_local std::shared_ptr<Tiers> loading_tiers;
+thread_local std::unordered_map<ggml_backend_buffer_type_t, std::shared_ptr<Tiers>> loading_tiers;
 
 constexpr size_t probe_size = 4096; // no expert of a real model begins with as many zeros
 
@@ -35,9 +35,11 @@ std::atomic<bool> placement_is_good{ false }; // until expert tensors are made o
 std::mutex             default_mutex;
 std::shared_ptr<Tiers> default_tiers;
 
-std::shared_ptr<Tiers> tiers_to_load() {
-    if (loading_tiers) {
-        return loading_tiers;
+// Of buffers of `type`; null: of all that threads of the engine's own allocate.
+std::shared_ptr<Tiers> tiers_to_load(ggml_backend_buffer_type_t type) {
+    const auto found = loading_tiers.find(type);
+    if (found != loading_tiers.end()) {
+        return found->second;
     }
     std::lock_guard<std::mutex> guard(default_mutex);
     return default_tiers;
@@ -83,6 +85,12 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, 
     }
     context(buffer)->tiers->counters.dropped_writes += (int64_t) size;
 }
+// ggml's Meta backend writes a slice of each row.
+void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                   size_t n_copies, size_t, size_t) {
+    set_tensor(buffer, tensor, data, offset, size);
+    context(buffer)->tiers->counters.dropped_writes += (int64_t) ((n_copies - 1) * size);
+}
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t, size_t size) {
     memset(data, 0, size); // the host reads the error after the batch, and fails it
     Tiers::fail(std::string("the engine read tensor ") + tensor->name +
@@ -93,7 +101,7 @@ void clear(ggml_backend_buffer_t, uint8_t) {}
 const char * get_name(ggml_backend_buffer_type_t type) { return static_cast<const char *>(type->context); }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    const std::shared_ptr<Tiers> tiers = tiers_to_load();
+    const std::shared_ptr<Tiers> tiers = tiers_to_load(type);
     if (!tiers) {
         fprintf(stderr, "expertier: experts were placed in %s, but no tiers are bound to this load; "
                         "open the model through expertier\n", get_name(type));
@@ -113,6 +121,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     iface.init_tensor           = init_tensor;
     iface.memset_tensor         = memset_tensor;
     iface.set_tensor            = set_tensor;
+    iface.set_tensor_2d         = set_tensor_2d;
     iface.get_tensor            = get_tensor;
     iface.clear                 = clear;
     return ggml_backend_buffer_init(type, iface, self, size);
@@ -167,7 +176,10 @@ bool is_expert_buffer_type(ggml_backend_buffer_type_t type) {
     return type != nullptr && type->iface.alloc_buffer == alloc_buffer;
 }
 
-void set_loading_tiers(std::shared_ptr<Tiers> tiers) { loading_tiers = std::move(tiers); }
+void add_loading_tiers(ggml_backend_buffer_type_t type, std::shared_ptr<Tiers> tiers) {
+    loading_tiers[type] = std::move(tiers);
+}
+void end_loading_tiers() { loading_tiers.clear(); }
 
 void set_default_tiers(std::shared_ptr<Tiers> tiers) {
     std::lock_guard<std::mutex> guard(default_mutex);
@@ -185,7 +197,7 @@ std::string find_misplacement(const ggml_cgraph * graph) {
     if (placement_is_good) {
         return {};
     }
-    const std::shared_ptr<Tiers> tiers = tiers_to_load();
+    const std::shared_ptr<Tiers> tiers = tiers_to_load(nullptr);
     if (!tiers) {
         return {};
     }

@@ -19,8 +19,9 @@ void init_expert_buffer_type(ggml_backend_buffer_type_t type, ggml_backend_dev_t
 
 bool is_expert_buffer_type(ggml_backend_buffer_type_t type);
 
-// The tiers that buffers allocated by this thread belong to, while it loads a model.
-void set_loading_tiers(std::shared_ptr<Tiers> tiers);
+// The tiers that buffers of `type` that this thread allocates belong to, while it loads a model.
+void add_loading_tiers(ggml_backend_buffer_type_t type, std::shared_ptr<Tiers> tiers);
+void end_loading_tiers();
 
 // The tiers of buffers that a thread of the engine's own allocates: for hosts that load their one model by themselves.
 void set_default_tiers(std::shared_ptr<Tiers> tiers);

@@ -6,6 +6,7 @@
 #include "host_guard.h"
 #include "host_log.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -104,7 +105,18 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         { options.experts_regex, static_cast<ggml_backend_buffer_type_t>(options.experts_type) },
         { nullptr, nullptr },
     };
-    if (options.device) {
+    if (options.split_devices) {
+        devices.assign(reinterpret_cast<const ggml_backend_dev_t *>(options.split_devices),
+                       reinterpret_cast<const ggml_backend_dev_t *>(options.split_devices) + options.n_split_devices);
+        devices.push_back(nullptr);
+        place_on(devices, params);
+        params.split_mode = LLAMA_SPLIT_MODE_TENSOR;
+        if (options.tensor_split) {
+            self->tensor_split.assign(options.tensor_split, options.tensor_split + options.n_split_devices);
+            self->tensor_split.resize(std::max(self->tensor_split.size(), llama_max_devices()));
+            params.tensor_split = self->tensor_split.data();
+        }
+    } else if (options.device) {
         place_on(devices, params);
     } else if (options.device_name) {
         if (!name_device(options.device_name, devices, error)) {
@@ -136,7 +148,8 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
             overrides[0]           = { all_experts_regex, ggml_backend_dev_buffer_type(cpu) };
             params.tensor_buft_overrides = overrides;
         }
-        if (!options.is_mapped) {
+        params.no_alloc = options.is_measured != 0;
+        if (!options.is_mapped || options.is_measured) {
             params.load_mode = LLAMA_LOAD_MODE_NONE;
         }
         self->model = llama_model_load_from_file(options.path, params);

@@ -1,6 +1,7 @@
 // The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
 
 #include "abi.h"
+#include "bound_tiers.h"
 #include "device.h"
 #include "expert_buffer.h"
 #include "tiers.h"
@@ -29,11 +30,6 @@ ProxyDevice * proxy_over(const char * inner_name) {
 }
 
 } // namespace
-
-struct expertier_tiers {
-    std::shared_ptr<Tiers> tiers;
-    ProxyDevice *          device;
-};
 
 EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
 
@@ -82,9 +78,12 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const
 // The tiers live on until the engine has freed the buffers that use them.
 EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) { delete self; }
 
-// Between these two, expert tensors that the calling thread's loads allocate belong to `self`.
-EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { set_loading_tiers(self->tiers); }
-EXPERTIER_EXPORT void expertier_tiers_end_load(void) { set_loading_tiers(nullptr); }
+// Between these two, expert tensors that the calling thread's loads allocate on the device of `self` belong to it.
+// Begun with the tiers of several devices, it ends for all of them.
+EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) {
+    add_loading_tiers(&self->device->experts, self->tiers);
+}
+EXPERTIER_EXPORT void expertier_tiers_end_load(void) { end_loading_tiers(); }
 
 // Expert tensors that any other thread's loads allocate belong to `self` from now on; null: to nobody.
 EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {

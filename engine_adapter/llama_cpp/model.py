@@ -14,6 +14,7 @@ from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
+from expertier.engine_adapter.llama_cpp.split_binding import SplitBinding
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.lookup_log import LookupLog
@@ -38,7 +39,7 @@ class LoadCounts:
 class LlamaModel:
     """A loaded model. Close its contexts first, then it, then its tiers."""
 
-    def __init__(self, engine: LoadedEngine, handle: int, binding: TierBinding | None) -> None:
+    def __init__(self, engine: LoadedEngine, handle: int, binding: TierBinding | SplitBinding | None) -> None:
         self._engine = engine
         self._handle: int | None = handle
         self._binding = binding
@@ -133,7 +134,7 @@ class LlamaModel:
         return cls(engine, handle, binding)
 
     @property
-    def binding(self) -> TierBinding | None:
+    def binding(self) -> TierBinding | SplitBinding | None:
         """The tiers' binding to the proxy; None for the stock engine."""
         return self._binding
 

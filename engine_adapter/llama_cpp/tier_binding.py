@@ -114,6 +114,15 @@ class TierBinding:
         """The tiers that are bound."""
         return self._manager
 
+    @property
+    def address(self) -> int:
+        """Of the binding as the proxy library has it."""
+        return self._open_handle()
+
+    def require_no_leases_here(self, wish: str) -> None:
+        """Raise `BusyError` where this thread's own leases hold slots that `wish` would wait for."""
+        self._manager.require_no_leases_here(wish)
+
     def begin_load(self) -> None:
         """Have expert tensors that this thread's loads allocate belong to these tiers."""
         self._engine.proxy.expertier_tiers_begin_load(self._open_handle())

@@ -1,0 +1,12 @@
+// What Python holds of tiers that are bound to a proxy device.
+#pragma once
+
+#include "device.h"
+#include "tiers.h"
+
+#include <memory>
+
+struct expertier_tiers {
+    std::shared_ptr<expertier::Tiers> tiers;
+    expertier::ProxyDevice *          device;
+};
