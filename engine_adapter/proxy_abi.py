@@ -260,7 +260,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_tiers_buffer_type": (ct.c_void_p, (ct.c_void_p,)),
     "expertier_split_buffer_type": (
         ct.c_void_p,
-        (ct.POINTER(ct.c_void_p), ct.c_int32, ct.POINTER(ct.c_char_p), ct.POINTER(Split), ct.c_int32),
+        (ct.POINTER(ct.c_void_p), ct.c_int32, ct.POINTER(ct.c_char_p), ct.POINTER(Split), ct.c_int32, *_TEXT),
     ),
     "expertier_take_error": (ct.c_int32, _TEXT),
     "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),

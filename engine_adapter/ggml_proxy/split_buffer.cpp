@@ -5,10 +5,12 @@
 #include "split_abi.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,10 @@ struct SplitExperts {
     ggml_backend_buffer_type_t      type = nullptr;
 };
 
+constexpr char lost_name[] = "Meta()";
+constexpr char our_name[]  = "Tier()";
+static_assert(sizeof(lost_name) == sizeof(our_name));
+
 std::mutex                                 mutex; // ggml's own tables of Meta devices have none
 std::vector<std::unique_ptr<SplitExperts>> all;
 
@@ -51,10 +57,22 @@ ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * contex
     return state;
 }
 
+// The engine's loader takes buffer types of one name for one. In releases that lose the names of the parts, all Meta types
+// are called the same; then ours gets another name of the same length, where theirs is kept.
+void tell_apart(ggml_backend_buffer_type_t type) {
+    char * name = const_cast<char *>(ggml_backend_buft_name(type));
+    if (strcmp(name, lost_name) == 0) {
+        memcpy(name, our_name, sizeof(our_name));
+    } else if (strstr(name, "EXPERTS_") == nullptr && strcmp(name, our_name) != 0) {
+        throw std::runtime_error(std::string("its buffer type for split tensors is called ") + name +
+                                 ", which does not say what lies in it");
+    }
+}
+
 ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && devices, Splits && splits) {
     std::lock_guard<std::mutex> guard(mutex);
     for (const auto & known : all) { // the same model again
-        if (known->devices == devices && are_equal(known->splits, splits)) {
+        if (known->type && known->devices == devices && are_equal(known->splits, splits)) {
             return known->type;
         }
     }
@@ -62,8 +80,10 @@ ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && device
     SplitExperts &     self = *all.back();
     ggml_backend_dev_t meta = ggml_backend_meta_device(self.devices.data(), self.devices.size(), split_of, &self);
     ExpertsAsDefault   asked;
-    self.type = ggml_backend_dev_buffer_type(meta); // kept by ggml from now on
-    return self.type;
+    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(meta); // kept by ggml from now on
+    tell_apart(type);
+    self.type = type;
+    return type;
 }
 
 } // namespace
@@ -71,10 +91,10 @@ ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && device
 } // namespace expertier
 
 // The ggml buffer type for expert tensors that are split among the devices of `tiers`: `splits[i]` is that of the tensor
-// `names[i]`. Null when out of memory.
+// `names[i]`. Null and `error` filled when that cannot be.
 EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * tiers, int32_t n_tiers,
                                                     const char * const * names, const expertier_split * splits,
-                                                    int32_t n_splits) {
+                                                    int32_t n_splits, char * error, size_t error_size) {
     try {
         std::vector<ggml_backend_dev_t> devices;
         for (int32_t i = 0; i < n_tiers; i++) {
@@ -85,7 +105,8 @@ EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * ti
             by_name.emplace(names[i], splits[i]);
         }
         return expertier::buffer_type(std::move(devices), std::move(by_name));
-    } catch (const std::exception &) {
+    } catch (const std::exception & problem) {
+        snprintf(error, error_size, "%s", problem.what());
         return nullptr;
     }
 }

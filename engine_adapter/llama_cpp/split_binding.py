@@ -12,6 +12,8 @@ from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters, Proxy
 from expertier.errors import EngineError
 from expertier.tiers.manager import TierManager
 
+_ERROR_BYTES = 4096
+
 
 class SplitBinding:
     """A binding a device, made and closed together; what `TierBinding` is for one device."""
@@ -37,18 +39,21 @@ class SplitBinding:
         """Return the address of a ggml buffer type whose tensors `names[i]` are split as `splits[i]` says.
 
         Raises:
-            EngineError: no memory for it.
+            EngineError: this engine has none.
         """
         n = len(names)
+        error = ct.create_string_buffer(_ERROR_BYTES)
         address: int | None = self._engine.proxy.expertier_split_buffer_type(
             (ct.c_void_p * len(self.parts))(*(part.address for part in self.parts)),
             len(self.parts),
             (ct.c_char_p * n)(*(name.encode() for name in names)),
             (abi.Split * n)(*splits),
             n,
+            error,
+            len(error),
         )
         if not address:
-            raise EngineError("no memory for a buffer type of split experts: free some")
+            raise EngineError(f"this engine cannot split experts among devices: {error.value.decode()}")
         return address
 
     def require_no_leases_here(self, wish: str) -> None:
