@@ -12,8 +12,10 @@ from typing import Any, Self
 from expertier.errors import ConfigError
 from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.variable import (
     AutoBytes,
+    AutoShares,
     AutoSwitch,
     AutoTokens,
     Variable,
@@ -25,6 +27,8 @@ from expertier.tiers.variable import (
     parse_path,
     parse_percent,
     parse_policy,
+    parse_shares,
+    parse_split_mode,
     parse_switch,
     parse_tokens,
 )
@@ -52,9 +56,16 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable(
         "MOE_DEVICE",
         "engine_device",
-        "`auto` or the name of one of the engine's devices, such as CUDA0, ROCm0 or CPU",
+        "`auto` or the name of one of the engine's devices, such as CUDA0, ROCm0 or CPU, or several: CUDA0,CUDA1",
         parse_device,
     ),
+    Variable(
+        "MOE_TENSOR_SPLIT",
+        "tensor_split",
+        "`auto` or a share of the layers for each device, such as 3,1",
+        parse_shares,
+    ),
+    Variable("MOE_SPLIT_MODE", "split_mode", "`layer` or `tensor`", parse_split_mode),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
@@ -94,6 +105,8 @@ class TierConfig:
     slab_vmm: bool = False
     stream_tokens: AutoTokens = "auto"
     engine_device: str = "auto"
+    tensor_split: AutoShares = "auto"
+    split_mode: SplitMode = SplitMode.LAYER
     decode_gate: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"

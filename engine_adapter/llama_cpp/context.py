@@ -11,10 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
-from expertier.engine_adapter.llama_cpp.split_binding import SplitBinding
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import DecodeError, EngineError
 
 _ERROR_BYTES = 1 << 14
@@ -38,7 +37,7 @@ class LlamaContext:
         engine: LoadedEngine,
         model: int,
         n_vocab: int,
-        binding: TierBinding | SplitBinding | None,
+        binding: AnyBinding | None,
         options: abi.ContextOptions,
         on_close: Callable[[], None],
     ) -> None:
@@ -95,7 +94,7 @@ class LlamaContext:
                 f"a batch of {len(tokens)} tokens was asked for; this context takes 1 to {self.n_batch} at once"
             )
         if self._binding is not None:
-            self._binding.require_no_leases_here("run the engine")
+            self._binding.manager.require_no_leases_here("run the engine")
             self._binding.take_error()  # what is there is not about this batch
         array = (ct.c_int32 * len(tokens))(*tokens)
         with interrupts_deferred(lambda: self._engine.host.expertier_context_abort(handle)):

@@ -11,18 +11,18 @@ from pathlib import Path
 from types import TracebackType
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
-from expertier.engine_adapter.llama_cpp.split_binding import SplitBinding
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.override_pattern import experts_regex
+from expertier.engine_adapter.override_pattern import placed_regex
+from expertier.engine_adapter.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.tiers.file_identity import FileIdentity
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import Tiers
 
 _ERROR_BYTES = 1 << 14
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -39,7 +39,7 @@ class LoadCounts:
 class LlamaModel:
     """A loaded model. Close its contexts first, then it, then its tiers."""
 
-    def __init__(self, engine: LoadedEngine, handle: int, binding: TierBinding | SplitBinding | None) -> None:
+    def __init__(self, engine: LoadedEngine, handle: int, binding: AnyBinding | None) -> None:
         self._engine = engine
         self._handle: int | None = handle
         self._binding = binding
@@ -52,21 +52,27 @@ class LlamaModel:
         engine: LoadedEngine,
         path: str | os.PathLike[str],
         *,
-        tiers: TierManager | None = None,
+        tiers: Tiers | None = None,
         repack: bool | None = None,
         inner_device: str | None = None,
+        placement: Placement | None = None,
         experts_in_ram: bool = False,
         mapped: bool = True,
+        split_tensors: bool = False,
         params: ct.Structure | None = None,
         lookups: LookupLog | None = None,
     ) -> LlamaModel:
         """Load `path`; with `tiers`, its experts are never read here but served by them.
 
         `inner_device` is the engine's name of the device that computes all layers, such as `CUDA0` or `CPU`; by
-        default the engine places stock models by itself, and tiers are bound to the CPU. Two options of the stock
+        default the engine places stock models by itself, and tiers are bound to the CPU. Of stock models it may be
+        several, `CUDA0,CUDA1`, which the engine splits the layers over. Tiers on several devices come with the
+        `placement` that they were made for. Two options of the stock
         engine: `experts_in_ram` keeps the experts in RAM (llama.cpp's `--cpu-moe`), where they are computed by the
         CPU, or served through `context(moe_cache_bytes=...)`; with `mapped` False the file is read instead of mapped,
         and weights in RAM are in memory that the device can copy from at full speed.
+
+        With `split_tensors` the devices of a stock model share every tensor (`--split-mode tensor`) and not the layers.
 
         `repack` lets the engine rewrite weights for its own kernels: by default as stock does, and never with
         tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10). `params` is
@@ -89,14 +95,16 @@ class LlamaModel:
             abi=abi.HOST_ABI,
             path=os.fsencode(path),
             repack=int(repack if repack is not None else tiers is None),
-            device_name=inner_device.encode() if inner_device is not None and tiers is None else None,
+            device_names=inner_device.encode() if inner_device is not None and tiers is None else None,
             experts_in_ram=int(experts_in_ram),
             is_mapped=int(mapped),
+            splits_tensors=int(split_tensors),
             params=ct.addressof(params) if params is not None else None,
             params_bytes=ct.sizeof(params) if params is not None else 0,
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
-        binding = TierBinding(engine, tiers, inner_device or "CPU", lookups) if tiers is not None else None
+        placement = placement if placement is not None else Placement.on_one(inner_device or "CPU")
+        binding = bind(engine, tiers, placement, lookups) if tiers is not None else None
         try:
             if tiers is None or binding is None:
                 handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))
@@ -111,9 +119,28 @@ class LlamaModel:
                 extents = (abi.Extent * len(view.extents))(
                     *(abi.Extent(**dataclasses.asdict(extent)) for extent in view.extents)
                 )
-                options.device = binding.device
-                options.experts_type = binding.buffer_type
-                options.experts_regex = experts_regex(tiers.table).encode()
+                tensors = placement.tensors
+                types = [part.buffer_type for part in binding.parts]
+                if tensors is not None:
+                    addresses = [part.address for part in binding.parts]
+                    types = [tensors.buffer_type(engine.proxy, addresses)] * len(addresses)
+                    options.splits_tensors, options.tensor_split = 1, tensors.share_array()
+                placed = (abi.Placed * len(binding.parts))(
+                    *(
+                        abi.Placed(
+                            part.device,
+                            type_of_experts,
+                            placed_regex(
+                                part.manager.table, is_split=placement.is_split and tensors is None
+                            ).encode(),
+                            units,
+                        )
+                        for part, type_of_experts, units in zip(
+                            binding.parts, types, placement.units, strict=True
+                        )
+                    )
+                )
+                options.placed, options.n_placed = placed, len(placed)
                 options.files, options.n_files = files, len(files)
                 options.extents, options.n_extents = extents, len(extents)
                 options.header = view.header
@@ -127,6 +154,12 @@ class LlamaModel:
                 ours = binding.take_error()[0] if binding is not None else ""
                 reason = (ours + "\n" if ours else "") + error.value.decode(errors="replace").strip()
                 raise EngineError(f"llama.cpp could not load {Path(os.fspath(path))}:\n{reason}")
+            if binding is not None and placement.is_split and (tensor := binding.find_unplaced()):
+                engine.host.expertier_model_close(handle)
+                raise EngineError(
+                    f"llama.cpp placed {tensor} on another device than the one whose tiers hold it, of "
+                    f"{placement.device_name} with {placement.units} layers: leave out what places tensors elsewhere"
+                )
         except BaseException:
             if binding is not None:
                 binding.close()
@@ -134,7 +167,7 @@ class LlamaModel:
         return cls(engine, handle, binding)
 
     @property
-    def binding(self) -> TierBinding | SplitBinding | None:
+    def binding(self) -> AnyBinding | None:
         """The tiers' binding to the proxy; None for the stock engine."""
         return self._binding
 

@@ -27,6 +27,8 @@ from expertier.budget_options import (
     Policy,
     Profile,
     SlabVmm,
+    SplitMode,
+    TensorSplit,
     tier_config,
 )
 from expertier.engine_adapter.build.info import engine_info
@@ -128,6 +130,8 @@ def run(
     slab_vmm: SlabVmm = None,
     profile: Profile = None,
     device: Device = None,
+    tensor_split: TensorSplit = None,
+    split_mode: SplitMode = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -144,7 +148,16 @@ def run(
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
     config = tier_config(
-        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile, device
+        expert_cache_mib,
+        host_pool_mib,
+        host_pool_frac,
+        policy,
+        file_mode,
+        slab_vmm,
+        profile,
+        device,
+        tensor_split,
+        split_mode,
     )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
