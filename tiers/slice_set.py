@@ -6,7 +6,7 @@ file ─► SplitSource ─┬─► TierManager on the first device:  its slice
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -57,8 +57,10 @@ class SliceSet(TierSet):
         profile = ModelProfile.of(config.profile, table)
         configs = _part_configs(split, config, profile)
         with ExitStack() as undo:
+            self._close_file: Callable[[], None] = _nothing
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
+                self._close_file = file.close
                 undo.callback(file.close)
                 source = file
             self.source = SplitSource(source, split)
@@ -81,7 +83,6 @@ class SliceSet(TierSet):
                     ) from error
                 undo.callback(manager.close)
                 managers.append(manager)
-            self._close_file = file.close if source is file else _nothing
             self.managers = tuple(managers)
             undo.pop_all()
 

@@ -3,9 +3,11 @@
 
 #include "device.h"
 #include "gate_plan.h"
+#include "group.h"
 #include "layer_ids.h"
 #include "tiers.h"
 
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -21,6 +23,7 @@ struct ProxyBackend {
     PinnedInts                                        read_room; // for the router's ids
     uint64_t                                          served_uid = 0; // of the last graph that was found to be served
     GatePlan                                          gate_plan;
+    std::shared_ptr<BackendGroup>                     group; // null: it is alone
     std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
 };
 

@@ -5,6 +5,7 @@
 
 #define EXPERTIER_MAX_SEGMENTS 16
 #define EXPERTIER_MAX_SPLIT_DEVICES 16
+#define EXPERTIER_NOT_LOADED (-1) // an axis: the engine has no such tensor, of a layer for drafting for instance
 
 // A tensor that may be split, as the GGUF has it.
 struct expertier_whole_tensor {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ from expertier.tiers.tensor_cut import TensorCut
 
 _ERROR_BYTES = 1 << 14
 _MIRRORED = 10  # GGML_BACKEND_SPLIT_AXIS_MIRRORED
+_NOT_LOADED = -1  # EXPERTIER_NOT_LOADED in split_abi.h
+_BLOCK = re.compile(r"^blk\.\d+\.")
 
 
 @dataclass(frozen=True)
@@ -36,8 +39,15 @@ class TensorSplit:
     splits: tuple[abi.Split, ...]
 
     def cuts(self) -> dict[str, TensorCut]:
-        """Return the cut of each tensor by its name."""
-        return {name: self._cut(split) for name, split in zip(self.names, self.splits, strict=True)}
+        """Return the cut of each tensor by its name; one that the engine does not load as that of another layer."""
+        found = {
+            name: self._cut(split)
+            for name, split in zip(self.names, self.splits, strict=True)
+            if split.axis != _NOT_LOADED
+        }
+        like = {_BLOCK.sub("", name): cut for name, cut in found.items()}
+        unused = TensorCut.mirrored(self.n_devices)
+        return {name: found.get(name) or like.get(_BLOCK.sub("", name), unused) for name in self.names}
 
     def share_array(self) -> Any:
         """Return the shares for the engine; None for equal ones."""
@@ -116,9 +126,9 @@ def ask_tensor_split(
         raise EngineError(f"no memory to ask how {len(tensors)} tensors are split: free some")
     if not told:
         raise EngineMismatchError(
-            f"{engine.library_paths[-1]} does not say how it splits tensors among {len(devices)} devices (it keeps "
-            "llama_meta_device_get_split_state to itself): use --split-mode layer, the wheel, or a build of llama.cpp "
-            "without hidden symbols"
+            f"{engine.library_paths[-1]} does not say how it splits tensors among {len(devices)} devices: it keeps "
+            "llama_meta_device_get_split_state or llama_model::get_tensor to itself. Use --split-mode layer, the wheel, or "
+            "a build of llama.cpp without hidden symbols"
         )
     return TensorSplit(
         len(devices),
