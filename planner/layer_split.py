@@ -89,12 +89,13 @@ class _Sums:
     def score(self, left: int, room: int, begin: int, end: int) -> float:
         """Return how well blocks [begin, end) fit into `left` bytes of a device's `room`.
 
-        Below 0: not even a slot a layer; up to 1: the share of the experts that have slots; above: what is left over.
+        Below 0: the bytes that a slot a layer lacks; up to 1: the share of the experts that have slots; above: what is
+        left over.
         """
         floor, full = self._floor[end] - self._floor[begin], self._full[end] - self._full[begin]
         if not floor:
             return -inf  # no experts: nothing of the tiers would be there
         left -= self._fixed[end] - self._fixed[begin]
         if left < floor:
-            return (left - floor) / floor
+            return left - floor
         return left / full if left < full else 1 + (left - full) / max(room, 1)

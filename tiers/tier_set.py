@@ -20,6 +20,7 @@ from expertier.hip.device import Device
 from expertier.planner.allocate import full_bytes, plan_layers
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.budget import all_copies_bytes, resolve
+from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.file_source import FileSource
 from expertier.tiers.manager import TierManager
@@ -43,12 +44,18 @@ class TierSet:
     """The managers of one model, opened and closed together. Thread-safe, as they are."""
 
     def __init__(
-        self, table: ExpertTable, parts: Sequence[DevicePart], *, config: TierConfig | None = None
+        self,
+        table: ExpertTable,
+        parts: Sequence[DevicePart],
+        *,
+        config: TierConfig | None = None,
+        source: ByteSource | None = None,
     ) -> None:
         """Allocate the tiers of every device; each layer is in exactly one part, and each part has one.
 
         Budgets in `config` are those of the whole: the bytes for slots are shared out as one plan over all layers has
-        them, the host pool's in proportion to the experts. `auto` is resolved device by device.
+        them, the host pool's in proportion to the experts. `auto` is resolved device by device. Without `source`, the
+        table's file is opened and closed again here, once.
 
         Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
         """
@@ -58,11 +65,14 @@ class TierSet:
             raise ValueError(f"layers {placed} of {table.n_layers} in {len(parts)} parts, each needs some")
         self._table = table
         self._layers = tuple(part.layers for part in parts)
+        self._file: FileSource | None = None
         profile = ModelProfile.of(config.profile, table)
         configs = _part_configs(table, config, self._layers, profile)
         with ExitStack() as undo:
-            file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
-            undo.callback(file.close)
+            if source is None:
+                file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
+                undo.callback(file.close)
+                self._file, source = file, file
             managers: list[TierManager] = []
             for part, own in zip(parts, configs, strict=True):
                 of_part = table.of_layers(part.layers)
@@ -71,7 +81,7 @@ class TierSet:
                         of_part,
                         device=part.device,
                         config=own,
-                        source=file,
+                        source=source,
                         needs=part.needs,
                         profile=profile.of_layers(
                             part.layers, max(layer.n_experts for layer in of_part.layers)
@@ -85,7 +95,6 @@ class TierSet:
                     ) from error
                 undo.callback(manager.close)
                 managers.append(manager)
-            self._close_file = file.close
             self.managers = tuple(managers)
             """One for each device, in the order of the parts."""
             undo.pop_all()
@@ -149,7 +158,8 @@ class TierSet:
         """Free everything; nothing to do the second time. `BusyError` while leases or an engine are at one of them."""
         for manager in self.managers:
             manager.close()
-        self._close_file()
+        if self._file is not None:
+            self._file.close()
 
     def __enter__(self) -> Self:
         """Return the set itself."""

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-
 import pytest
 
-from architecture_models import MODELS, slot_counts
-from expertier.engine_adapter.placement import Placement
-from expertier.tiers.block_weights import read_block_weights
-from expertier.tiers.table import ExpertTable
-from fake_ggml_gpu.models import assert_same, logits_of, model_path
+from architecture_models import slot_counts
+from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from fake_ggml_gpu.split_models import placed, split_model, split_tiers, stock_split_logits
+from fake_ggml_gpu.split_models import (
+    KINDS,
+    LAYERS,
+    cut,
+    split_model,
+    split_path,
+    split_tiers,
+    stock_split_logits,
+)
 from tiered_runs import prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(40), 12
 POOLS = {"no pool": 0, "small pool": 3 << 20, "pool": 64 << 20}
-LAYERS = 5
-KINDS = {kind: replace(MODELS[kind], layers=LAYERS) for kind in ("qwen3moe", "gpt-oss", "deepseek2", "llama")}
-
-
-def split_path(gpus: GpuSession, kind: str) -> Path:
-    """A model of five layers with experts."""
-    return model_path(gpus, f"split {kind}", KINDS[kind])
-
-
-def cut(path: Path, first: int) -> Placement:
-    """So many layers with experts on the first device, the others and the output on the second."""
-    layers = ExpertTable.from_gguf(path).layers
-    before = layers[first].block
-    return placed((before, read_block_weights(path).n_blocks + 1 - before))
 
 
 def cases() -> list[object]:

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
+from architecture_models import MODELS
 from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.placement import Placement
+from expertier.tiers.block_weights import read_block_weights
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, TierSet
-from fake_ggml_gpu.models import Logits, stock_logits
+from fake_ggml_gpu.models import Logits, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession
 
 BOTH = "FAKE0,FAKE1"
+LAYERS = 5
+KINDS = {kind: replace(MODELS[kind], layers=LAYERS) for kind in ("qwen3moe", "gpt-oss", "deepseek2", "llama")}
+
+
+def split_path(gpus: GpuSession, kind: str) -> Path:
+    """A model of five layers with experts."""
+    return model_path(gpus, f"split {kind}", KINDS[kind])
+
+
+def cut(path: Path, first: int) -> Placement:
+    """So many layers with experts on the first device, the others and the output on the second."""
+    before = ExpertTable.from_gguf(path).layers[first].block
+    return Placement(("FAKE0", "FAKE1"), (before, read_block_weights(path).n_blocks + 1 - before))
 
 
 def stock_split_logits(
@@ -23,11 +39,6 @@ def stock_split_logits(
 ) -> Logits:
     """All logits of a prompt and of `n_tokens` more, of the stock engine with its layers on both devices."""
     return stock_logits(gpus, path, prompt, n_tokens, n_ubatch=n_ubatch, device=BOTH)
-
-
-def placed(units: Sequence[int], devices: str = BOTH) -> Placement:
-    """The placement of so many units on each device."""
-    return Placement(tuple(devices.split(",")), tuple(units))
 
 
 @contextmanager
