@@ -6,7 +6,7 @@ file ─► SplitSource ─┬─► TierManager on the first device:  its slice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -53,16 +53,15 @@ class SliceSet(TierSet):
         config = config if config is not None else TierConfig()
         table = split.whole
         self._table = table
+        self._file = None
         self._layers = (tuple(range(table.n_layers)),) * split.n_devices
         profile = ModelProfile.of(config.profile, table)
         configs = _part_configs(split, config, profile)
         with ExitStack() as undo:
-            self._close_file: Callable[[], None] = _nothing
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
-                self._close_file = file.close
                 undo.callback(file.close)
-                source = file
+                self._file, source = file, file
             self.source = SplitSource(source, split)
             """What the managers read from."""
             managers: list[TierManager] = []
@@ -110,10 +109,6 @@ class SliceSet(TierSet):
         """Free everything; nothing to do the second time. `BusyError` while leases or an engine are at one of them."""
         super().close()
         self.source.forget()
-
-
-def _nothing() -> None:
-    """Leave a source that someone else opened to them."""
 
 
 def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
