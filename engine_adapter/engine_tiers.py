@@ -6,7 +6,7 @@ import ctypes as ct
 from typing import NamedTuple
 
 from expertier.engine_adapter.engine_device import device_of
-from expertier.engine_adapter.place_blocks import ModelNeeds, place_blocks
+from expertier.engine_adapter.place_blocks import DeviceChoice, place_blocks
 from expertier.engine_adapter.placement import Placement
 from expertier.errors import ConfigError
 from expertier.planner.context_memory import ContextShape
@@ -41,14 +41,14 @@ def open_engine_tiers(
     placement = place_blocks(proxy, table, config, shape)
     devices = [device_of(proxy, name) for name in placement.devices]
     if placement.is_split:
-        model = ModelNeeds.of(table, config, shape)
+        choice = DeviceChoice.of(table, config, shape)
         parts = [
-            DevicePart(device, layers, model.part(device, blocks))
+            DevicePart(device, layers, choice.part(device, blocks))
             for device, layers, blocks in zip(
                 devices, placement.layers(table), placement.blocks(), strict=True
             )
         ]
         return EngineTiers(TierSet(table, parts, config=config), placement)
     (device,) = devices
-    needs = ModelNeeds.of(table, config, shape).whole(device) if device.has_own_memory else None
+    needs = DeviceChoice.of(table, config, shape).whole(device) if device.has_own_memory else None
     return EngineTiers(TierManager(table, device=device, config=config, needs=needs), placement)

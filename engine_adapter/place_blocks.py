@@ -13,15 +13,12 @@ from expertier.engine_adapter.placement import Placement
 from expertier.errors import ConfigError
 from expertier.hip.device import Device
 from expertier.planner.allocate import full_bytes
-from expertier.planner.context_memory import ContextShape, cache_bytes
-from expertier.planner.geometry import ModelGeometry
-from expertier.planner.layer_split import BlockNeeds, units_by_room, units_of_shares
+from expertier.planner.context_memory import ContextShape
+from expertier.planner.layer_split import units_by_room, units_of_shares
 from expertier.planner.ledger import DeviceNeeds
-from expertier.tiers.block_weights import BlockWeights, read_block_weights
 from expertier.tiers.budget import HEADROOM_BYTES
 from expertier.tiers.config import TierConfig
-from expertier.tiers.device_needs import device_needs
-from expertier.tiers.model_geometry import read_geometry
+from expertier.tiers.model_needs import ModelNeeds, room_for_blocks
 from expertier.tiers.staged_batches import resolve_stream_tokens
 from expertier.tiers.table import ExpertTable
 from expertier.units import mib
@@ -29,76 +26,38 @@ from expertier.units import mib
 N_STAGED_LAYERS = 2
 """Layers that large batches pass through at the same time (ggml_proxy/staging.h)."""
 
-_F32_BYTES = 4
-
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelNeeds:
-    """What a model takes of the devices that share it, for contexts of `shape` altogether."""
+class DeviceChoice:
+    """A model and the user's wishes for it, to be held against devices."""
 
-    table: ExpertTable
+    model: ModelNeeds
     config: TierConfig
-    geometry: ModelGeometry
-    weights: BlockWeights
-    shape: ContextShape
 
     @classmethod
-    def of(cls, table: ExpertTable, config: TierConfig, shape: ContextShape | None) -> ModelNeeds:
-        """Read the model's headers; without a `shape`, that of llama.cpp's default parameters."""
+    def of(cls, table: ExpertTable, config: TierConfig, shape: ContextShape | None) -> DeviceChoice:
+        """Read the model's headers; without a `shape`, it is that of llama.cpp's default parameters."""
         shape = shape if shape is not None else ContextShape(full_windows=True)
-        return cls(table, config, read_geometry(table.path), read_block_weights(table.path), shape)
+        return cls(ModelNeeds.of(table, shape), config)
 
     def whole(self, device: Device) -> DeviceNeeds:
         """Return what all of the model takes of a device, beside its experts."""
-        return device_needs(
-            self.geometry, self.shape, free_bytes=device.free_bytes(), staging_bytes=self._staging(device)
-        )
+        return self.model.whole(device.free_bytes(), staging_bytes=self._staging(device))
 
-    def part(self, device: Device, blocks: range) -> DeviceNeeds:
-        """Return what some blocks take of a device, beside their experts; the number after the last is the output."""
-        has_output = self.weights.n_blocks in blocks
-        weights = sum(self.weights.bytes_by_block[blocks.start : blocks.stop])
-        geometry = replace(
-            self.geometry,
-            blocks=self.geometry.blocks[blocks.start : blocks.stop],
-            device_weight_bytes=weights + (self.output_bytes if has_output else 0),
-            n_vocab=self.geometry.n_vocab if has_output else 0,
-        )
-        handed_over = min(self.shape.n_ubatch, self.shape.n_ctx) * geometry.n_embd * geometry.streams
-        return device_needs(
-            geometry,
-            self.shape,
-            free_bytes=device.free_bytes(),
-            staging_bytes=self._staging(device),
-            peer_bytes=handed_over * _F32_BYTES if blocks.start else 0,
-        )
+    def part(self, device: Device, units: range) -> DeviceNeeds:
+        """Return what some of its units take of a device, beside their experts."""
+        return self.model.part(units, device.free_bytes(), staging_bytes=self._staging(device))
 
     def room(self, device: Device) -> int:
-        """Return what a device has for blocks, their experts and the output: what is not taken whatever lies there."""
-        needs = self._reserved(self.whole(device))
-        return needs.total - sum(needs.reserved().values()) + needs.weights + needs.kv
-
-    def blocks(self) -> list[BlockNeeds]:
-        """Return what each block takes of the device that it lies on."""
-        demands = self.table.layer_demands()
-        by_block = {layer.block: demands[number] for number, layer in enumerate(self.table.layers)}
-        found = []
-        for block, weights in enumerate(self.weights.bytes_by_block):
-            alone = replace(self.geometry, blocks=self.geometry.blocks[block : block + 1])
-            found.append(BlockNeeds(weights + cache_bytes(alone, self.shape), by_block.get(block)))
-        return found
-
-    @property
-    def output_bytes(self) -> int:
-        """What lies on the device of the output: weights that belong to no block."""
-        return max(self.geometry.device_weight_bytes - sum(self.weights.bytes_by_block), 0)
+        """Return what a device has for blocks and their experts, whichever these are."""
+        return room_for_blocks(self._reserved(self.whole(device)))
 
     def fits_on_one(self, device: Device) -> bool:
         """Whether one device has room for all of it: every expert that may have a slot has one."""
         needs = self._reserved(self.whole(device))
-        wanted = full_bytes(self.table.layer_demands())
+        wanted = full_bytes(self.model.table.layer_demands())
         for bound in (self.config.expert_cache_bytes, self.config.cap_bytes):
             wanted = wanted if bound == "auto" else min(wanted, bound)
         return wanted <= needs.total - sum(needs.reserved().values())
@@ -115,7 +74,8 @@ class ModelNeeds:
     def _staging(self, device: Device) -> int:
         if not resolve_stream_tokens(self.config, device):
             return 0
-        layers = zip(self.table.layers, self.table.slot_layouts, strict=True)
+        table = self.model.table
+        layers = zip(table.layers, table.slot_layouts, strict=True)
         return N_STAGED_LAYERS * max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
 
 
@@ -134,13 +94,14 @@ def place_blocks(
     names = candidates(proxy, config.engine_device)
     if config.tensor_split == "auto" and len(names) == 1:
         return Placement.on_one(names[0])
-    model = ModelNeeds.of(table, config, shape)
+    choice = DeviceChoice.of(table, config, shape)
+    model = choice.model
     devices = {name: device_of(proxy, name) for name in names}
     if config.tensor_split != "auto":
         return _by_shares(model, names, config.tensor_split)
-    rooms = [model.room(devices[name]) for name in names]
+    rooms = [choice.room(devices[name]) for name in names]
     if config.engine_device == "auto":
-        if model.fits_on_one(devices[names[0]]):
+        if choice.fits_on_one(devices[names[0]]):
             return Placement.on_one(names[0])
         names, rooms = _with_room(model, names, rooms)
         if len(names) == 1:
@@ -194,7 +155,7 @@ def _by_shares(model: ModelNeeds, names: Sequence[str], shares: Sequence[float])
         )
     if len(names) == 1:
         return Placement.on_one(names[0])
-    units = units_of_shares(shares, model.weights.n_blocks + 1)
+    units = units_of_shares(shares, model.n_units)
     return _checked(model.table, Placement(tuple(names), units))
 
 
