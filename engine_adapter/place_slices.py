@@ -8,7 +8,7 @@ from expertier.engine_adapter.engine_device import device_of, has_own_memory
 from expertier.engine_adapter.engine_tiers import EngineTiers
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tensor_split import ask_tensor_split
-from expertier.engine_adapter.place_blocks import ModelNeeds, candidates
+from expertier.engine_adapter.place_blocks import DeviceChoice, candidates
 from expertier.engine_adapter.placement import ALL_UNITS, Placement
 from expertier.errors import ConfigError
 from expertier.hip.device import Device
@@ -65,7 +65,6 @@ def _needs(
     Weights and caches are counted in proportion to the slices: what the engine mirrors on every device is small beside
     them, and its room for computing is a whole one's.
     """
-    model = ModelNeeds.of(part, config, shape)
-    needs = model.whole(device)
+    needs = DeviceChoice.of(part, config, shape).whole(device)
     share = part.expert_bytes_total / whole.expert_bytes_total
     return replace(needs, weights=round(needs.weights * share), kv=round(needs.kv * share))

@@ -127,8 +127,8 @@ def ask_tensor_split(
     if not told:
         raise EngineMismatchError(
             f"{engine.library_paths[-1]} does not say how it splits tensors among {len(devices)} devices: it keeps "
-            "llama_meta_device_get_split_state or llama_model::get_tensor to itself. Use --split-mode layer, the wheel, "
-            "or a build of llama.cpp without hidden symbols"
+            "llama_meta_device_get_split_state or llama_model::get_tensor to itself. Use --split-mode layer, the "
+            "wheel, or a build of llama.cpp without hidden symbols"
         )
     return TensorSplit(
         len(devices),
