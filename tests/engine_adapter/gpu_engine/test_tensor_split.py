@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -198,6 +199,20 @@ def test_two_contexts_share_the_slices(gpus: GpuSession):
         other.decode(prompt[40:60], 40)
         assert_same(found, expected)
         assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
+
+
+@on_fake_gpus
+def test_two_contexts_at_the_same_time_wait_for_each_others_slots(gpus: GpuSession):
+    """With few slots one's misses fall on slots that the other's queued work still reads."""
+    gpus.fakes.switch(jitter_us=300)
+    path = path_of(gpus, "qwen3moe")
+    prompts = [prompt_tokens(20), prompt_tokens(20)[::-1]]
+    expected = [stock_tensor_logits(gpus, path, prompt, DECODE, n_ubatch=4) for prompt in prompts]
+    config = tensor_config(path, 8, host_pool_bytes=POOL, stream_tokens=0)
+    with tensor_model(gpus, path, config) as model, ThreadPoolExecutor(2) as threads:
+        found = threads.map(lambda prompt: logits_of(model.model, prompt, DECODE, n_ubatch=4), prompts)
+        for logits, right in zip(found, expected, strict=True):
+            assert_same(logits, right)
 
 
 @on_fake_gpus
