@@ -99,10 +99,10 @@ def place_blocks(
     devices = {name: device_of(proxy, name) for name in names}
     if config.tensor_split != "auto":
         return _by_shares(model, names, config.tensor_split)
+    if config.engine_device == "auto" and choice.fits_on_one(devices[names[0]]):
+        return Placement.on_one(names[0])  # before the others are asked, which takes memory of a GPU
     rooms = [choice.room(devices[name]) for name in names]
     if config.engine_device == "auto":
-        if choice.fits_on_one(devices[names[0]]):
-            return Placement.on_one(names[0])
         names, rooms = _with_room(model, names, rooms)
         if len(names) == 1:
             return Placement.on_one(names[0])

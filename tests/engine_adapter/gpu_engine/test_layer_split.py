@@ -33,7 +33,8 @@ def cases() -> list[object]:
             n_ubatch, pool, staged = (64, 512)[turn % 2], list(POOLS)[turn % 3], turn % 3 != 2
             first = 1 + turn % (LAYERS - 1)
             name = f"{kind}-{slots}-{n_ubatch}-{pool}-{staged}-{first}"
-            found.append(pytest.param(kind, slots, n_ubatch, pool, staged, first, id=name))
+            marks = [pytest.mark.deep] * (slots == "one")  # slow, and below top-k is the same way
+            found.append(pytest.param(kind, slots, n_ubatch, pool, staged, first, id=name, marks=marks))
     return found
 
 

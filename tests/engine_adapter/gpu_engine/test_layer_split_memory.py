@@ -193,7 +193,10 @@ def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, strea
         assert_same(logits_of(model, PROMPT, TOKENS), expected)
 
 
-@pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
+@pytest.mark.parametrize(
+    "call",
+    ["memory", "stream", *(pytest.param(call, marks=pytest.mark.deep) for call in ("pinned", "event"))],
+)
 @on_fake_gpus
 def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
     """Its first, second, ... allocation, on either: an error, nothing left on both, and the next attempt works."""

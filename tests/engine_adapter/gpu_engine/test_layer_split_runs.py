@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes as ct
 import json
 import threading
 import urllib.request
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
 
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.server import ServerOptions, TieredServer
+from expertier.engine_adapter.placement import Placement
+from expertier.engine_adapter.server import ServerOptions, TieredServer, _only_ours
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError
 from expertier.tiers.config import TierConfig
@@ -31,6 +33,7 @@ from tiered_runs import SMALL, prompt_tokens
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8
 SMALL_POOL_BYTES = 3 << 20
+_GPU = 1  # GGML_BACKEND_DEVICE_TYPE_GPU
 
 
 def run_at_once(jobs: list) -> None:
@@ -58,7 +61,8 @@ def budget(table: ExpertTable, n_slots: int) -> int:
 
 
 @pytest.mark.parametrize(
-    ("n_slots", "stream_tokens"), [(1, 0), (SMALL.top_k, "auto"), (SMALL.experts, "auto")]
+    ("n_slots", "stream_tokens"),
+    [(3, 0), (SMALL.top_k, "auto"), pytest.param(SMALL.experts, "auto", marks=pytest.mark.deep)],
 )
 @on_fake_gpus
 def test_two_contexts_at_once(gpus: GpuSession, n_slots, stream_tokens):
@@ -83,7 +87,7 @@ def test_two_contexts_at_once(gpus: GpuSession, n_slots, stream_tokens):
 @on_fake_gpus
 def test_wide_then_short_batches(gpus: GpuSession):
     path = split_path(gpus, "gpt-oss")
-    prompts = [prompt_tokens(n) for n in (300, 1, 31, 200, 5, 300)]
+    prompts = [prompt_tokens(n) for n in (200, 1, 31, 5, 200)]
     expected = [stock_split_logits(gpus, path, prompt, 3, n_ubatch=128) for prompt in prompts]
     placement = cut(path, 3)
     with (
@@ -148,6 +152,26 @@ def test_a_recording_is_the_one_of_a_single_device(gpus: GpuSession):
     assert "devices" not in one
     assert [(each["device"], each["layers"]) for each in two["devices"]] == [("FAKE0", 2), ("FAKE1", 3)]
     assert sum(each["l1"]["misses"] for each in two["devices"]) == two["l1"]["misses"]
+
+
+@on_fake_gpus
+def test_a_load_that_names_no_devices_finds_ours_alone(gpus: GpuSession):
+    """The others say meanwhile that they are integrated GPUs, of which llama.cpp takes none where there are others."""
+    assert gpus.engine.proxy
+    kind = gpus.engine.symbol("ggml_backend_dev_type", ct.c_int, ct.c_void_p)
+    find = gpus.engine.symbol("ggml_backend_dev_by_name", ct.c_void_p, ct.c_char_p)
+    names = [device["name"] for device in gpus.engine.devices()]
+
+    def gpus_now() -> list[str]:
+        return [name for name in names if kind(find(name.encode())) == _GPU]
+
+    before = gpus_now()
+    assert set(before) == {"FAKE0", "FAKE1", "TIER_FAKE0", "TIER_FAKE1", "TIER_CPU"}, before
+    for shown in (("FAKE0", "FAKE1"), ("FAKE1",)):
+        with suppress(KeyError), _only_ours(gpus.engine, Placement((*shown, "FAKE0")[:2], (3, 3))):
+            assert gpus_now() == sorted({f"TIER_{name}" for name in (*shown, "FAKE0")[:2]})
+            raise KeyError
+        assert gpus_now() == before
 
 
 @on_fake_gpus
