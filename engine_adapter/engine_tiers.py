@@ -9,10 +9,12 @@ from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.place_blocks import DeviceChoice, place_blocks
 from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.slab_compute import computes_in_slab
+from expertier.errors import ConfigError
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, Tiers, TierSet
 
@@ -33,6 +35,11 @@ def open_engine_tiers(
         BudgetError: a budget is below what the model needs; it names the device where there are several. DeviceError:
             there is no such device, or it has no memory left. ConfigError: the devices cannot share the model.
     """
+    if config.split_mode is not SplitMode.LAYER:
+        raise ConfigError(
+            f"MOE_SPLIT_MODE={config.split_mode} was asked for here, where the host loads the model by itself: only "
+            "`expertier run` and TieredModel split tensors; use MOE_SPLIT_MODE=layer"
+        )
     placement = place_blocks(proxy, table, config, shape)
     devices = [device_of(proxy, name) for name in placement.devices]
 

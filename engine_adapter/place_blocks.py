@@ -91,7 +91,7 @@ def place_blocks(
         DeviceError: there is no such device. ConfigError: a device would have no layer with experts, or a share was
             given for more or fewer devices.
     """
-    names = _candidates(proxy, config.engine_device)
+    names = candidates(proxy, config.engine_device)
     if config.tensor_split == "auto" and len(names) == 1:
         return Placement.on_one(names[0])
     choice = DeviceChoice.of(table, config, shape)
@@ -109,7 +109,7 @@ def place_blocks(
     return _checked(table, Placement(tuple(names), units_by_room(rooms, model.blocks(), model.output_bytes)))
 
 
-def _candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
+def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
     """Return the devices that are named; for `auto` all GPUs of the first one's kind, or the CPU."""
     if wanted != "auto":
         names = wanted.split(",")

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from expertier.tiers.table import ExpertTable
+
+if TYPE_CHECKING:  # which imports this
+    from expertier.engine_adapter.llama_cpp.tensor_split import TensorSplit
 
 ALL_UNITS = 1
 """The share of a device that has everything: with one device, numbers say nothing."""
@@ -21,6 +25,8 @@ class Placement:
 
     devices: tuple[str, ...]
     units: tuple[int, ...]
+    tensors: TensorSplit | None = None
+    """How tensors are split among the devices, where not blocks are: every device then has a part of every block."""
 
     @classmethod
     def on_one(cls, device: str) -> Placement:

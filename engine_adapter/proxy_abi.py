@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 
 PROXY_ABI = 6  # EXPERTIER_ABI in abi.h
-HOST_ABI = 7  # EXPERTIER_HOST_ABI in host_abi.h
+HOST_ABI = 8  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
@@ -233,6 +233,30 @@ class ModelOptions(ct.Structure):
         ("repack", ct.c_int32),
         ("params", ct.c_void_p),
         ("params_bytes", ct.c_uint64),
+        ("splits_tensors", ct.c_int32),
+        ("tensor_split", ct.POINTER(ct.c_float)),
+        ("is_measured", ct.c_int32),
+    )
+
+
+class WholeTensor(ct.Structure):
+    """expertier_whole_tensor: a tensor that may be split among devices."""
+
+    _fields_ = (("name", ct.c_char_p), ("type", ct.c_int32), ("ne", ct.c_int64 * 4))
+
+
+MAX_SEGMENTS = 16  # EXPERTIER_MAX_SEGMENTS in split_abi.h
+MAX_SPLIT_DEVICES = 16  # EXPERTIER_MAX_SPLIT_DEVICES
+
+
+class Split(ct.Structure):
+    """expertier_split: how the engine divides one tensor among devices."""
+
+    _fields_ = (
+        ("axis", ct.c_int32),
+        ("n_segments", ct.c_int32),
+        ("repeats", ct.c_uint32 * MAX_SEGMENTS),
+        ("ne", ct.c_int64 * (MAX_SEGMENTS * MAX_SPLIT_DEVICES)),
     )
 
 
@@ -281,6 +305,10 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_tiers_buffer_name": (ct.c_char_p, (ct.c_void_p,)),
     "expertier_tiers_device": (ct.c_void_p, (ct.c_void_p,)),
     "expertier_tiers_buffer_type": (ct.c_void_p, (ct.c_void_p,)),
+    "expertier_split_buffer_type": (
+        ct.c_void_p,
+        (ct.POINTER(ct.c_void_p), ct.c_int32, ct.POINTER(ct.c_char_p), ct.POINTER(Split), ct.c_int32, *_TEXT),
+    ),
     "expertier_take_error": (ct.c_int32, _TEXT),
     "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
     "expertier_device_is_host": (ct.c_int32, (ct.c_char_p,)),
@@ -321,6 +349,10 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
         ),
     ),
     "expertier_model_open": (ct.c_void_p, (ct.POINTER(ModelOptions), *_TEXT)),
+    "expertier_model_splits": (
+        ct.c_int32,
+        (ct.c_void_p, ct.c_int32, ct.POINTER(WholeTensor), ct.c_int32, ct.POINTER(Split)),
+    ),
     "expertier_model_close": (None, (ct.c_void_p,)),
     "expertier_model_hand_over": (ct.c_void_p, (ct.c_void_p,)),
     "expertier_model_load_counts": (None, (ct.c_void_p, ct.POINTER(LoadCounts))),

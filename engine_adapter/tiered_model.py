@@ -12,10 +12,13 @@ from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
+from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import Tiers, managers
 
@@ -51,9 +54,13 @@ class TieredModel:
 
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
-            DeviceError: there is no such device, or it has no memory left.
+            DeviceError: there is no such device, or it has no memory left. UnsupportedLayoutError: its experts cannot
+                be cut up for the devices.
         """
-        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+        if config.split_mode is SplitMode.TENSOR:
+            tiers, placement = open_slice_tiers(engine, table, config, shape)
+        else:
+            tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
         try:
             model = LlamaModel.open(engine, table.path, tiers=tiers, placement=placement, lookups=lookups)
             return cls(model, tiers, placement)
@@ -101,6 +108,7 @@ class TieredModel:
             "proxy": counters.as_dict(),
             **({"devices": devices} if len(devices) > 1 else {}),
             **({"slab_compute": asdict(compute)} if compute is not None else {}),
+            **({"slices": asdict(self.tiers.source.stats())} if isinstance(self.tiers, SliceSet) else {}),
         }
 
     def close(self) -> None:

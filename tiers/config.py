@@ -12,6 +12,7 @@ from typing import Any, Self
 from expertier.errors import ConfigError
 from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.variable import (
     AutoBytes,
     AutoShares,
@@ -27,6 +28,7 @@ from expertier.tiers.variable import (
     parse_percent,
     parse_policy,
     parse_shares,
+    parse_split_mode,
     parse_switch,
     parse_tokens,
 )
@@ -63,6 +65,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
         "`auto` or a share of the layers for each device, such as 3,1",
         parse_shares,
     ),
+    Variable("MOE_SPLIT_MODE", "split_mode", "`layer` or `tensor`", parse_split_mode),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_COMPUTE", "slab_compute", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
@@ -105,6 +108,7 @@ class TierConfig:
     stream_tokens: AutoTokens = "auto"
     engine_device: str = "auto"
     tensor_split: AutoShares = "auto"
+    split_mode: SplitMode = SplitMode.LAYER
     decode_gate: AutoSwitch = "auto"
     slab_compute: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"

@@ -12,6 +12,11 @@ than 1 % of an expert (some mixes of quantisations), each matrix gets an array o
     │ gate of slot 0 │ gate of slot 1 │ ... │ guard │ up of slot 0 │ ...
 
 The guards stay zero: matrix kernels read up to 512 bytes past the last expert.
+
+Kernels read rows in steps of `KERNEL_STEP` elements, and so past the last row of a matrix whose rows are no
+multiple of that, as slices of tensor split often are. What is read there is multiplied by zero, which makes zero
+of finite numbers only: it has to be blocks of the same type. In an array it always is; in one piece it is where
+the next matrix follows at once and is alike, else the layer gets arrays.
 """
 
 from __future__ import annotations
@@ -35,6 +40,10 @@ MATRIX_ALIGNMENT = 32
 
 MAX_WASTE = 0.01
 """Largest share of an expert's bytes that a slot's gap may waste."""
+
+
+KERNEL_STEP = 256
+"""Elements that matrix kernels read at once of a row of quantised blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +89,8 @@ class SlotLayout:
         unit = math.lcm(MATRIX_ALIGNMENT, *(matrix.type_bytes for matrix in matrices))
         stride = round_up(end, unit)
         wasteful = stride - sum(sizes) > MAX_WASTE * sum(sizes)
-        return cls(sizes, tuple(offsets), end, 0 if wasteful else stride)
+        needs_arrays = wasteful or not _can_be_read_past(matrices, offsets, stride)
+        return cls(sizes, tuple(offsets), end, 0 if needs_arrays else stride)
 
     @property
     def slot_bytes(self) -> int:
@@ -118,6 +128,22 @@ class SlotLayout:
             Copy(source, place.offset + slot * place.stride, size)
             for source, place, size in zip(self.block_offsets, places, self.matrix_bytes, strict=True)
         )
+
+
+def _can_be_read_past(matrices: Sequence[ExpertMatrix], offsets: Sequence[int], stride: int) -> bool:
+    """Whether what lies behind each matrix in one piece is harmless to a kernel that reads on."""
+    begins = [*offsets[1:], stride]
+    followers = [*matrices[1:], matrices[0]]
+    return all(
+        not _is_read_past(matrix)
+        or (follower.ggml_type == matrix.ggml_type and begin == offset + matrix.expert_bytes)
+        for matrix, offset, follower, begin in zip(matrices, offsets, followers, begins, strict=True)
+    )
+
+
+def _is_read_past(matrix: ExpertMatrix) -> bool:
+    block_elements = matrix.ne0 * matrix.ne1 * matrix.type_bytes // matrix.expert_bytes
+    return block_elements > 1 and matrix.ne0 % KERNEL_STEP != 0
 
 
 def _array_bytes(n_slots: int, stride: int) -> int:

@@ -11,6 +11,7 @@ from typing import Generic, Literal, TypeAlias, TypeVar
 
 from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
+from expertier.tiers.split_mode import SplitMode
 from expertier.units import MIB
 
 T = TypeVar("T")
@@ -127,6 +128,11 @@ def parse_path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:  # a user who does not exist
         raise ValueError(text) from error
+
+
+def parse_split_mode(text: str) -> SplitMode:
+    """Read the name of a split mode."""
+    return SplitMode(text)
 
 
 def parse_file_mode(text: str) -> FileMode:

@@ -9,8 +9,10 @@ from pathlib import Path
 
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import Tiers
 
@@ -19,7 +21,7 @@ from expertier.tiers.tier_set import Tiers
 class Placement:
     """Where the experts are: `side` as in `rows.Row`, with budgets in bytes where it has some.
 
-    `device` may be several, with commas between them, which share the layers.
+    `device` may be several, with commas between them, which share the layers; with MOE_SPLIT_MODE=tensor, all tensors.
     """
 
     side: str
@@ -37,6 +39,7 @@ def opened(
     Where the engine computes in the slab, that has room for a context of `shape` beside the cache's bytes: as much as
     the other sides allocate apart.
     """
+    shares_tensors = "," in placement.device and TierConfig.from_env().split_mode is SplitMode.TENSOR
     if placement.side != "ours":
         in_ram = placement.side != "vram"
         with LlamaModel.open(
@@ -44,6 +47,7 @@ def opened(
             path,
             repack=False,  # with it, experts in RAM are not the bytes that the others compute with
             inner_device=placement.device,
+            split_tensors=shares_tensors,
             experts_in_ram=in_ram,
             mapped=not in_ram,
         ) as model:
@@ -55,6 +59,14 @@ def opened(
         expert_cache_bytes=placement.cache_bytes,
         host_pool_bytes=placement.host_bytes,
     )
-    tiers, placed = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(path), config, shape)
+    table = ExpertTable.from_gguf(path)
+    if shares_tensors:  # guards and alignment are there once a device
+        guards = placement.device.count(",") * sum(demand.fixed_bytes for demand in table.layer_demands())
+        config = replace(config, expert_cache_bytes=placement.cache_bytes + guards)
+        tiers, placed = open_slice_tiers(engine, table, config)
+    else:
+        tiers, placed = open_engine_tiers(
+            engine.proxy, table, replace(config, split_mode=SplitMode.LAYER), shape
+        )
     with tiers, LlamaModel.open(engine, path, tiers=tiers, placement=placed) as model:
         yield model, tiers

@@ -30,7 +30,7 @@ _BASE = ModelShape(
 
 PARITY_MODELS = {
     "Q4_0": _BASE,
-    "Q4_K+Q6_K": replace(_BASE, gate_up_type="Q4_K", down_type="Q6_K"),
+    "Q4_K+Q6_K": replace(_BASE, n_ff=512, gate_up_type="Q4_K", down_type="Q6_K"),  # a block for each device
     "Q8_0": replace(_BASE, gate_up_type="Q8_0", down_type="Q8_0"),
     "MXFP4 gpt-oss": replace(_BASE, gate_up_type="MXFP4", down_type="MXFP4", architecture="gpt-oss"),
 }

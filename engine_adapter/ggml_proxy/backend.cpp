@@ -109,6 +109,20 @@ ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
     return new ggml_backend{ &guid, iface, &device.compute, proxy };
 }
 
+void make_group(ggml_backend_t * backends, size_t n_backends) {
+    const auto group = std::make_shared<BackendGroup>();
+    group->waiting.reserve(n_backends);
+    for (size_t i = 0; i < n_backends; i++) {
+        if (backends[i]->iface.free != free_backend) {
+            return;
+        }
+        group->last = &self(backends[i]);
+    }
+    for (size_t i = 0; i < n_backends; i++) {
+        self(backends[i]).group = group;
+    }
+}
+
 void release_deferred(ProxyBackend & backend) {
     std::vector<PinnedSlots> held;
     {

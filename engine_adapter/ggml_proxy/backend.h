@@ -3,10 +3,12 @@
 
 #include "device.h"
 #include "gate_plan.h"
+#include "group.h"
 #include "layer_ids.h"
 #include "tiers.h"
 
 #include <mutex>
+#include <memory>
 #include <unordered_map>
 #include <vector>
 
@@ -23,6 +25,7 @@ struct ProxyBackend {
     uint64_t                                          served_uid = 0; // of the last graph that was found to be served
     GatePlan                                          gate_plan;
     std::mutex                                        deferred_mutex; // guards `deferred`
+    std::shared_ptr<BackendGroup>                     group; // null: it is alone
     std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
 };
 

@@ -3,6 +3,7 @@
 #include "backend.h"
 #include "compute_region.h"
 #include "expert_buffer.h"
+#include "split_buffer.h"
 #include "wrapper_type.h"
 
 #include <algorithm>
@@ -44,6 +45,9 @@ ggml_backend_t init_backend(ggml_backend_dev_t device, const char * params) {
 }
 
 ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
+    if (ExpertsAsDefault::is_on()) {
+        return &self(device).experts;
+    }
     if (self(device).has_regions()) {
         return &self(device).wrapper;
     }

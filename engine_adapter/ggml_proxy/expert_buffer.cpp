@@ -93,6 +93,12 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, 
     }
     context(buffer)->tiers->counters.dropped_writes += (int64_t) size;
 }
+// ggml's Meta backend writes a slice of each row.
+void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
+                   size_t n_copies, size_t, size_t) {
+    set_tensor(buffer, tensor, data, offset, size);
+    context(buffer)->tiers->counters.dropped_writes += (int64_t) ((n_copies - 1) * size);
+}
 void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t, size_t size) {
     memset(data, 0, size); // the host reads the error after the batch, and fails it
     Tiers::fail(std::string("the engine read tensor ") + tensor->name +
@@ -128,6 +134,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     iface.init_tensor           = init_tensor;
     iface.memset_tensor         = memset_tensor;
     iface.set_tensor            = set_tensor;
+    iface.set_tensor_2d         = set_tensor_2d;
     iface.get_tensor            = get_tensor;
     iface.clear                 = clear;
     return ggml_backend_buffer_init(type, iface, self, size);

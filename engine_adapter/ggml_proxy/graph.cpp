@@ -32,14 +32,17 @@ namespace {
 // From so many rows a layer on average, every expert is likely to be among them: all are staged, and no ids are read.
 constexpr int64_t rows_an_expert = 4;
 
-class GraphRun {
+class GraphRun : public SuspendedGraph {
   public:
     GraphRun(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph), slices_(backend, graph) {}
     GraphRun(const GraphRun &) = delete;
     GraphRun & operator=(const GraphRun &) = delete;
 
-    // Whatever happened, no slot stays pinned.
-    ~GraphRun() {
+    // Whatever happened, no slot stays pinned for longer than what is queued may read it.
+    ~GraphRun() override {
+        if (backend_.group) {
+            defer_layer();
+        }
         release_layer();
         if (tiers_) {
             tiers_->counters.slices += slices_.n_slices();
@@ -47,12 +50,48 @@ class GraphRun {
     }
 
     ggml_status run() {
-        const uint64_t uid = graph_uid(graph_);
-        if ((uid == 0 || uid != backend_.served_uid) && !is_served()) {
+        if (!check()) {
             return GGML_STATUS_FAILED;
         }
+        const ggml_status status = finish();
+        release_layer();
+        return status;
+    }
+
+    // Queues all that needs nothing of the host; the rest is for finish().
+    ggml_status begin() {
+        if (!check()) {
+            return GGML_STATUS_FAILED;
+        }
+        if (ggml_status status = run_nodes(true)) {
+            return status;
+        }
+        return run_until(node_);
+    }
+
+    bool is_done() const { return slices_.next() == graph_->n_nodes; }
+
+    ggml_status finish() override {
+        if (ggml_status status = run_nodes(false)) {
+            return status;
+        }
+        return run_until(graph_->n_nodes);
+    }
+
+  private:
+    // Whether we can run this graph; looked at again only when the engine has made a new one.
+    bool check() {
+        const uint64_t uid = graph_uid(graph_);
+        if ((uid == 0 || uid != backend_.served_uid) && !is_served()) {
+            return false;
+        }
         backend_.served_uid = uid;
-        for (int i = 0; i < graph_->n_nodes; i++) {
+        return true;
+    }
+
+    // Points nodes at experts and cuts before layers, from `node_` on: to the end, or to the first cut.
+    ggml_status run_nodes(bool stops_at_cut) {
+        for (int & i = node_; i < graph_->n_nodes; i++) {
             ggml_tensor *        node   = graph_->nodes[i];
             const ExpertTensor * expert = find_expert_operand(node);
             if (expert == nullptr || ggml_is_empty(node)) {
@@ -66,6 +105,9 @@ class GraphRun {
                 continue;
             }
             if (!call_.tiers || !belongs(call_, node)) {
+                if (stops_at_cut) {
+                    return GGML_STATUS_SUCCESS;
+                }
                 if (ggml_status status = cut(i, *expert)) {
                     return status;
                 }
@@ -80,12 +122,9 @@ class GraphRun {
                 slices_.redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
             }
         }
-        const ggml_status status = run_until(graph_->n_nodes);
-        release_layer();
-        return status;
+        return GGML_STATUS_SUCCESS;
     }
 
-  private:
     // The engine asks before it gives a node to a device, but a graph that it did not ask for would read where no
     // bytes are, and end the process.
     bool is_served() const {
@@ -124,12 +163,14 @@ class GraphRun {
         ExpertCall call = find_call(graph_, first, expert);
         if (can_stage(call) && call.n_tokens * call.n_used >= rows_an_expert * tiers_->n_experts(call.layer)) {
             release_layer();
+            release_deferred(backend_);
             call.experts.resize(tiers_->n_experts(call.layer));
             std::iota(call.experts.begin(), call.experts.end(), 0);
             return stage(std::move(call));
         }
         const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call);
         is_quiet_                = true;
+        backend_.deferred.clear();
         release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
         if (!ids_are_valid) {
             return GGML_STATUS_FAILED;
@@ -195,6 +236,17 @@ class GraphRun {
         return slices_.run_until(end);
     }
 
+    // Lets go of the layer's slots when the backend has been waited for next.
+    void defer_layer() {
+        if (pinned_ && !is_quiet_) {
+            try {
+                backend_.deferred.push_back(std::move(pinned_));
+                call_.tiers.reset();
+            } catch (const std::bad_alloc &) { // nothing was moved: they are waited for now
+            }
+        }
+    }
+
     void release_layer() {
         if (call_.tiers && !is_staged_) {
             if (!is_quiet_) {
@@ -209,6 +261,7 @@ class GraphRun {
     ProxyBackend &          backend_;
     ggml_cgraph *           graph_;
     GraphSlices             slices_;
+    int                     node_ = 0; // the first that has not been looked at
     std::shared_ptr<Tiers>  tiers_;  // of the graph's experts, once one was met
     ExpertCall              call_;   // the layer that nodes are redirected for; none while call_.tiers is null
     bool                    is_staged_ = false; // it is in a staged layer; otherwise its slots are pinned
@@ -219,10 +272,45 @@ class GraphRun {
     ggml_tensor *           slot_ids_ = nullptr;
 };
 
+// Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the device
+// without work.
+ggml_status compute_in_group(ProxyBackend & backend, ggml_cgraph * graph) {
+    struct Waiting { // nobody is left waiting after the last one, or a failure
+        BackendGroup & group;
+        bool           keeps = false;
+        ~Waiting() {
+            if (!keeps) {
+                group.waiting.clear();
+            }
+        }
+    } waiting{ *backend.group };
+
+    auto run = std::make_unique<GraphRun>(backend, graph);
+    if (ggml_status status = run->begin()) {
+        return status;
+    }
+    if (!run->is_done()) {
+        waiting.group.waiting.push_back(std::move(run)); // there is room
+    }
+    if (&backend != waiting.group.last) {
+        waiting.keeps = true;
+        return GGML_STATUS_SUCCESS;
+    }
+    for (const auto & one : waiting.group.waiting) {
+        if (ggml_status status = one->finish()) {
+            return status;
+        }
+    }
+    return GGML_STATUS_SUCCESS;
+}
+
 } // namespace
 
 ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
     try {
+        if (backend.group) {
+            return compute_in_group(backend, graph);
+        }
         release_deferred(backend);
         if (!make_room(graph)) {
             return GGML_STATUS_FAILED;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 7
+#define EXPERTIER_HOST_ABI 8
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A file of the model, and which file its path must still name: as stat() returned it.
@@ -48,6 +48,9 @@ struct expertier_model_options {
     int32_t                  repack;       // 1: let the engine repack weights for its own kernels
     const void *             params;       // llama_model_params to start from; null: the engine's defaults
     uint64_t                 params_bytes; // their size as the caller knows it: it must be the headers'
+    int32_t                  splits_tensors; // 1: the devices share every tensor (-sm tensor), and not the blocks
+    const float *            tensor_split;   // then their shares, one a device; null: equal ones
+    int32_t                  is_measured;    // 1: nothing is allocated or read but metadata; not with `placed`
 };
 
 struct expertier_load_counts {

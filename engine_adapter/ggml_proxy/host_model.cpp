@@ -105,7 +105,7 @@ std::string find_displaced(const expertier_model_options & options) {
         }
         const char * wanted =
             i < options.n_placed ? ggml_backend_dev_name(static_cast<ggml_backend_dev_t>(options.placed[i].device)) : "";
-        if (options.n_placed > 1 && found != wanted) {
+        if (options.n_placed > 1 && !options.splits_tensors && found != wanted) {
             displaced += "layer " + std::to_string(block) + " is on " + found + " and should be on " + wanted + "\n";
         }
     }
@@ -147,6 +147,15 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         devices        = stock_devices();
         params.devices = devices.data();
     }
+    if (options.splits_tensors) {
+        const size_t n = devices.empty() ? 0 : devices.size() - 1;
+        if (options.tensor_split) {
+            self->tensor_split.assign(options.tensor_split, options.tensor_split + n);
+            self->tensor_split.resize(llama_max_devices(), 0.0f);
+        }
+        params.tensor_split = options.tensor_split ? self->tensor_split.data() : nullptr;
+        params.split_mode   = LLAMA_SPLIT_MODE_TENSOR;
+    }
 
     if (options.n_placed > 0) {
         params.tensor_buft_overrides = overrides.data();
@@ -175,7 +184,8 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
             overrides = { { all_experts_regex, ggml_backend_dev_buffer_type(cpu) }, { nullptr, nullptr } };
             params.tensor_buft_overrides = overrides.data();
         }
-        if (!options.is_mapped) {
+        params.no_alloc = options.is_measured != 0;
+        if (!options.is_mapped || options.is_measured) {
             params.load_mode = LLAMA_LOAD_MODE_NONE;
         }
         self->model = llama_model_load_from_file(options.path, params);

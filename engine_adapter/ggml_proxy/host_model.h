@@ -4,8 +4,11 @@
 #include "host_file.h"
 #include "llama.h"
 
+#include <vector>
+
 struct expertier_model {
     expertier::ModelFiles files;
+    std::vector<float>    tensor_split; // the engine keeps the pointer
     llama_model *         model      = nullptr;
     bool                  owns_model = true; // else someone else frees it, before this is closed
 };

@@ -1,6 +1,7 @@
 // The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
 
 #include "abi.h"
+#include "bound_tiers.h"
 #include "compute_buffer.h"
 #include "compute_region.h"
 #include "device.h"
@@ -33,12 +34,6 @@ ProxyDevice * proxy_over(const char * inner_name) {
 }
 
 } // namespace
-
-struct expertier_tiers {
-    std::shared_ptr<Tiers>         tiers;
-    ProxyDevice *                  device;
-    std::shared_ptr<ComputeRegion> region = nullptr;
-};
 
 EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
 

@@ -2,6 +2,7 @@
 
 #include "abi.h"
 #include "backend.h"
+#include "communicator.h"
 #include "device.h"
 #include "embedded.h"
 
@@ -26,6 +27,15 @@ void * get_proc_address(ggml_backend_reg_t, const char * name) {
     }
     if (strcmp(name, "ggml_backend_set_abort_callback") == 0) {
         return reinterpret_cast<void *>(set_abort_callback);
+    }
+    if (strcmp(name, "ggml_backend_comm_init") == 0) {
+        return reinterpret_cast<void *>(comm_init);
+    }
+    if (strcmp(name, "ggml_backend_comm_free") == 0) {
+        return reinterpret_cast<void *>(comm_free);
+    }
+    if (strcmp(name, "ggml_backend_comm_allreduce_tensor") == 0) {
+        return reinterpret_cast<void *>(comm_allreduce);
     }
     return nullptr;
 }

@@ -30,7 +30,10 @@ class BindingSet:
         with ExitStack() as undo:
             parts: list[TierBinding] = []
             for manager, device, layers in zip(tiers.managers, placement.devices, tiers.layers, strict=True):
-                part = TierBinding(engine, manager, device, lookups, layers)
+                logged = (
+                    lookups if not parts or placement.tensors is None else None
+                )  # all look up the same there
+                part = TierBinding(engine, manager, device, logged, layers)
                 undo.callback(part.close)
                 parts.append(part)
             undo.pop_all()

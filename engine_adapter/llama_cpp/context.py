@@ -59,7 +59,11 @@ class LlamaContext:
         splits = re.findall(r"splits = (\d+)", log)
         self.n_graph_splits: int | None = int(splits[-1]) if splits else None
         """Splits of the engine's own scheduler, as it logged them; None when it did not."""
-        self.flash_attention_enabled = "Flash Attention enabled" in log or options.flash_attention == 1
+        told = (
+            "Flash Attention enabled",
+            "enabling flash_attn since",
+        )  # the latter: as a tensor split has to have it
+        self.flash_attention_enabled = any(words in log for words in told) or options.flash_attention == 1
         """Whether flash attention is on: as asked for, or as `auto` decided."""
 
     @property

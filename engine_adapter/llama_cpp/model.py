@@ -58,6 +58,7 @@ class LlamaModel:
         placement: Placement | None = None,
         experts_in_ram: bool = False,
         mapped: bool = True,
+        split_tensors: bool = False,
         params: ct.Structure | None = None,
         lookups: LookupLog | None = None,
     ) -> LlamaModel:
@@ -70,6 +71,8 @@ class LlamaModel:
         engine: `experts_in_ram` keeps the experts in RAM (llama.cpp's `--cpu-moe`), where they are computed by the
         CPU, or served through `context(moe_cache_bytes=...)`; with `mapped` False the file is read instead of mapped,
         and weights in RAM are in memory that the device can copy from at full speed.
+
+        With `split_tensors` the devices of a stock model share every tensor (`--split-mode tensor`) and not the layers.
 
         `repack` lets the engine rewrite weights for its own kernels: by default as stock does, and never with
         tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10). `params` is
@@ -95,6 +98,7 @@ class LlamaModel:
             device_names=inner_device.encode() if inner_device is not None and tiers is None else None,
             experts_in_ram=int(experts_in_ram),
             is_mapped=int(mapped),
+            splits_tensors=int(split_tensors),
             params=ct.addressof(params) if params is not None else None,
             params_bytes=ct.sizeof(params) if params is not None else 0,
         )
@@ -115,15 +119,25 @@ class LlamaModel:
                 extents = (abi.Extent * len(view.extents))(
                     *(abi.Extent(**dataclasses.asdict(extent)) for extent in view.extents)
                 )
+                tensors = placement.tensors
+                types = [part.buffer_type for part in binding.parts]
+                if tensors is not None:
+                    addresses = [part.address for part in binding.parts]
+                    types = [tensors.buffer_type(engine.proxy, addresses)] * len(addresses)
+                    options.splits_tensors, options.tensor_split = 1, tensors.share_array()
                 placed = (abi.Placed * len(binding.parts))(
                     *(
                         abi.Placed(
                             part.device,
-                            part.buffer_type,
-                            placed_regex(part.manager.table, is_split=placement.is_split).encode(),
+                            type_of_experts,
+                            placed_regex(
+                                part.manager.table, is_split=placement.is_split and tensors is None
+                            ).encode(),
                             units,
                         )
-                        for part, units in zip(binding.parts, placement.units, strict=True)
+                        for part, type_of_experts, units in zip(
+                            binding.parts, types, placement.units, strict=True
+                        )
                     )
                 )
                 options.placed, options.n_placed = placed, len(placed)

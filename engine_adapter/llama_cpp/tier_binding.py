@@ -124,6 +124,11 @@ class TierBinding:
         return self._manager
 
     @property
+    def address(self) -> int:
+        """Where the proxy library has the binding."""
+        return self._open_handle()
+
+    @property
     def parts(self) -> tuple[TierBinding, ...]:
         """The bindings of the single devices: this one."""
         return (self,)

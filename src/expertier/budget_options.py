@@ -33,8 +33,14 @@ Device = Annotated[
 
 TensorSplit = Annotated[
     str | None,
+    typer.Option(metavar="N,N", help="Shares of several devices, such as 3,1 (MOE_TENSOR_SPLIT)."),
+]
+
+SplitMode = Annotated[
+    str | None,
     typer.Option(
-        metavar="N,N", help="Shares of the layers of several devices, such as 3,1 (MOE_TENSOR_SPLIT)."
+        metavar="layer|tensor",
+        help="What several devices share: layers, or every tensor (MOE_SPLIT_MODE).",
     ),
 ]
 
@@ -56,6 +62,7 @@ def tier_config(
     profile: str | None,
     device: str | None = None,
     tensor_split: str | None = None,
+    split_mode: str | None = None,
 ) -> TierConfig:
     """Return the variables with the options over them."""
     return TierConfig.from_env(
@@ -69,5 +76,6 @@ def tier_config(
             "MOE_PROFILE": profile,
             "MOE_DEVICE": device,
             "MOE_TENSOR_SPLIT": tensor_split,
+            "MOE_SPLIT_MODE": split_mode,
         }
     )

@@ -27,6 +27,7 @@ from expertier.budget_options import (
     Policy,
     Profile,
     SlabVmm,
+    SplitMode,
     TensorSplit,
     tier_config,
 )
@@ -130,6 +131,7 @@ def run(
     profile: Profile = None,
     device: Device = None,
     tensor_split: TensorSplit = None,
+    split_mode: SplitMode = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -161,6 +163,7 @@ def run(
         profile,
         device,
         tensor_split,
+        split_mode,
     )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)

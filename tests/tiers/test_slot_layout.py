@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from expertier.planner import LayerDemand
 from expertier.tiers.matrix import ExpertMatrix, Role
-from expertier.tiers.slot_layout import GUARD_BYTES, MATRIX_ALIGNMENT, RANGE_ALIGNMENT, SlotLayout
+from expertier.tiers.slot_layout import (
+    GUARD_BYTES,
+    KERNEL_STEP,
+    MATRIX_ALIGNMENT,
+    RANGE_ALIGNMENT,
+    SlotLayout,
+)
 
 ROLES = (Role.GATE, Role.UP, Role.DOWN)
 TYPES = [kind for kind, (elements, _) in gguf.GGML_QUANT_SIZES.items() if elements in (1, 32, 256)]
@@ -125,3 +131,47 @@ def test_guards_follow_every_array() -> None:
 def test_range_bytes_grow_with_the_slots(n_slots: int) -> None:
     layout = SlotLayout.of(matrices(kinds("Q8_0", "Q8_0", "Q8_0"), 64, 32))
     assert layout.range_bytes(n_slots) < layout.range_bytes(n_slots + 1)
+
+
+@given(
+    st.lists(
+        st.sampled_from([kind for kind in TYPES if gguf.GGML_QUANT_SIZES[kind][0] <= 32]),
+        min_size=3,
+        max_size=3,
+    ),
+    st.integers(1, 24).map(lambda n: 32 * n),
+    st.integers(1, 24).map(lambda n: 32 * n),
+    st.integers(1, 5),
+)
+def test_what_kernels_read_past_the_last_row_is_a_block_of_the_same_type_or_zeros(
+    types: list[gguf.GGMLQuantizationType], n_embd: int, n_ff: int, n_slots: int
+) -> None:
+    made = matrices(types, n_embd, n_ff)
+    layout = SlotLayout.of(made)
+    held = [
+        (place.offset + slot * place.stride, matrix)
+        for slot in range(n_slots)
+        for place, matrix in zip(layout.place(n_slots), made, strict=True)
+    ]
+    for begin, matrix in held:
+        elements = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(matrix.ggml_type)][0]
+        if elements == 1:
+            continue
+        end = begin + matrix.expert_bytes
+        for block in range(-(matrix.ne0 // -KERNEL_STEP) * KERNEL_STEP // elements - matrix.ne0 // elements):
+            at = end + block * matrix.type_bytes
+            under = [
+                (other_begin, other)
+                for other_begin, other in held
+                if other_begin < at + matrix.type_bytes and at < other_begin + other.expert_bytes
+            ]
+            for other_begin, other in under:  # where there is none, it is a guard
+                assert other.ggml_type == matrix.ggml_type
+                assert (at - other_begin) % matrix.type_bytes == 0
+            assert under or at >= max(start for start, _ in held) or not layout.stride, "a gap, of any bytes"
+
+
+def test_slices_of_mixed_types_get_arrays() -> None:
+    assert SlotLayout.of(matrices(kinds("Q4_0", "Q4_0", "Q8_0"), 2048, 384)).stride == 0
+    assert SlotLayout.of(matrices(kinds("Q4_0", "Q4_0", "Q4_0"), 2048, 384)).stride > 0
+    assert SlotLayout.of(matrices(kinds("Q4_0", "Q4_0", "Q8_0"), 2048, 512)).stride > 0

@@ -9,6 +9,7 @@
 | `snapshot` | a graph as it was when it was handed over |
 | `races` | finds work that nobody ordered |
 | `gate` | the driver calls of the gate of decode graphs, and its kernel |
+| `allreduce` | sums over the devices, as CUDA's backend has them |
 | `backend`, `device` | ggml's interfaces, and the entry that it looks for |
 | `control` | what `library.py` calls |
 | `library.py`, `ggml.py` | compiles, loads, sets and reads; the calls of ggml's own that tests make |

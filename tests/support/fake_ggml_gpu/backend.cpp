@@ -179,6 +179,11 @@ ggml_backend_t new_backend(const Device & device) {
     return new ggml_backend{ &guid, iface, const_cast<ggml_backend_dev_t>(&device.device), mine };
 }
 
+Stream * stream_of(ggml_backend_t backend) {
+    return backend->iface.free == free_backend ? &self(backend).stream : nullptr;
+}
+const Device & device_of(ggml_backend_t backend) { return *self(backend).device; }
+
 void set_n_threads(ggml_backend_t backend, int n_threads) { self(backend).n_threads = n_threads; }
 
 ggml_backend_event_t new_event(const Device & device) {

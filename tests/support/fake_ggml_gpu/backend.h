@@ -10,6 +10,9 @@ namespace fake_gpu {
 
 ggml_backend_t new_backend(const Device & device); // null when it must fail
 
+Stream *       stream_of(ggml_backend_t backend); // null of a backend that is none of ours
+const Device & device_of(ggml_backend_t backend); // of ours
+
 void set_n_threads(ggml_backend_t backend, int n_threads);
 
 // What the context of an event points to.

@@ -1,5 +1,6 @@
 #include "device.h"
 
+#include "allreduce.h"
 #include "backend.h"
 #include "buffers.h"
 #include "memory.h"
@@ -7,6 +8,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 namespace fake_gpu {
 
@@ -107,7 +109,18 @@ const char *       registry_name(ggml_backend_reg_t) { return "FAKE"; }
 size_t             device_count(ggml_backend_reg_t) { return (size_t) count; }
 ggml_backend_dev_t get_device(ggml_backend_reg_t, size_t index) { return &device_at((int) index).device; }
 void *             get_proc_address(ggml_backend_reg_t, const char * name) {
-    return strcmp(name, "ggml_backend_set_n_threads") ? nullptr : reinterpret_cast<void *>(set_n_threads);
+    const std::pair<const char *, void *> known[] = {
+        { "ggml_backend_set_n_threads", reinterpret_cast<void *>(set_n_threads) },
+        { "ggml_backend_comm_init", reinterpret_cast<void *>(comm_init) },
+        { "ggml_backend_comm_free", reinterpret_cast<void *>(comm_free) },
+        { "ggml_backend_comm_allreduce_tensor", reinterpret_cast<void *>(comm_allreduce) },
+    };
+    for (const auto & [known_name, function] : known) {
+        if (strcmp(name, known_name) == 0) {
+            return function;
+        }
+    }
+    return nullptr;
 }
 
 ggml_backend_reg registry = { GGML_BACKEND_API_VERSION,

@@ -25,7 +25,7 @@ namespace fake_gpu {
 #define FAKE_GPU_COUNTERS(X)                                                                                           \
     X(graphs) X(nodes) X(synchronizes) X(event_records) X(event_waits)                                                 \
     X(async_sets) X(async_gets) X(async_copies) X(sets) X(gets) X(copies)                                              \
-    X(bytes_to_device) X(pageable_bytes_to_device) X(bytes_to_host) X(bytes_within)                                    \
+    X(allreduces) X(bytes_to_device) X(pageable_bytes_to_device) X(bytes_to_host) X(bytes_within)                                    \
     X(allocations) X(live_buffers) X(live_bytes) X(live_pinned_buffers) X(live_pinned_bytes) X(live_streams)           \
     X(live_events) X(faults)
 

@@ -1,0 +1,13 @@
+// Sums of tensors over several devices, as the engine's own backends do them (NCCL, for instance): ggml's Meta backend
+// asks the devices' registry for these, and falls back on copies where it has none.
+#pragma once
+
+#include "ggml-backend.h"
+
+namespace expertier {
+
+void * comm_init(ggml_backend_t * backends, size_t n_backends);
+void   comm_free(void * communicator);
+bool   comm_allreduce(void * communicator, ggml_tensor ** tensors);
+
+} // namespace expertier

@@ -1,0 +1,28 @@
+// The buffer type of expert tensors that ggml's Meta backend splits over several of our devices.
+//
+//     Meta device of the engine  ─► its buffer type ─► the devices' own buffer types: attention, shared experts, biases
+//     Meta device of ours        ─► its buffer type ─► our expert buffer types:       slices of experts
+//
+// A Meta device has one buffer type, made of what its devices call their default. So ours is a second device over the
+// same ones, which are asked while they answer otherwise. The engine's own accepts its buffers: it compares devices.
+#pragma once
+
+#include "ggml-backend.h"
+
+namespace expertier {
+
+// While one lives, a proxy that this thread asks for its default buffer type answers with that of its experts.
+class ExpertsAsDefault {
+  public:
+    ExpertsAsDefault() { is_on_ = true; }
+    ~ExpertsAsDefault() { is_on_ = false; }
+    ExpertsAsDefault(const ExpertsAsDefault &) = delete;
+    ExpertsAsDefault & operator=(const ExpertsAsDefault &) = delete;
+
+    static bool is_on() { return is_on_; }
+
+  private:
+    static inline thread_local bool is_on_ = false;
+};
+
+} // namespace expertier

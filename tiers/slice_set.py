@@ -1,0 +1,156 @@
+"""The tiers of one model whose experts are cut up: every device has a slice of each, and a manager for its slices.
+
+file ─► SplitSource ─┬─► TierManager on the first device:  its slices of all layers
+                     └─► TierManager on the second device: its slices of all layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+
+from expertier.errors import BudgetError
+from expertier.hip.device import Device
+from expertier.planner.allocate import plan_layers
+from expertier.planner.demand import LayerDemand
+from expertier.planner.ledger import DeviceNeeds
+from expertier.tiers.budget import all_copies_bytes
+from expertier.tiers.byte_source import ByteSource
+from expertier.tiers.config import TierConfig
+from expertier.tiers.file_source import FileSource
+from expertier.tiers.manager import TierManager
+from expertier.tiers.model_profile import ModelProfile
+from expertier.tiers.pool_share import PoolShare
+from expertier.tiers.split_source import SplitSource
+from expertier.tiers.split_table import SplitTable
+from expertier.tiers.tier_set import TierSet
+from expertier.tiers.variable import AutoBytes
+from expertier.units import mib, mib_needed
+
+
+class SliceSet(TierSet):
+    """A set whose managers share every layer. Each counts the uses of its own slices."""
+
+    def __init__(
+        self,
+        split: SplitTable,
+        devices: Sequence[Device],
+        *,
+        config: TierConfig | None = None,
+        needs: Sequence[DeviceNeeds | None] | None = None,
+        source: ByteSource | None = None,
+    ) -> None:
+        """Allocate the tiers of every device; `devices[i]` holds the slices of `split.parts[i]`.
+
+        Budgets in `config` are those of the whole: with a number for L1 every device has the same slots, the host
+        pool's bytes are shared out in proportion to the slices, and `auto` is resolved device by device. No device has
+        a gate: it would hold one device up for another. Without `source`, the table's files are opened and closed again
+        here.
+
+        Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
+        """
+        config = config if config is not None else TierConfig()
+        table = split.whole
+        self._table = table
+        self._file = None
+        self._layers = (tuple(range(table.n_layers)),) * split.n_devices
+        profile = ModelProfile.of(config.profile, table)
+        configs = _part_configs(split, config, profile)
+        with ExitStack() as undo:
+            if source is None:
+                file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
+                undo.callback(file.close)
+                self._file, source = file, file
+            self.source = SplitSource(source, split)
+            """What the managers read from."""
+            managers: list[TierManager] = []
+            for number, (part, device, own) in enumerate(zip(split.parts, devices, configs, strict=True)):
+                try:
+                    manager = TierManager(
+                        part,
+                        device=device,
+                        config=own,
+                        source=self.source.part(number),
+                        needs=needs[number] if needs is not None else None,
+                        profile=profile,
+                        share=PoolShare(self, part.expert_bytes_total / table.expert_bytes_total),
+                    )
+                except BudgetError as error:
+                    raise BudgetError(
+                        f"{device.name}, which has slices of all {table.n_layers} layers: {error}"
+                    ) from error
+                undo.callback(manager.close)
+                managers.append(manager)
+            self.managers = tuple(managers)
+            undo.pop_all()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """How many slots each layer has: on the device that has the fewest."""
+        return tuple(map(min, zip(*(manager.slots for manager in self.managers), strict=True)))
+
+    def place_of(self, layer: int) -> tuple[TierManager, int]:
+        """Return the first device's manager, which looks up what the others look up."""
+        return super().place_of(layer)
+
+    def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
+        """Have all slices of experts fetched in the background, as `TierManager.prefetch` does."""
+        wanted = list(experts)
+        for manager in self.managers:
+            manager.prefetch(layer, wanted, into=into)
+
+    def check_valid(self) -> None:
+        """Assert every manager's invariants, and the source's; call it while nothing else runs."""
+        super().check_valid()
+        self.source.check_valid()
+
+    def close(self) -> None:
+        """Free everything; nothing to do the second time. `BusyError` while leases or an engine are at one of them."""
+        super().close()
+        self.source.forget()
+
+
+def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
+    copies = [all_copies_bytes(part) for part in split.parts]
+    pools: list[AutoBytes] = [config.host_pool_bytes] * split.n_devices
+    if config.host_pool_bytes != "auto":
+        pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
+    arenas = _share_of_slots(split, config.expert_cache_bytes, "MOE_EXPERT_CACHE_MIB", profile)
+    caps = _share_of_slots(split, config.cap_bytes, "MOE_POOL_CAP_MIB", profile)
+    return [
+        replace(config, expert_cache_bytes=arena, cap_bytes=cap, host_pool_bytes=pool, decode_gate=False)
+        for arena, cap, pool in zip(arenas, caps, pools, strict=True)
+    ]
+
+
+def _share_of_slots(
+    split: SplitTable, n_bytes: AutoBytes, variable: str, profile: ModelProfile
+) -> list[AutoBytes]:
+    """Return each device's part of a budget for slots: as many slots everywhere as one plan for all slices has.
+
+    Raises `BudgetError` below one slot a layer.
+    """
+    if n_bytes == "auto":
+        return ["auto"] * split.n_devices
+    by_device = [part.layer_demands() for part in split.parts]
+    together = [_sum(demands) for demands in zip(*by_device, strict=True)]
+    floor = sum(demand.bytes_for(1) for demand in together)
+    if n_bytes < floor:
+        raise BudgetError(
+            f"asked for {mib(n_bytes)} of expert slots, but one slot in each of {len(together)} layers takes "
+            f"{mib(floor)} on {split.n_devices} devices together: set {variable} to at least {mib_needed(floor)}, or "
+            "to `auto`"
+        )
+    slots = plan_layers(together, budget_bytes=n_bytes, profile=profile.plan_uses).slots
+    return [
+        sum(demand.bytes_for(n) for demand, n in zip(demands, slots, strict=True)) for demands in by_device
+    ]
+
+
+def _sum(demands: Sequence[LayerDemand]) -> LayerDemand:
+    return replace(
+        demands[0],
+        slot_bytes=sum(demand.slot_bytes for demand in demands),
+        fixed_bytes=sum(demand.fixed_bytes for demand in demands),
+    )
