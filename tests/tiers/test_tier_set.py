@@ -111,9 +111,11 @@ def test_the_pools_share_one_budget_by_their_experts(model, share):
 
 
 def test_a_budget_below_the_floor_names_the_variable(model):
-    config = et.TierConfig(expert_cache_bytes=budget_of(model.table, 1) - 1)
+    too_little = budget_of(model.table, 1) - 1
     with pytest.raises(BudgetError, match="MOE_EXPERT_CACHE_MIB"):
-        open_set(model, 2, config)
+        open_set(model, 2, et.TierConfig(expert_cache_bytes=too_little))
+    with pytest.raises(BudgetError, match="MOE_POOL_CAP_MIB"):
+        open_set(model, 2, et.TierConfig(cap_bytes=too_little))
 
 
 def test_a_device_without_room_for_the_floor_is_named_with_the_numbers(model):
