@@ -142,6 +142,12 @@ def run(
         typer.Option(metavar="FILE", help="Write which experts were used, for `expertier replay`."),
     ] = None,
     llama_cpp: LlamaCpp = None,
+    rpc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...", help="llama.cpp RPC servers, whose devices are RPC0, RPC1, ..."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
@@ -164,7 +170,7 @@ def run(
         if record_routing is not None:
             recording = stack.enter_context(RoutingRecording(record_routing, table, n_ubatch=ubatch))
         with report.progress(console) as say:
-            engine = open_engine(llama_cpp, say)
+            engine = open_engine(llama_cpp, say, rpc_servers=rpc.split(",") if rpc else ())
             say(f"loading {model.name}")
             lookups = recording.log if recording is not None else None
             try:
