@@ -162,7 +162,7 @@ def test_the_command_on_both(gpus: GpuSession):
     path = split_path(gpus, "qwen3moe")
     texts = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cli, "open_engine", lambda *_: gpus.engine)
+        patch.setattr(cli, "open_engine", lambda *_, **__: gpus.engine)
         for options in (
             ["--device", "FAKE1"],
             ["--device", BOTH, "--tensor-split", "4,2"],
