@@ -304,6 +304,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.devices > 1:
         kind = options.device.rstrip("0123456789")
+        if kind == options.device:
+            parser.error(f"--devices {options.devices} counts up from a number, as in CUDA0: {kind} has none")
         first = int(options.device.removeprefix(kind))
         options.device = ",".join(f"{kind}{first + i}" for i in range(options.devices))
     small = options.small

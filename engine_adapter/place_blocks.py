@@ -106,7 +106,8 @@ def place_blocks(
         names, rooms = _with_room(model, names, rooms)
         if len(names) == 1:
             return Placement.on_one(names[0])
-    return _checked(table, Placement(tuple(names), units_by_room(rooms, model.blocks(), model.output_bytes)))
+    units = units_by_room(rooms, model.blocks(), model.output_bytes)
+    return _checked(model, Placement(tuple(names), units))
 
 
 def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
@@ -156,15 +157,14 @@ def _by_shares(model: ModelNeeds, names: Sequence[str], shares: Sequence[float])
     if len(names) == 1:
         return Placement.on_one(names[0])
     units = units_of_shares(shares, model.n_units)
-    return _checked(model.table, Placement(tuple(names), units))
+    return _checked(model, Placement(tuple(names), units))
 
 
-def _checked(table: ExpertTable, placement: Placement) -> Placement:
-    """Return the placement where every device has a layer with experts."""
-    for name, layers, blocks in zip(
-        placement.devices, placement.layers(table), placement.blocks(), strict=True
-    ):
-        if not layers:
+def _checked(model: ModelNeeds, placement: Placement) -> Placement:
+    """Return the placement where every device has a layer with experts that the engine loads."""
+    used = [layer for layer in model.table.layers if layer.block < model.weights.n_used]
+    for name, blocks in zip(placement.devices, placement.blocks(), strict=True):
+        if not any(layer.block in blocks for layer in used):
             raise ConfigError(
                 f"{name} would have {len(blocks)} of {sum(placement.units)} layers, and none with experts: leave it "
                 "out of MOE_DEVICE, or give it a larger share in MOE_TENSOR_SPLIT"

@@ -15,13 +15,17 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """Bytes of weights that are no experts, of each block as the engine counts them, from 0."""
+    """Bytes of weights that are no experts, of each block as the engine counts them, from 0.
+
+    The blocks from `n_used` on only predict further tokens; the engine places them and loads nothing of them.
+    """
 
     bytes_by_block: tuple[int, ...]
+    n_used: int
 
     @property
     def n_blocks(self) -> int:
-        """How many blocks the engine places: the header's `block_count`, those for further tokens included."""
+        """How many blocks the engine places: the header's `block_count`."""
         return len(self.bytes_by_block)
 
 
@@ -34,7 +38,9 @@ def read_block_weights(path: str | os.PathLike[str]) -> BlockWeights:
     layers, _ = collect_layers(shards)
     experts = {matrix.name for layer in layers for matrix in layer.matrices}
     header = shards[0].header
-    said = header.values.get(f"{header.architecture}.block_count")
+    said, unused = (
+        header.values.get(f"{header.architecture}.{key}") for key in ("block_count", "nextn_predict_layers")
+    )
     sizes: dict[int, int] = {}
     for shard in shards:
         for tensor in shard.header.tensors:
@@ -43,4 +49,7 @@ def read_block_weights(path: str | os.PathLike[str]) -> BlockWeights:
                 block = int(found[1])
                 sizes[block] = sizes.get(block, 0) + (tensor.n_bytes or 0)
     n_blocks = said if isinstance(said, int) else max(sizes, default=-1) + 1
-    return BlockWeights(tuple(sizes.get(block, 0) for block in range(n_blocks)))
+    n_used = n_blocks - unused if isinstance(unused, int) else n_blocks
+    return BlockWeights(
+        tuple(sizes.get(block, 0) if block < n_used else 0 for block in range(n_blocks)), n_used
+    )

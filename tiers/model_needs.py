@@ -67,7 +67,11 @@ class ModelNeeds:
     def blocks(self) -> list[BlockNeeds]:
         """Return what each block takes of the device that it lies on."""
         demands = self.table.layer_demands()
-        by_block = {layer.block: demands[number] for number, layer in enumerate(self.table.layers)}
+        by_block = {
+            layer.block: demands[number]
+            for number, layer in enumerate(self.table.layers)
+            if layer.block < self.weights.n_used
+        }
         found = []
         for block, weights in enumerate(self.weights.bytes_by_block):
             alone = replace(self.geometry, blocks=self.geometry.blocks[block : block + 1])

@@ -203,6 +203,7 @@ def _part_configs(
         resolve(config, table, 0)  # says which variable is too small
         arenas = _share_of_slots(table, config.expert_cache_bytes, layers, profile)
     if config.cap_bytes != "auto":
+        resolve(replace(config, expert_cache_bytes=full_bytes(table.layer_demands())), table, 0)
         caps = _share_of_slots(table, config.cap_bytes, layers, profile)
     if config.host_pool_bytes != "auto":
         copies = [all_copies_bytes(part) for part in tables]

@@ -109,6 +109,13 @@ def print_run(document: dict[str, Any], console: Console) -> None:
         highlight=False,
     )
     _print_tiers(document, console)
+    for each in document.get("devices", []):
+        l1 = each["l1"]
+        console.print(
+            f"{each['device']}: {each['layers']} layers, {l1['slots']} slots in {mib(l1['budget_bytes'])}, "
+            f"{l1['hits']} hits and {l1['misses']} misses, {mib(l1['bytes_in'])} filled",
+            highlight=False,
+        )
 
 
 def print_demo(document: dict[str, Any], console: Console) -> None:

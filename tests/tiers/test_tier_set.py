@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from copy import copy
+from itertools import pairwise
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import expertier as et
 from expertier.errors import BudgetError, BusyError, SourceError
 from expertier.hip.host import HostDevice
+from expertier.planner.allocate import floor_bytes, full_bytes
 from expertier.planner.ledger import DeviceNeeds
 from expertier.testing.fake_device import FakeDevice
+from expertier.testing.pattern_source import PatternSource
+from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.budget import all_copies_bytes
 from expertier.tiers.host_budget import process_budget
 from expertier.tiers.stats import summed
 from expertier.tiers.tier_set import DevicePart, TierSet, managers
 from expertier.units import MIB
 from gguf_files import Block, ModelFile, write_model
-from two_device_tiers import check_both
+from two_device_tiers import check_both, check_slots
 
 LAYERS = 5
 
@@ -111,9 +118,11 @@ def test_the_pools_share_one_budget_by_their_experts(model, share):
 
 
 def test_a_budget_below_the_floor_names_the_variable(model):
-    config = et.TierConfig(expert_cache_bytes=budget_of(model.table, 1) - 1)
+    too_little = budget_of(model.table, 1) - 1
     with pytest.raises(BudgetError, match="MOE_EXPERT_CACHE_MIB"):
-        open_set(model, 2, config)
+        open_set(model, 2, et.TierConfig(expert_cache_bytes=too_little))
+    with pytest.raises(BudgetError, match="MOE_POOL_CAP_MIB"):
+        open_set(model, 2, et.TierConfig(cap_bytes=too_little))
 
 
 def test_a_device_without_room_for_the_floor_is_named_with_the_numbers(model):
@@ -175,3 +184,48 @@ def test_a_prefetch_goes_to_the_layers_device(model):
 def test_both_devices_at_once() -> None:
     with HostDevice() as one, HostDevice() as two:
         check_both([one, two])
+
+
+@st.composite
+def split_models(draw: st.DrawFn) -> tuple[et.ExpertTable, list[tuple[int, ...]], int, int]:
+    """A model, its layers cut into parts, a budget for slots and one for the host pools."""
+    types = st.sampled_from([("Q4_0",) * 3, ("Q4_0", "Q4_0", "Q8_0"), ("Q8_0",) * 3])
+    shapes = draw(
+        st.lists(
+            st.builds(LayerShape, st.integers(2, 9), st.just(64), st.just(32), types), min_size=2, max_size=7
+        )
+    )
+    table = synthetic_table(shapes, top_k=2)
+    ends = draw(st.sets(st.integers(1, len(shapes) - 1), min_size=1, max_size=3))
+    bounds = [0, *sorted(ends), len(shapes)]
+    parts = [tuple(range(begin, end)) for begin, end in pairwise(bounds)]
+    demands = table.layer_demands()
+    arena = draw(st.integers(floor_bytes(demands), full_bytes(demands) + 4096))
+    return table, parts, arena, draw(st.integers(0, 2 * all_copies_bytes(table)))
+
+
+@given(split_models(), st.data())
+@settings(deadline=None)
+def test_a_set_is_the_one_manager_in_pieces(made, data) -> None:
+    """The same slots for each layer as on one device, within the same budgets, and the file's bytes in them."""
+    table, parts, arena, pool = made
+    config = et.TierConfig(expert_cache_bytes=arena, host_pool_bytes=pool, fill_threads=0)
+    source = PatternSource(1)
+    with ExitStack() as closing:
+        devices = [closing.enter_context(HostDevice()) for _ in parts]
+        placed = [DevicePart(device, layers) for device, layers in zip(devices, parts, strict=True)]
+        tiers = closing.enter_context(TierSet(table, placed, config=config, source=source))
+        plan = et.plan_layers(
+            table.layer_demands(), budget_bytes=min(arena, full_bytes(table.layer_demands()))
+        )
+        assert tiers.slots == plan.slots
+        assert sum(manager.stats().l2.budget_bytes for manager in tiers.managers) <= pool
+        for _ in range(12):
+            layer = data.draw(st.integers(0, table.n_layers - 1))
+            expert = data.draw(st.integers(0, table.layers[layer].n_experts - 1))
+            manager, own = tiers.place_of(layer)
+            check_slots(
+                manager, devices[tiers.managers.index(manager)], source, own, range(expert, expert + 1)
+            )
+            assert process_budget().used_bytes <= pool
+        tiers.check_valid()

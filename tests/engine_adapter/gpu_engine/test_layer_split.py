@@ -25,7 +25,7 @@ POOLS = {"no pool": 0, "small pool": 3 << 20, "pool": 64 << 20}
 def cases() -> list[object]:
     """Some kinds of models, numbers of slots, ubatches, pools and places of the cut in turn."""
     found = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(("qwen3moe", "gpt-oss", "deepseek2", "llama", "glm4moe")):
         for place, slots in enumerate(slot_counts(KINDS[kind])):
             turn = number + place
             if number and turn % 2:
@@ -61,3 +61,20 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool,
         counted = [part.counters() for part in model.binding.parts]
     assert all(counters.graphs > TOKENS for counters in counted), "each device runs its part of each graph"
     assert all((counters.staged_calls > 0) == staged or slots == "all" for counters in counted)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("first", [2, LAYERS - 1])
+@pytest.mark.parametrize("kind", KINDS)
+@on_fake_gpus
+def test_every_architecture(gpus: GpuSession, kind, first):
+    path = split_path(gpus, kind)
+    expected = stock_split_logits(gpus, path, PROMPT, TOKENS, n_ubatch=64)
+    placement = cut(path, first)
+    with (
+        split_tiers(
+            gpus, path, KINDS[kind].experts // 2, placement, host_pool_bytes=POOLS["small pool"]
+        ) as tiers,
+        split_model(gpus, tiers, placement) as model,
+    ):
+        assert_same(logits_of(model, PROMPT, TOKENS, n_ubatch=64), expected)

@@ -10,7 +10,9 @@ from contextlib import ExitStack, suppress
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from expertier import cli
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.server import ServerOptions, TieredServer, _only_ours
@@ -152,6 +154,44 @@ def test_a_recording_is_the_one_of_a_single_device(gpus: GpuSession):
     assert "devices" not in one
     assert [(each["device"], each["layers"]) for each in two["devices"]] == [("FAKE0", 2), ("FAKE1", 3)]
     assert sum(each["l1"]["misses"] for each in two["devices"]) == two["l1"]["misses"]
+
+
+@on_fake_gpus
+def test_the_command_on_both(gpus: GpuSession):
+    """`expertier run --device FAKE0,FAKE1`: its events, its document, and the same for a person."""
+    path = split_path(gpus, "qwen3moe")
+    texts = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cli, "open_engine", lambda *_, **__: gpus.engine)
+        for options in (
+            ["--device", "FAKE1"],
+            ["--device", BOTH, "--tensor-split", "4,2"],
+            ["--device", BOTH],
+        ):
+            command = [
+                "run",
+                str(path),
+                "-p",
+                "of two",
+                "-n",
+                "4",
+                "--expert-cache-mib",
+                "5",
+                "--threads",
+                "1",
+            ]
+            ran = CliRunner().invoke(cli.app, [*command, *options, "--json"])
+            assert ran.exit_code == 0, ran.output
+            document = json.loads(ran.stdout.splitlines()[-1])
+            texts.append(document["text"])
+        assert [each["layers"] for each in document["devices"]] == [3, 2]
+        assert sum(each["l1"]["hits"] for each in document["devices"]) == document["l1"]["hits"] > 0
+        shown = CliRunner().invoke(cli.app, [*command, "--device", BOTH])
+    assert texts[0] == texts[1] == texts[2]
+    assert "event=enabled" in shown.stderr
+    assert " devices=2 " in shown.stderr
+    assert "FAKE0: 3 layers, " in shown.stderr
+    assert "FAKE1: 2 layers, " in shown.stderr
 
 
 @on_fake_gpus

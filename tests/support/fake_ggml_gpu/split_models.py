@@ -20,7 +20,7 @@ from fake_ggml_gpu.process import GpuSession
 
 BOTH = "FAKE0,FAKE1"
 LAYERS = 5
-KINDS = {kind: replace(MODELS[kind], layers=LAYERS) for kind in ("qwen3moe", "gpt-oss", "deepseek2", "llama")}
+KINDS = {kind: replace(shape, layers=LAYERS) for kind, shape in MODELS.items() if not shape.layer_types}
 
 
 def split_path(gpus: GpuSession, kind: str) -> Path:
