@@ -185,7 +185,9 @@ class EngineDevice:
         """Move the pieces, one after another."""
         rows = np.ascontiguousarray(moves, np.int64)
         if len(rows):
-            done = self._proxy.expertier_memory_move_all(self._ggml_name.encode(), rows.ctypes.data, len(rows))
+            done = self._proxy.expertier_memory_move_all(
+                self._ggml_name.encode(), rows.ctypes.data, len(rows)
+            )
             self._require(done, "move to", int(rows[0, 0]))
 
     def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
@@ -196,7 +198,9 @@ class EngineDevice:
         """Fill pieces of device memory, rows of (address, bytes), with zeros."""
         rows = np.ascontiguousarray(pieces, np.int64)
         if len(rows):
-            done = self._proxy.expertier_memory_zero_all(self._ggml_name.encode(), rows.ctypes.data, len(rows))
+            done = self._proxy.expertier_memory_zero_all(
+                self._ggml_name.encode(), rows.ctypes.data, len(rows)
+            )
             self._require(done, "zero", int(rows[0, 0]))
 
     def close(self) -> None:

@@ -106,7 +106,9 @@ def test_tables_of_the_gate_follow(gpus: GpuSession):
             gated = model.binding.counters().gated_calls
             for _ in range(N_WARM):
                 assert_same(run(context, prompt, 0), expected)
-            assert model.binding.counters().gated_calls == gated, "CUDA's graphs of it have to be made anew first"
+            assert model.binding.counters().gated_calls == gated, (
+                "CUDA's graphs of it have to be made anew first"
+            )
             for _ in range(4):
                 assert_same(run(context, prompt, 0), expected)
             assert model.binding.counters().gated_calls > gated
@@ -276,7 +278,9 @@ def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
         assert ggml.buffer_get_type(buffer) == inner
         ggml.buffer_free(buffer)
     with Ggml(gpus.engine) as ggml:
-        assert ggml.dev_buffer_type(ggml.device("TIER_FAKE0")) == inner, "without tiers there is nothing to wrap"
+        assert ggml.dev_buffer_type(ggml.device("TIER_FAKE0")) == inner, (
+            "without tiers there is nothing to wrap"
+        )
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
