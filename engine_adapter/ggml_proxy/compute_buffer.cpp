@@ -35,18 +35,46 @@ ggml_backend_buffer_t buffer_of(const ggml_tensor * tensor) {
     return tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
 }
 
-void free_buffer(ggml_backend_buffer_t buffer) {
-    ComputeBuffer self = find(buffer);
-    {
-        std::lock_guard<std::mutex> guard(mutex);
-        buffers.erase(buffer);
-    }
-    self.region->free(self.place);
+void forget(ggml_backend_buffer_t buffer) {
+    std::lock_guard<std::mutex> guard(mutex);
+    buffers.erase(buffer);
 }
 
+// Has the buffer have memory of its own: nobody tells what in it is used. False when the device has none left.
+bool become_ordinary(ggml_backend_buffer_t buffer, const ComputeBuffer & self) {
+    ggml_backend_buffer_t own = ggml_backend_buft_alloc_buffer(buffer->buft, buffer->size);
+    if (own == nullptr) {
+        return false;
+    }
+    forget(buffer);
+    self.region->free(self.place);
+    buffer->iface          = own->iface;
+    buffer->context        = own->context;
+    own->iface.free_buffer = nullptr; // what it had is the other one's now
+    ggml_backend_buffer_free(own);
+    return true;
+}
+
+// A compute buffer is marked as one before anybody asks for its address.
 void * get_base(ggml_backend_buffer_t buffer) {
     const ComputeBuffer self = find(buffer);
+    if (buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
+        if (become_ordinary(buffer, self)) {
+            return buffer->iface.get_base(buffer);
+        }
+        self.region->need(*self.place, buffer->size);
+        if (!self.region->settle(*self.place)) {
+            GGML_LOG_ERROR("no memory for a buffer of %zu bytes, in the slab or beside it\n", buffer->size);
+            return nullptr;
+        }
+    }
     return self.region->base(*self.place);
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) {
+    const ComputeBuffer self = find(buffer);
+    forget(buffer);
+    self.region->free(self.place);
 }
 
 // ggml places a graph: it resets the buffer, and then gives every tensor of the graph its address.

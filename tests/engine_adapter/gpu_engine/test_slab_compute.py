@@ -14,6 +14,7 @@ from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.errors import BusyError, DecodeError, DeviceError
 from expertier.units import MIB
 from fake_ggml_gpu.computing import FailingMoves, assert_sound, computing_model, counts_of, opened_gate
+from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
@@ -256,6 +257,30 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
             model.binding.close()
         for context in contexts:
             context.close()
+
+
+@on_fake_gpus
+def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
+    """Weights pass through, and so does what nobody has marked as a compute buffer when its address is asked for."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    with computing_model(gpus, path, 8) as model, Ggml(gpus.engine) as ggml:
+        tiers = model.binding.manager
+        inner = ggml.dev_buffer_type(ggml.device("FAKE0"))
+        wrapper = ggml.dev_buffer_type(ggml.device("TIER_FAKE0"))
+        assert wrapper != inner
+        ggml.vectors("TIER_FAKE0", 3, 1000)
+        assert counts_of(model).buffers == 0
+        buffer = ggml.buft_alloc_buffer(wrapper, 4096)
+        assert counts_of(model).buffers == 1
+        base = ggml.buffer_get_base(buffer)
+        assert not tiers._slab.base <= base < tiers._slab.base + tiers._slab.n_bytes
+        assert counts_of(model).buffers == 0
+        assert ggml.buffer_get_type(buffer) == inner
+        ggml.buffer_free(buffer)
+    with Ggml(gpus.engine) as ggml:
+        assert ggml.dev_buffer_type(ggml.device("TIER_FAKE0")) == inner, (
+            "without tiers there is nothing to wrap"
+        )
 
 
 @pytest.mark.parametrize("direction", ["up", "down"])
