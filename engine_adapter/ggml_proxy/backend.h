@@ -24,6 +24,7 @@ struct ProxyBackend {
     uint64_t                                          served_uid = 0; // of the last graph that was found to be served
     GatePlan                                          gate_plan;
     std::shared_ptr<BackendGroup>                     group; // null: it is alone
+    ggml_backend_event_t                              idle = nullptr; // of what others of the group wait for
     std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
 };
 

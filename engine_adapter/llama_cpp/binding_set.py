@@ -11,6 +11,7 @@ from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters, Proxy
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.placement import Placement
 from expertier.tiers.manager import TierManager
+from expertier.tiers.slice_set import SliceSet
 from expertier.tiers.tier_set import Tiers, TierSet
 
 
@@ -36,6 +37,8 @@ class BindingSet:
                 undo.callback(part.close)
                 parts.append(part)
             undo.pop_all()
+        if isinstance(tiers, SliceSet):
+            tiers.complete_layers()
         self.parts = tuple(parts)
         """The bindings of the single devices, in the order of the placement."""
 

@@ -22,13 +22,13 @@ def test_the_variable_and_the_option_are_read():
 
 @pytest.mark.parametrize("text", ["row", "none", "", "Tensor"])
 def test_other_modes_are_refused_with_the_ones_that_there_are(text):
-    with pytest.raises(ConfigError, match="MOE_SPLIT_MODE=.*give `layer` or `tensor`"):
+    with pytest.raises(ConfigError, match=r"MOE_SPLIT_MODE=.*give `layer` or `tensor`"):
         TierConfig.from_env(environ={"MOE_SPLIT_MODE": text})
 
 
 def test_hosts_that_load_by_themselves_refuse_the_tensor_split():
     table = ExpertTable((), "none", 1, ())
     with pytest.raises(
-        ConfigError, match="MOE_SPLIT_MODE=tensor was asked for here.*use MOE_SPLIT_MODE=layer"
+        ConfigError, match=r"MOE_SPLIT_MODE=tensor was asked for here.*use MOE_SPLIT_MODE=layer"
     ):
         open_engine_tiers(ctypes.CDLL(None), table, TierConfig(split_mode=SplitMode.TENSOR))
