@@ -201,6 +201,22 @@ def test_a_failed_read_fails_the_batch_and_the_next_one_is_right(gpus: GpuSessio
             assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
 
 
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@on_fake_gpus
+def test_refused_pinned_memory_on_one_device_fails_one_batch(gpus: GpuSession, nth):
+    """The first blocks of the pools are made at the first misses, of either device."""
+    path, prompt = path_of(gpus, "qwen3moe"), prompt_tokens(PREFILL)
+    expected = stock_tensor_logits(gpus, path, prompt, DECODE, n_ubatch=64)
+    with tensor_model(gpus, path, tensor_config(path, 6, host_pool_bytes=POOL)) as model:
+        with model.model.context(n_ctx=512, n_ubatch=64, n_threads=1) as context:
+            gpus.fakes.fail("pinned", nth)
+            with pytest.raises(DecodeError):
+                context.decode(prompt, 0)
+            assert not gpus.fakes.is_armed("pinned")
+            slices_of(model).check_valid()
+        assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
+
+
 @on_fake_gpus
 def test_two_contexts_share_the_slices(gpus: GpuSession):
     path, prompt = path_of(gpus, "qwen3moe"), prompt_tokens(PREFILL)
