@@ -12,7 +12,8 @@ experts. Tokens are forced: they replay recorded routing. `--parity` compares lo
 tries everything without a GPU.
 
 `--devices 2` splits the layers over CUDA0 and CUDA1, stock's as well; a row's budget is for both together, and a row
-with `@1` runs on the first of them alone.
+with `@1` runs on the first of them alone. With MOE_SPLIT_MODE=tensor they share every tensor instead, which takes a
+build with flash attention (`--cmake -DGGML_CUDA_FA=ON`).
 """
 
 from __future__ import annotations

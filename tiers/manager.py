@@ -207,6 +207,8 @@ class TierManager:
         self._rebalance = Rebalance(self._residency, self._boundary, demands)
         for line in advise(table, slots, budgets):
             _log.warning("%s: %s", table.path.name, line)
+        self.completes_layers = True
+        """Whether `bind_engine` calls `complete_layers`; else whoever binds several managers does, when all are."""
         self.last_error: BaseException | None = None
         """What made the last engine fill fail; set by `fill`, cleared by whoever reports it."""
         if profile.warm_uses is not None:
@@ -320,8 +322,8 @@ class TierManager:
         self._usage.bind()
         self._device.synchronize()  # what was queued before it came is READY, and has to be there
         self.last_error = None
-        if self._device.has_own_memory:
-            self._complete_layers()
+        if self._device.has_own_memory and self.completes_layers:
+            self.complete_layers()
         return EngineBinding(
             slab_base=self._slab.base,
             slab_bytes=self._slab.n_bytes,
@@ -365,7 +367,7 @@ class TierManager:
         except BaseException as error:
             self.last_error = error
             raise
-        self._complete_layers()
+        self.complete_layers()
 
     def engine_layout(self) -> EngineLayout:
         """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
@@ -376,6 +378,19 @@ class TierManager:
                 tuple(place.offset for place in self._slab.places(layer)) for layer in range(len(self.slots))
             ),
         )
+
+    def complete_layers(self) -> None:
+        """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
+        whole = [
+            (number, layer.n_experts)
+            for number, (layer, n_slots) in enumerate(zip(self._table.layers, self.slots, strict=True))
+            if n_slots == layer.n_experts
+            and bool((self._residency.slot_of[number, : layer.n_experts] < 0).any())
+        ]
+        n_asked = sum(n for _, n in whole)
+        for layer, n_experts in whole:
+            for expert in range(n_experts):
+                self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=MAX_WAITING + n_asked)
 
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
         """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.
@@ -630,19 +645,6 @@ class TierManager:
         if lease.held is not None:
             self._admission.drop(lease.layer, lease.held.slots)
         self._usage.forget(lease)
-
-    def _complete_layers(self) -> None:
-        """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
-        whole = [
-            (number, layer.n_experts)
-            for number, (layer, n_slots) in enumerate(zip(self._table.layers, self.slots, strict=True))
-            if n_slots == layer.n_experts
-            and bool((self._residency.slot_of[number, : layer.n_experts] < 0).any())
-        ]
-        n_asked = sum(n for _, n in whole)
-        for layer, n_experts in whole:
-            for expert in range(n_experts):
-                self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=MAX_WAITING + n_asked)
 
     def _restore_guards(self, *, for_engine: bool = False) -> None:
         """Finish what a failed move of the slots left to do, before anyone uses them."""

@@ -81,6 +81,7 @@ class SliceSet(TierSet):
                         f"{device.name}, which has slices of all {table.n_layers} layers: {error}"
                     ) from error
                 undo.callback(manager.close)
+                manager.completes_layers = False  # at the same time, so that each expert is read once
                 managers.append(manager)
             self.managers = tuple(managers)
             undo.pop_all()
@@ -99,6 +100,11 @@ class SliceSet(TierSet):
         wanted = list(experts)
         for manager in self.managers:
             manager.prefetch(layer, wanted, into=into)
+
+    def complete_layers(self) -> None:
+        """Have layers with a slot for every expert fetched in the background, on all devices together."""
+        for manager in self.managers:
+            manager.complete_layers()
 
     def check_valid(self) -> None:
         """Assert every manager's invariants, and the source's; call it while nothing else runs."""

@@ -25,7 +25,7 @@ from expertier.tiers.split_table import SliceRef, SplitTable
 from expertier.tiers.stats import FileStats
 from expertier.units import MIB
 
-_LEAST_KEPT_BYTES = 256 * MIB
+_KEPT_BYTES = 256 * MIB
 _KEPT_STEPS = 2
 """Decode steps of one layer whose misses fit into what is kept, however large the experts are."""
 
@@ -47,14 +47,13 @@ class SplitReads:
 
 
 def kept_limit(table: SplitTable) -> int:
-    """Return how many bytes of slices may wait: those of a layer, but not more than a few hundred MiB of them.
+    """Return how many bytes of slices may wait: a few hundred MiB, as one device may run ahead of another.
 
-    At least what a few steps of decode can miss: then no step reads anything twice.
+    At least what a few steps of decode can miss: then no step reads anything twice. Never more than there are.
     """
     whole = table.whole
-    layer = max(layer.n_experts * layer.expert_bytes for layer in whole.layers)
     step = max(min(whole.top_k, layer.n_experts) * layer.expert_bytes for layer in whole.layers)
-    return min(layer, max(_LEAST_KEPT_BYTES, _KEPT_STEPS * step))
+    return min(whole.expert_bytes_total, max(_KEPT_BYTES, _KEPT_STEPS * step))
 
 
 class SplitSource:

@@ -25,6 +25,9 @@ void free_backend(ggml_backend_t backend) {
     if (proxy->pass_allocator) {
         ggml_gallocr_free(proxy->pass_allocator);
     }
+    if (proxy->idle) {
+        ggml_backend_event_free(proxy->idle);
+    }
     ggml_backend_free(proxy->inner);
     proxy->device->n_backends -= 1;
     delete proxy;
@@ -51,13 +54,31 @@ void get_tensor_2d_async(ggml_backend_t b, const ggml_tensor * tensor, void * da
     self(b).inner->iface.get_tensor_2d_async(self(b).inner, tensor, data, offset, size, n_copies, stride_tensor,
                                              stride_data);
 }
+// Has what is queued on `from` from now on wait for what is queued on `to`.
+void wait_for(ProxyBackend & from, ProxyBackend & to) {
+    if (to.idle == nullptr) {
+        to.idle = ggml_backend_event_new(ggml_backend_get_device(to.inner));
+    }
+    if (to.idle == nullptr) { // the device has none
+        ggml_backend_synchronize(to.inner);
+        return;
+    }
+    ggml_backend_event_record(to.idle, to.inner);
+    ggml_backend_event_wait(from.inner, to.idle);
+}
+
 bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * source, ggml_tensor * target) {
+    ggml_backend_t inner = unwrap(to);
+    if (from != to && inner != to && unwrap(from) != from && self(to).group && self(from).group == self(to).group) {
+        // Backends copy on the source's stream and have the target's wait for it, but not the other way: where the
+        // engine adds up by copies, it overwrites what the addition before may still read.
+        wait_for(self(from), self(to));
+    }
     if (!may_write(target)) {
         return true; // the graph will say why
     }
-    ggml_backend_t    inner  = unwrap(to);
-    const ggml_tensor read   = in_real_buffer(source);
-    ggml_tensor       write  = in_real_buffer(target);
+    const ggml_tensor read  = in_real_buffer(source);
+    ggml_tensor       write = in_real_buffer(target);
     return inner->iface.cpy_tensor_async(unwrap(from), inner, &read, &write);
 }
 void synchronize(ggml_backend_t b) {

@@ -26,6 +26,7 @@ struct ProxyBackend {
     GatePlan                                          gate_plan;
     std::mutex                                        deferred_mutex; // guards `deferred`
     std::shared_ptr<BackendGroup>                     group; // null: it is alone
+    ggml_backend_event_t                              idle = nullptr; // of what others of the group wait for
     std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
 };
 

@@ -6,6 +6,8 @@
 //     device 0   norm, router │ ids, experts, sum
 //     device 1   norm, router │                  ids, experts, sum
 //     host       begin, begin │ finish 0,        finish 1            both devices compute meanwhile
+//
+// Slots stay pinned until the backend is waited for next: at the layer after, or by whoever runs the batch, at its end.
 #pragma once
 
 #include "ggml-backend.h"

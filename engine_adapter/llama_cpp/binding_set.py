@@ -12,6 +12,7 @@ from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.slab_compute import ComputeCounts
 from expertier.tiers.manager import TierManager
+from expertier.tiers.slice_set import SliceSet
 from expertier.tiers.tier_set import Tiers, TierSet
 
 
@@ -37,6 +38,8 @@ class BindingSet:
                 undo.callback(part.close)
                 parts.append(part)
             undo.pop_all()
+        if isinstance(tiers, SliceSet):
+            tiers.complete_layers()
         self.parts = tuple(parts)
         """The bindings of the single devices, in the order of the placement."""
 

@@ -377,4 +377,48 @@ FILES_AND_THREADS = (
     ),
 )
 
-MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *HOST, *FILES_AND_THREADS)
+_SLICES = (
+    "tests/tiers/test_tensor_cut.py",
+    "tests/tiers/test_split_source.py",
+    "tests/tiers/test_slice_set.py",
+)
+
+SLICES = (
+    Mutant(
+        "what was read for another device is thrown away",
+        "tiers/split_source.py",
+        "self._kept.put((ref, other), slice_)",
+        "pass",
+        _SLICES,
+    ),
+    Mutant(
+        "two devices read one matrix at a time",
+        "tiers/split_source.py",
+        "or ref not in self._reading)",
+        "or True)",
+        _SLICES,
+    ),
+    Mutant(
+        "the pieces of a slice lie on top of each other",
+        "tiers/tensor_cut.py",
+        "at += end - begin",
+        "at = 0",
+        _SLICES,
+    ),
+    Mutant(
+        "a cut inside of a block is taken",
+        "tiers/tensor_cut.py",
+        "if edge % block:",
+        "if False:",
+        _SLICES,
+    ),
+    Mutant(
+        "kernels may read past a row into bytes of another type",
+        "tiers/slot_layout.py",
+        "wasteful or not _can_be_read_past(matrices, offsets, stride)",
+        "wasteful",
+        ("tests/tiers/test_slot_layout.py",),
+    ),
+)
+
+MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *HOST, *FILES_AND_THREADS, *SLICES)

@@ -194,9 +194,8 @@ def test_a_tensor_whose_split_is_not_known_is_refused():
         SplitTable.of(TABLE, {}, 2)
 
 
-def test_the_limit_holds_a_layer_but_not_a_large_one():
-    layer = TABLE.layers[0].expert_bytes * N_EXPERTS
-    assert kept_limit(SPLIT) == layer
+def test_the_limit_holds_a_small_model_and_not_a_large_one():
+    assert kept_limit(SPLIT) == TABLE.expert_bytes_total
     large = tuple(
         replace(layer, n_experts=1 << 20) for layer in TABLE.layers
     )  # of which two steps still take less

@@ -61,9 +61,10 @@ def assert_parity(
         tiers = slices_of(model)
         assert set(tiers.slots) == {n_slots}
         assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=n_ubatch), expected)
-        if pool and n_slots < KINDS[kind].experts:
-            loaded = len(ExpertTable.from_gguf(path).layers) - UNUSED_LAYERS.get(kind, 0)
-            layers = tiers.table.layers[:loaded]
+        if pool:
+            n_unused = UNUSED_LAYERS.get(kind, 0) if n_slots < KINDS[kind].experts else 0
+            layers = tiers.table.layers[: tiers.table.n_layers - n_unused]
+            tiers.drain()
             assert tiers.source.stats().file.bytes_read <= sum(n.n_experts * n.expert_bytes for n in layers)
         assert model.binding.counters().gated_calls == 0
 
@@ -97,6 +98,20 @@ def test_every_architecture(gpus: GpuSession, kind, slots):
     shape = KINDS[kind]
     n_slots = {"top-k": shape.top_k, "half": shape.experts // 2, "all": shape.experts}[slots]
     assert_parity(gpus, kind, n_slots, n_ubatch=64, pool=POOL)
+
+
+@on_fake_gpus
+def test_sums_by_copies_where_the_backend_has_none_of_its_own(gpus: GpuSession):
+    """Stock then overwrites what another device may still read, and is wrong now and then; ours waits."""
+    prompt = prompt_tokens(PREFILL)
+    stock_tensor_logits(
+        gpus, path_of(gpus, "gpt-oss"), prompt, DECODE, n_ubatch=512
+    )  # with the devices' own sums
+    gpus.fakes.switch(no_sums=1, jitter_us=50)
+    before = [device.counters()["async_copies"] for device in gpus.fakes.devices]
+    assert_parity(gpus, "gpt-oss", 6, n_ubatch=512, pool=0)
+    after = [device.counters()["async_copies"] for device in gpus.fakes.devices]
+    assert all(new > old for new, old in zip(after, before, strict=True)), "the devices' own sums were used"
 
 
 @on_fake_gpus
@@ -184,6 +199,22 @@ def test_a_failed_read_fails_the_batch_and_the_next_one_is_right(gpus: GpuSessio
                 slices_of(model).check_valid()
                 context.forget()
             assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+@on_fake_gpus
+def test_refused_pinned_memory_on_one_device_fails_one_batch(gpus: GpuSession, nth):
+    """The first blocks of the pools are made at the first misses, of either device."""
+    path, prompt = path_of(gpus, "qwen3moe"), prompt_tokens(PREFILL)
+    expected = stock_tensor_logits(gpus, path, prompt, DECODE, n_ubatch=64)
+    with tensor_model(gpus, path, tensor_config(path, 6, host_pool_bytes=POOL)) as model:
+        with model.model.context(n_ctx=512, n_ubatch=64, n_threads=1) as context:
+            gpus.fakes.fail("pinned", nth)
+            with pytest.raises(DecodeError):
+                context.decode(prompt, 0)
+            assert not gpus.fakes.is_armed("pinned")
+            slices_of(model).check_valid()
+        assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
 
 
 @on_fake_gpus

@@ -38,6 +38,9 @@ void add_up(const std::vector<Part> & parts, size_t n_bytes) {
 } // namespace
 
 void * comm_init(ggml_backend_t * backends, size_t n_backends) {
+    if (switches.no_sums) {
+        return nullptr;
+    }
     for (size_t i = 0; i < n_backends; i++) {
         if (stream_of(backends[i]) == nullptr) {
             return nullptr;

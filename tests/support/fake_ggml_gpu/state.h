@@ -16,6 +16,7 @@ namespace fake_gpu {
     X(pageable_at_call, 0) /* copies from and to memory that is not pinned are over when the call returns, as CUDA's;  \
                               0: they are as late as all others, which ggml's contract allows */                       \
     X(races, 1)            /* work that nobody ordered is looked for, and is a fault */                                \
+    X(no_sums, 0)          /* no sums over several devices of their own: an engine adds by copies */                  \
     X(poison, 1)           /* fresh device memory reads as NaN and not as zeros */                                     \
     X(kept_graphs, 1)      /* a graph with the number (uid) of the time before is run as it was then, as CUDA's are */ \
     X(foreign_types, 0)    /* graphs may hold tensors in buffers that claim another type than the device's, as they    \
