@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 5  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 6  # EXPERTIER_ABI in abi.h
 HOST_ABI = 6  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -19,6 +19,7 @@ LoadCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
 )
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
+PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO = range(3)  # expertier_prefetch in abi.h
 FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
@@ -33,6 +34,8 @@ POLICY_FUNCTIONS = (
     "is_whole",
     "version",
     "replaced",
+    "begin_prefetch_into",
+    "coldest",
 )
 
 
@@ -43,7 +46,7 @@ class Policy(ct.Structure):
 
 
 class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of a kernel and of a stream, and how long a gate waits."""
+    """expertier_gate: addresses of driver calls, of kernels and of a stream; how long a gate waits; look-ahead."""
 
     _fields_ = (
         ("launch", ct.c_void_p),
@@ -52,6 +55,9 @@ class Gate(ct.Structure):
         ("function", ct.c_void_p),
         ("stream", ct.c_void_p),
         ("patience", ct.c_uint32),
+        ("predict", ct.c_void_p),
+        ("event_query", ct.c_void_p),
+        ("prefetch", ct.c_int32),
     )
 
 
@@ -141,6 +147,16 @@ class Counters(ct.Structure):
             "gated_calls",
             "gate_waits",
             "gate_retreats",
+            "predicted",
+            "predicted_right",
+            "missing",
+            "missing_predicted",
+            "prefetches",
+            "prefetches_useful",
+            "prefetches_in_time",
+            "prefetch_bytes",
+            "prefetch_wasted_bytes",
+            "prefetch_pauses",
             "staged_calls",
             "staged_bytes",
             "dropped_writes",

@@ -56,6 +56,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
         parse_device,
     ),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_DECODE_PREFETCH", "decode_prefetch", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
@@ -95,6 +96,7 @@ class TierConfig:
     stream_tokens: AutoTokens = "auto"
     engine_device: str = "auto"
     decode_gate: AutoSwitch = "auto"
+    decode_prefetch: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"

@@ -102,6 +102,8 @@ class TierManager:
         """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
+        self.decode_prefetch = config.decode_prefetch
+        """Whether a gate's engine fetches the next layer's predicted experts; `auto`: as long as that pays."""
         budgets = resolve(
             config,
             table,

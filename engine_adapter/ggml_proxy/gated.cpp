@@ -1,5 +1,6 @@
 #include "gated.h"
 
+#include "ahead.h"
 #include "device.h"
 #include "expert_call.h"
 #include "gate.h"
@@ -51,6 +52,7 @@ class GatedRun {
             locks_.emplace_back(tiers_.locks(), layer);
         }
         bring_tables();
+        open_ahead();
 
         if (!plan_.inputs.keep(backend_.inner)) {
             return {};
@@ -59,6 +61,9 @@ class GatedRun {
         ggml_status status = queue_all();
         while (n_served_ < queued_.size()) { // also after a failure: nobody may be left waiting
             serve(true);
+        }
+        if (ahead_) {
+            ahead_->end();
         }
         if (status != GGML_STATUS_SUCCESS || retreats_ || fails_) {
             ggml_backend_synchronize(backend_.inner);
@@ -103,6 +108,53 @@ class GatedRun {
         }
     }
 
+    // Has the next layers' experts fetched, unless that does not pay.
+    void open_ahead() {
+        Predictor * predictor = tiers_.predictor();
+        if (predictor == nullptr || !predictor->payoff.is_on()) {
+            return;
+        }
+        size_t n_floats = 0;
+        bool   is_used  = false;
+        for (size_t i = 0; i < plan_.calls.size(); i++) {
+            if (predicts_from(i)) {
+                is_used  = true;
+                n_floats = std::max<size_t>(n_floats, ggml_nelements(plan_.calls[i].router.input));
+            }
+        }
+        if (is_used && predictor->reserve(n_floats)) {
+            ahead_.emplace(tiers_, gate_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
+        }
+    }
+
+    // Whether the call after this one has experts that can be predicted here, and slots for more than it uses.
+    bool predicts_from(size_t i) const {
+        if (i + 1 >= plan_.calls.size() || is_whole_[i] || is_whole_[i + 1]) {
+            return false;
+        }
+        const GatePlan::Call & call = plan_.calls[i];
+        const GatePlan::Call & next = plan_.calls[i + 1];
+        const int              n    = tiers_.n_slots(next.layer);
+        return n < tiers_.n_experts(next.layer) && n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
+               Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
+    }
+
+    // Queues a layer's gate, and behind it the prediction for the next layer.
+    bool queue_gate(int index, const ggml_tensor * ids, ggml_tensor * slot_ids) {
+        const GatePlan::Call & call     = plan_.calls[index];
+        const bool             predicts = ahead_ && predicts_from(index);
+        KeptRows               keep;
+        if (predicts) {
+            keep = tiers_.predictor()->keep(call.router, plan_.calls[index + 1].router);
+        }
+        if (!gate_.queue(backend_.inner, call.layer, ids, slot_ids, keep)) {
+            return false;
+        }
+        queued_.push_back({ call.layer, (int) (ids->ne[0] * ids->ne[1]) });
+        const GatePlan::Call * next = predicts ? &plan_.calls[index + 1] : nullptr;
+        return next == nullptr || ahead_->queue(next->layer, call.router, next->router, next->n_used);
+    }
+
     ggml_status queue_all() {
         int           last     = -1;
         ggml_tensor * slot_ids = nullptr;
@@ -123,10 +175,9 @@ class GatedRun {
                 }
                 const ggml_tensor * ids = node->src[2];
                 slot_ids = backend_.ids[tiers_.slots({ at.layer, 0 })].reserve(backend_.inner, ids->ne[0], ids->ne[1]);
-                if (slot_ids == nullptr || !gate_.queue(backend_.inner, at.layer, ids, slot_ids)) {
+                if (slot_ids == nullptr || !queue_gate(at.call, ids, slot_ids)) {
                     return GGML_STATUS_FAILED;
                 }
-                queued_.push_back({ at.layer, (int) (ids->ne[0] * ids->ne[1]) });
                 serve(false);
             }
             slices_.redirect(node, pool, slot_ids);
@@ -138,7 +189,13 @@ class GatedRun {
     void serve(bool must) {
         while (n_served_ < queued_.size()) {
             const auto [layer, n_rows] = queued_[n_served_];
+            if (ahead_ && !must) {
+                ahead_->attend();
+            }
             for (int i = 0; must && !gate_.has_arrived(layer); i++) {
+                if (ahead_) {
+                    ahead_->attend();
+                }
                 if (i > 20'000) {
                     std::this_thread::yield();
                 }
@@ -184,7 +241,7 @@ class GatedRun {
             fails_ = true;
             return false;
         }
-        if (!fill(layer, experts, slots, miss_index_, n_misses)) {
+        if (waits && !fill(layer, experts, slots, miss_index_, n_misses)) {
             tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n); // its victims are gone: the version tells
             retreats_ = true;
             return false;
@@ -194,7 +251,7 @@ class GatedRun {
         return true;
     }
 
-    // Has missing experts and the new table on the device; false when the host pool lacks one.
+    // Has missing experts and the table on the device; false when the host pool lacks one.
     bool fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots,
               const std::vector<int32_t> & miss_index, int32_t n_misses) {
         copies_.clear();
@@ -216,9 +273,12 @@ class GatedRun {
             std::replace(table.begin(), table.end(), slot, -1);
             table[experts[miss_index[i]]] = slot;
         }
+        gate_.upload_table(layer);
+        ggml_backend_synchronize(gate_.uploads());
+        if (ahead_) {
+            ahead_->synchronized();
+        }
         if (n_misses > 0) {
-            gate_.upload_table(layer);
-            ggml_backend_synchronize(gate_.uploads());
             reads_.release();
             tiers_.policy().complete(tiers_.directory(), layer, slots.data(), (int32_t) slots.size());
             tiers_.counters.host_fills += n_misses;
@@ -268,6 +328,7 @@ class GatedRun {
     std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
     std::vector<const char *> copies_;
     size_t                n_served_ = 0;
+    std::optional<Ahead>  ahead_;
     std::vector<int32_t>  held_; // slots that the gate served last leads to
     int                   held_layer_ = -1;
     bool                  retreats_ = false, fails_ = false;

@@ -39,6 +39,16 @@ class ProxyCounters:
     gated_calls: int
     gate_waits: int
     gate_retreats: int
+    predicted: int
+    predicted_right: int
+    missing: int
+    missing_predicted: int
+    prefetches: int
+    prefetches_useful: int
+    prefetches_in_time: int
+    prefetch_bytes: int
+    prefetch_wasted_bytes: int
+    prefetch_pauses: int
     staged_calls: int
     staged_bytes: int
     dropped_writes: int
@@ -94,7 +104,13 @@ class TierBinding:
                 raise EngineError(
                     f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
                 )
-            self._gate = open_gate(engine.proxy, self._handle, inner_device, manager.decode_gate)
+            self._gate = open_gate(
+                engine.proxy,
+                self._handle,
+                inner_device,
+                manager.decode_gate,
+                prefetch=manager.decode_prefetch,
+            )
         except BaseException:
             manager.unbind_engine()
             raise
