@@ -228,8 +228,16 @@ class GatedRun {
         tiers_.counters.gated_calls += 1;
         tiers_.counters.gate_waits += waits;
         tiers_.counters.lookups += 1;
-        const int32_t n_misses =
-            tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index_.data());
+        if (ahead_) {
+            ahead_->arrive(layer, experts, waits);
+        }
+        const auto begin = [&] {
+            return tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index_.data());
+        };
+        int32_t n_misses = begin();
+        if (n_misses == EXPERTIER_BUSY && ahead_ && ahead_->make_room(layer)) {
+            n_misses = begin();
+        }
         if (n_misses < 0) { // an id out of range, or slots that a lease holds: the other way tells
             retreats_ = true;
             return false;
