@@ -22,6 +22,8 @@ class ModelKind:
     about: str
     shape: ModelShape
     replays_recording: bool
+    recall: float | None = None
+    """What share of a layer's experts the layer before foretells; all of them where none is given."""
 
 
 def _shape(**changes: object) -> ModelShape:
@@ -40,6 +42,16 @@ MODELS = {
             "gpt-oss-20b's routing, 24 layers of 32 experts of 6.75 MiB (5.1 GiB), top-4, Q4_0",
             _shape(),
             True,
+        ),
+        *(
+            ModelKind(
+                f"gptoss-r{percent}",
+                f"the same, where a layer's state foretells {percent} % of the next layer's experts",
+                _shape(),
+                True,
+                percent / 100,
+            )
+            for percent in (60, 75, 90)
         ),
         ModelKind(
             "gptoss-mxfp4",
@@ -99,7 +111,7 @@ def ensure_model(
     say(f"writing {path}: {kind.about}")
     start = time.perf_counter()
     ids = _routing(kind, steps, trace)
-    written = write_trace_model(path, ids, kind.shape, repeat=True)
+    written = write_trace_model(path, ids, kind.shape, repeat=True, recall=kind.recall)
     seconds = time.perf_counter() - start
     table = ExpertTable.from_gguf(path)
     largest = max(layout.block_bytes for layout in table.slot_layouts)
