@@ -265,6 +265,9 @@ bool Ahead::make_room(int layer) {
 
 void Ahead::end() {
     for (Prefetch & prefetch : prefetches_) {
+        if (prefetch.state != State::none && !prefetch.is_over) { // its gate was not served
+            tiers_.counters.prefetch_wasted_bytes += prefetch.n_bytes;
+        }
         prefetch.is_over = true;
         if (prefetch.state == State::copying) {
             prefetch.state = State::dropped;
