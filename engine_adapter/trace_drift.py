@@ -14,7 +14,8 @@ another choice of experts until its own layer's attention has put it right:
 Attention is made so that each token attends to itself alone: queries and keys are the same projection of the signature.
 Its values are the layer's changes, which its output adds to the layer's part. So the routing is exactly the
 recording's, and the router of layer l + 1 on the state of layer l finds `recall` of it. What it finds instead is drawn
-evenly from the other experts; a real model errs more towards experts that are popular.
+from the others by how often the layer uses them. Of experts that the layer has not used for a while it may find less:
+real models do, and these are the ones that a cache lacks.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from expertier.errors import ConfigError
 
 ARCHITECTURE = "qwen3moe"
 """The only one: it norms queries and keys, which makes attention as sharp as is wanted here."""
+
+RARE_STEPS = 16
+"""Experts that a layer has not used for so many steps are rare ones."""
 
 _SIGNATURE = 0.5  # a coordinate's size, where the part of a layer has about 1 at each of its experts
 _LEAST_SIGNATURE = 64  # coordinates: with fewer, tokens would be taken for one another
@@ -92,15 +96,19 @@ class DriftingCodes:
         return rows
 
 
-def make_drifting_codes(ids: I32, shape: ModelShape, recall: float) -> DriftingCodes:
+def make_drifting_codes(
+    ids: I32, shape: ModelShape, recall: float, recall_of_rare: float | None = None
+) -> DriftingCodes:
     """Make codes of recorded steps `ids` (int32 [steps, layers, top-k]) that foretell a share `recall` of a layer's experts.
 
+    Of rare ones it is `recall_of_rare`, which is `recall` where none is given, and `recall` then holds for the others.
     Raises ConfigError for a share that is none, another architecture than ARCHITECTURE, and a shape without room.
     """
     n_steps, n_layers, top_k = ids.shape
-    _require_room(ids, shape, recall)
+    recalls = recall, recall if recall_of_rare is None else recall_of_rare
+    _require_room(ids, shape, recalls)
     rng = np.random.default_rng([shape.seed, n_steps, int(recall * 1e6)])
-    guesses = _guess(rng, ids, shape.experts, recall)
+    guesses = _guess(rng, ids, shape.experts, recalls)
     n_parts = n_layers * shape.experts
     end = np.zeros((n_steps, shape.n_embd), np.float32)
     scores = np.broadcast_to(rank_scores(top_k), ids.shape).reshape(n_steps, -1)
@@ -118,25 +126,30 @@ def make_drifting_codes(ids: I32, shape: ModelShape, recall: float) -> DriftingC
     return DriftingCodes(TraceCodes(end * size, ids, shape.experts, slices=True), start * size, shape)
 
 
-def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recall: float) -> I32:
-    """Replace each expert, but a share `recall` of them, by one that its layer does not use in this step."""
+def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[float, float]) -> I32:
+    """Replace experts by others that the layer does not use in this step, but shares `recalls` of usual and rare ones."""
     top_k = ids.shape[2]
     used = np.zeros((*ids.shape[:2], n_experts), np.bool_)
     np.put_along_axis(used, ids, True, axis=2)
-    # Others in random order: those that are used come last.
-    others = np.argsort(rng.random(used.shape) + used, axis=2)[:, :, :top_k].astype(np.int32)
-    guesses = np.where(rng.random(ids.shape) < recall, ids, others)
+    # The largest of these are a draw without replacement by how often experts are used; those that are used now are none.
+    draws = rng.gumbel(size=used.shape) + np.log(used.mean(axis=0) + 1e-3) - 1e3 * used
+    others = np.argsort(-draws, axis=2)[:, :, :top_k].astype(np.int32)
+    recent = np.zeros_like(used)
+    for back in range(1, RARE_STEPS + 1):
+        recent[back:] |= used[:-back]
+    kept = np.where(np.take_along_axis(recent, ids, axis=2), *recalls)
+    guesses = np.where(rng.random(ids.shape) < kept, ids, others)
     guesses[:, 0] = ids[:, 0]  # no layer comes before it
     return np.asarray(guesses, np.int32)
 
 
-def _require_room(ids: I32, shape: ModelShape, recall: float) -> None:
+def _require_room(ids: I32, shape: ModelShape, recalls: tuple[float, float]) -> None:
     _, n_layers, top_k = ids.shape
-    if not 0 <= recall <= 1:
-        raise ConfigError(f"asked for a recall of {recall}: give a share from 0 to 1")
+    if not all(0 <= recall <= 1 for recall in recalls):
+        raise ConfigError(f"asked for a recall of {recalls[0]} and {recalls[1]}: give shares from 0 to 1")
     if shape.architecture != ARCHITECTURE:
         raise ConfigError(
-            f"asked for a {shape.architecture} model with a recall of {recall}: only {ARCHITECTURE} models have one"
+            f"asked for a {shape.architecture} model with a recall: only {ARCHITECTURE} models have one"
         )
     needed = 2 * n_layers * shape.experts + _LEAST_SIGNATURE
     if shape.n_embd < needed:

@@ -89,14 +89,15 @@ def write_trace_model(
     *,
     repeat: bool = False,
     recall: float | None = None,
+    recall_of_rare: float | None = None,
     progress: Progress | None = None,
 ) -> TraceModel:
     """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), whole or not at all.
 
     `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
     experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as
-    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its experts
-    (`trace_drift`); else it finds all. A few MiB are in memory at a time, and the codes.
+    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its experts,
+    and `recall_of_rare` of those not used for a while (`trace_drift`); else it finds all. A few MiB are in memory at a time, and the codes.
     Raises ConfigError for a shape that cannot be or cannot hold the recording, OSError when the file cannot be
     written.
     """
@@ -105,7 +106,7 @@ def write_trace_model(
         codes = make_codes(ids, shape.experts, shape.n_embd, shape.seed)
         start, attention = codes.codes, {}
     else:
-        drifting = make_drifting_codes(ids, shape, recall)
+        drifting = make_drifting_codes(ids, shape, recall, recall_of_rare)
         codes, start = drifting.codes, drifting.start
         attention = drifting.attention(_code_scale(start))
     drawn = list(model_tensors(shape))

@@ -24,6 +24,8 @@ class ModelKind:
     replays_recording: bool
     recall: float | None = None
     """What share of a layer's experts the layer before foretells; all of them where none is given."""
+    recall_of_rare: float | None = None
+    """The same of experts that the layer has not used for a while, where it is another."""
 
 
 def _shape(**changes: object) -> ModelShape:
@@ -52,6 +54,14 @@ MODELS = {
                 percent / 100,
             )
             for percent in (60, 75, 90)
+        ),
+        ModelKind(
+            "gptoss-ahead",
+            "the same, where it foretells 90 % of the usual and 60 % of the rarer experts",
+            _shape(),
+            True,
+            0.9,
+            0.6,
         ),
         ModelKind(
             "gptoss-mxfp4",
@@ -111,7 +121,7 @@ def ensure_model(
     say(f"writing {path}: {kind.about}")
     start = time.perf_counter()
     ids = _routing(kind, steps, trace)
-    written = write_trace_model(path, ids, kind.shape, repeat=True, recall=kind.recall)
+    written = write_trace_model(path, ids, kind.shape, repeat=True, recall=kind.recall, recall_of_rare=kind.recall_of_rare)
     seconds = time.perf_counter() - start
     table = ExpertTable.from_gguf(path)
     largest = max(layout.block_bytes for layout in table.slot_layouts)

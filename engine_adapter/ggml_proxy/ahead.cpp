@@ -40,7 +40,11 @@ bool Ahead::queue(int layer, const Router & from, const Router & to, int64_t n_u
     if (n <= 0) {
         return true; // others hold all its slots
     }
-    if (!predictor_.queue(layer, from, to, n_used, prediction.experts, n)) {
+    int64_t expert_bytes = 0;
+    for (const expertier_copy & piece : tiers_.copies(layer)) {
+        expert_bytes += (int64_t) piece.n_bytes;
+    }
+    if (!predictor_.queue(layer, from, to, n_used, prediction.experts, n, expert_bytes)) {
         return false;
     }
     prediction.layer  = layer;

@@ -19,8 +19,8 @@ constexpr int64_t max_experts = 512, max_scores = 4096;
 
 // Of the experts that are scored next to those which will be used, so many are not given up for others either.
 constexpr uint32_t n_spared = 2;
-// How many of one layer are fetched ahead; more would hardly arrive in the time of a layer.
-constexpr uint32_t most = 2;
+// Of one layer no more is fetched ahead, but for one expert: more would hardly arrive in the time of a layer.
+constexpr int64_t bytes_ahead = 6 << 20;
 
 constexpr unsigned n_threads = 256, n_threads_of_small = 64;
 constexpr int64_t  small_hidden = 1024;
@@ -97,14 +97,16 @@ KeptRows Predictor::keep(const Router & from, const Router & to) const {
 }
 
 bool Predictor::queue(int layer, const Router & from, const Router & to, int64_t n_used,
-                      const std::array<int32_t, n_candidates> & candidates, int n) {
+                      const std::array<int32_t, n_candidates> & candidates, int n, int64_t expert_bytes) {
     const float * norm = from.state && to.state ? static_cast<const float *>(to.norm->data) : nullptr;
     return launch(layer, to, norm, (uint32_t) to.matrix->ne[0], (uint32_t) from.input->ne[1], (uint32_t) n_used,
-                  (uint32_t) to.matrix->ne[1], candidates, n);
+                  (uint32_t) to.matrix->ne[1], candidates, n,
+                  (uint32_t) std::clamp<int64_t>(bytes_ahead / expert_bytes, 1, most_chosen));
 }
 
 bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens,
-                       uint32_t n_used, uint32_t n_experts, const std::array<int32_t, n_candidates> & candidates, int n) {
+                       uint32_t n_used, uint32_t n_experts, const std::array<int32_t, n_candidates> & candidates, int n,
+                       uint32_t most) {
     const auto address = [](const ggml_tensor * tensor) { return tensor ? reinterpret_cast<uint64_t>(tensor->data) : 0; };
     uint64_t hidden    = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(kept_.get()));
     uint64_t router = address(to.matrix), row_bytes = to.matrix->nb[1], factors = reinterpret_cast<uint64_t>(norm);
@@ -112,14 +114,14 @@ bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_
     uint64_t bias = address(to.bias), late_bias = address(to.late_bias);
     float    epsilon = to.epsilon;
     std::array<int32_t, n_candidates> replaced = candidates;
-    uint32_t   n_replaced = (uint32_t) n, limit = most;
+    uint32_t   n_replaced = (uint32_t) n;
     uint64_t   scores = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(scores_.get()));
     uint64_t   n_done = scores + max_scores * sizeof(float);
     uint64_t   table = reinterpret_cast<uint64_t>(gate_.device_table(layer)), at = reinterpret_cast<uint64_t>(door(layer));
     uint32_t   ticket      = tickets_[layer] + 1;
     void *     arguments[] = { &hidden,  &n_hidden,  &n_tokens, &router, &row_bytes, &type,       &factors,
                                &epsilon, &bias,      &is_sigmoid, &late_bias, &n_used, &spared,   replaced.data(),
-                               &n_replaced, &limit,  &scores,   &n_done, &table,     &at,         &ticket };
+                               &n_replaced, &most,   &scores,   &n_done, &table,     &at,         &ticket };
     const expertier_gate & driver = gate_.driver();
     const unsigned         threads = n_hidden < small_hidden ? n_threads_of_small : n_threads;
     if (driver.launch(driver.predict, n_experts, 1, 1, threads, 1, 1, 0, driver.stream, arguments, nullptr) != 0) {
@@ -151,7 +153,7 @@ void Predictor::try_out(ggml_backend_dev_t device, int n_experts) {
     router.matrix = &row;
     std::array<int32_t, n_candidates> candidates{};
     candidates[0] = -1;
-    if (n_experts > max_experts || !launch(0, router, nullptr, n_hidden, 1, 1, (uint32_t) n_experts, candidates, 1)) {
+    if (n_experts > max_experts || !launch(0, router, nullptr, n_hidden, 1, 1, (uint32_t) n_experts, candidates, 1, 1)) {
         throw std::runtime_error("the driver refused to queue a prediction");
     }
     const auto deadline = std::chrono::steady_clock::now() + trial_limit;

@@ -52,10 +52,10 @@ class Predictor {
     KeptRows keep(const Router & from, const Router & to) const;
 
     // Queues a prediction behind the gate that was queued last, which has kept the rows. Of `layer` the experts that
-    // are in no slot may take the places of `candidates`, so many and in this order (-1: of a FREE slot). False when
-    // the driver refused.
+    // are in no slot may take the places of `candidates`, so many and in this order (-1: of a FREE slot). An expert's
+    // bytes decide how many do. False when the driver refused.
     bool queue(int layer, const Router & from, const Router & to, int64_t n_used,
-               const std::array<int32_t, n_candidates> & candidates, int n);
+               const std::array<int32_t, n_candidates> & candidates, int n, int64_t expert_bytes);
 
     // What came of the prediction that was queued last for the layer.
     bool            has_arrived(int layer) const;
@@ -69,7 +69,8 @@ class Predictor {
   private:
     uint32_t * door(int layer) const;
     bool       launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens,
-                      uint32_t n_used, uint32_t n_experts, const std::array<int32_t, n_candidates> & candidates, int n);
+                      uint32_t n_used, uint32_t n_experts, const std::array<int32_t, n_candidates> & candidates, int n,
+                      uint32_t most);
     void       try_out(ggml_backend_dev_t device, int n_experts);
 
     Gate &                gate_;

@@ -12,7 +12,7 @@ from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.lookup_log import Lookup, LookupLog
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.trace_codes import I32
-from expertier.engine_adapter.trace_drift import make_drifting_codes
+from expertier.engine_adapter.trace_drift import RARE_STEPS, make_drifting_codes
 from expertier.engine_adapter.trace_model import trace_shape, trace_tokens, write_trace_model
 from expertier.errors import ConfigError
 from tiered_runs import make_tiers
@@ -69,6 +69,17 @@ def test_the_engine_uses_the_recorded_experts(
             expected = [Lookup(layer, tuple(sorted(used))) for layer, used in enumerate(ids[position].tolist())]
             assert log.take() == expected, position
         assert context.sample() == trace_tokens(1)[0], "the last step is followed by the first"
+
+
+def test_rare_experts_are_foretold_less_often() -> None:
+    ids = random_ids(steps=400, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
+    codes = make_drifting_codes(ids, drift_shape(ids), 1.0, 0.0)
+    parts = codes.start.reshape(400, -1)[:, : LAYERS * EXPERTS].reshape(400, LAYERS, EXPERTS)
+    found = np.take_along_axis(parts, ids, axis=2) > 0
+    for layer in range(1, LAYERS):
+        for step in range(RARE_STEPS, 400):
+            recent = np.isin(ids[step, layer], ids[step - RARE_STEPS : step, layer])
+            assert (found[step, layer] == recent).all()
 
 
 def test_shapes_that_cannot_drift() -> None:

@@ -138,9 +138,9 @@ def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall):
         assert 0.6 < found < 0.9
         assert 0 < counters.prefetches_useful < counters.prefetches
     elif recall == 1.0:
-        assert found == 1
-        assert counters.prefetches_useful == counters.prefetches > 0
-        assert counters.prefetch_wasted_bytes == 0
+        assert found == 1, counters
+        unended = counters.prefetches - counters.prefetches_useful  # where a run retreated
+        assert 0 <= unended <= 2 * counters.gate_retreats < counters.prefetches, counters
     else:
         assert found == 0
         assert counters.prefetches_useful == 0 < counters.prefetches
