@@ -22,7 +22,7 @@ constexpr uint32_t n_spared = 2;
 // Of one layer no more is fetched ahead, but for one expert: more would hardly arrive in the time of a layer.
 constexpr int64_t bytes_ahead = 6 << 20;
 
-constexpr unsigned n_threads = 256, n_threads_of_small = 64;
+constexpr unsigned n_threads = 256, n_threads_of_small = 32;
 constexpr int64_t  small_hidden = 1024;
 
 constexpr auto trial_limit = std::chrono::seconds(5);

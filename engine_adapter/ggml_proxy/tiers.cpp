@@ -123,7 +123,7 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
         predictor_       = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
     } catch (const std::runtime_error & problem) { // the gate does without
         prefetch_events_.reset();
-        return problem.what();
+        return std::string("nothing is predicted: ") + problem.what();
     }
     return {};
 }
