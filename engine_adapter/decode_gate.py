@@ -1,4 +1,4 @@
-"""The gate of decode graphs: kernels of ours between the engine's (ggml_proxy/gate.h), and the driver that runs them."""
+"""The gate of decode graphs: kernels of ours between the engine's (ggml_proxy/gate.h), and the driver for them."""
 
 from __future__ import annotations
 

@@ -99,8 +99,9 @@ class DriftingCodes:
 def make_drifting_codes(
     ids: I32, shape: ModelShape, recall: float, recall_of_rare: float | None = None
 ) -> DriftingCodes:
-    """Make codes of recorded steps `ids` (int32 [steps, layers, top-k]) that foretell a share `recall` of a layer's experts.
+    """Make codes of recorded steps that foretell a share `recall` of a layer's experts.
 
+    `ids` are int32 [steps, layers, top-k].
     Of rare ones it is `recall_of_rare`, which is `recall` where none is given, and `recall` then holds for the others.
     Raises ConfigError for a share that is none, another architecture than ARCHITECTURE, and a shape without room.
     """
@@ -122,16 +123,18 @@ def make_drifting_codes(
         codes[:, n_parts : 2 * n_parts] = changes
         codes[:, 2 * n_parts :] = signature
     size = np.float32(sqrt(shape.n_embd)) / np.linalg.norm(end, axis=1, keepdims=True)
-    assert np.allclose(np.linalg.norm(start, axis=1), np.linalg.norm(end, axis=1)), "a norm changes on the way"
+    assert np.allclose(np.linalg.norm(start, axis=1), np.linalg.norm(end, axis=1)), (
+        "a norm changes on the way"
+    )
     return DriftingCodes(TraceCodes(end * size, ids, shape.experts, slices=True), start * size, shape)
 
 
 def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[float, float]) -> I32:
-    """Replace experts by others that the layer does not use in this step, but shares `recalls` of usual and rare ones."""
+    """Replace experts by others that the step does not use; shares `recalls` of usual and rare ones stay."""
     top_k = ids.shape[2]
     used = np.zeros((*ids.shape[:2], n_experts), np.bool_)
     np.put_along_axis(used, ids, True, axis=2)
-    # The largest of these are a draw without replacement by how often experts are used; those that are used now are none.
+    # The largest of these are a draw without replacement by how often experts are used; the step's own come last.
     draws = rng.gumbel(size=used.shape) + np.log(used.mean(axis=0) + 1e-3) - 1e3 * used
     others = np.argsort(-draws, axis=2)[:, :, :top_k].astype(np.int32)
     recent = np.zeros_like(used)

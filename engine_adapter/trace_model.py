@@ -96,8 +96,9 @@ def write_trace_model(
 
     `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
     experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as
-    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its experts,
-    and `recall_of_rare` of those not used for a while (`trace_drift`); else it finds all. A few MiB are in memory at a time, and the codes.
+    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its
+    experts, and `recall_of_rare` of those not used for a while (`trace_drift`); else it finds all. A few MiB are
+    in memory at a time, and the codes.
     Raises ConfigError for a shape that cannot be or cannot hold the recording, OSError when the file cannot be
     written.
     """
@@ -152,7 +153,9 @@ def _with_codes(
             n_routers += 1
         elif tensor.name in attention:
             assert isinstance(tensor, Tensor)
-            tensors.append(GivenTensor(tensor.name, given_kind(tensor.kind), tensor.dims, attention[tensor.name]))
+            tensors.append(
+                GivenTensor(tensor.name, given_kind(tensor.kind), tensor.dims, attention[tensor.name])
+            )
         elif _ROUTER_BIAS.fullmatch(tensor.name):
             tensors.append(Tensor(tensor.name, "F32", tensor.dims, fill=0.0))
         else:

@@ -7,8 +7,9 @@ A slot is in one of three states, and these calls are the arrows between them:
       ▲                                       │  ▲                   │
       └─────────────── abort ─────────────────┘  └─ begin (evicts) ──┘
 
-`begin_prefetch` and `begin_prefetch_into` take the same two arrows as `begin`, for an expert that nobody has asked
-for yet. All pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING ones, are never victims.
+`begin_prefetch` and `begin_prefetch_into` take the same two arrows as `begin`, for an expert that nobody has
+asked for yet. All pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING
+ones, are never victims.
 
 The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
 touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was

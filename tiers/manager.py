@@ -514,7 +514,9 @@ class TierManager:
         stats = self.stats()
         totals = self._residency.totals()
         misses, filled, prefetched = stats.l1.misses, totals["fills"], totals["prefetches"]
-        assert filled <= misses + prefetched, f"{filled} fills for {misses} misses and {prefetched} prefetches"
+        assert filled <= misses + prefetched, (
+            f"{filled} fills for {misses} misses and {prefetched} prefetches"
+        )
         if not self.stream_tokens:  # staged layers ask L2 too, and never L1
             # An engine's prefetches are not asked for here; those that it gives up end as aborts.
             asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]

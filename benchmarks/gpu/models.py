@@ -121,7 +121,9 @@ def ensure_model(
     say(f"writing {path}: {kind.about}")
     start = time.perf_counter()
     ids = _routing(kind, steps, trace)
-    written = write_trace_model(path, ids, kind.shape, repeat=True, recall=kind.recall, recall_of_rare=kind.recall_of_rare)
+    written = write_trace_model(
+        path, ids, kind.shape, repeat=True, recall=kind.recall, recall_of_rare=kind.recall_of_rare
+    )
     seconds = time.perf_counter() - start
     table = ExpertTable.from_gguf(path)
     largest = max(layout.block_bytes for layout in table.slot_layouts)

@@ -46,7 +46,9 @@ class GivenTensor:
 def given_kind(kind: str) -> GivenType:
     """Return `kind` where given values can be stored so. Raises ConfigError."""
     if kind not in get_args(GivenType):
-        raise ConfigError(f"given values cannot be stored as {kind}: give one of {', '.join(get_args(GivenType))}")
+        raise ConfigError(
+            f"given values cannot be stored as {kind}: give one of {', '.join(get_args(GivenType))}"
+        )
     return cast(GivenType, kind)
 
 

@@ -41,7 +41,9 @@ def found_by_next_routers(ids: I32, recall: float) -> float:
         by_head = values.reshape(len(ids), shape.kv_heads, -1).repeat(shape.heads // shape.kv_heads, axis=1)
         state = state + by_head.reshape(len(ids), -1) @ attention[f"blk.{layer}.attn_output.weight"]().T
         scores = state @ codes.codes.router(layer).T
-        assert (np.argsort(-scores, axis=1)[:, :TOP_K] == ids[:, layer]).all(), "its own attention puts it right"
+        assert (np.argsort(-scores, axis=1)[:, :TOP_K] == ids[:, layer]).all(), (
+            "its own attention puts it right"
+        )
     assert np.allclose(state, codes.codes.codes, atol=1e-4)
     return float(np.mean(found))
 
@@ -63,10 +65,15 @@ def test_the_engine_uses_the_recorded_experts(
     ids = random_ids(steps=60, layers=LAYERS, experts=EXPERTS, top_k=TOP_K)
     path = write_trace_model(tmp_path / "m.gguf", ids, drift_shape(ids), recall=recall).path
     log = LookupLog()
-    with make_tiers(path, EXPERTS // 2) as tiers, opened(loaded_engine, path, tiers, 128, log) as (_, context):
+    with (
+        make_tiers(path, EXPERTS // 2) as tiers,
+        opened(loaded_engine, path, tiers, 128, log) as (_, context),
+    ):
         for position, token in enumerate(trace_tokens(len(ids))):
             context.decode([token], position)
-            expected = [Lookup(layer, tuple(sorted(used))) for layer, used in enumerate(ids[position].tolist())]
+            expected = [
+                Lookup(layer, tuple(sorted(used))) for layer, used in enumerate(ids[position].tolist())
+            ]
             assert log.take() == expected, position
         assert context.sample() == trace_tokens(1)[0], "the last step is followed by the first"
 

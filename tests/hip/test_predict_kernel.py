@@ -1,4 +1,4 @@
-"""The predicting kernel, against plain numbers: scores of all forms of routers, what it chooses, and what it leaves alone."""
+"""The predicting kernel against plain numbers: all forms of routers, what it chooses, and what it leaves alone."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
     """Launch once; returns what came, the scores by NumPy [tokens, experts], the table before, and the candidates."""
     rng = np.random.default_rng(case.seed)
     states = rng.standard_normal((case.n_tokens, case.n_hidden)).astype(np.float32)
-    matrix, values = stored(rng.standard_normal((case.n_experts, case.n_hidden)).astype(np.float32), case.kind)
+    matrix, values = stored(
+        rng.standard_normal((case.n_experts, case.n_hidden)).astype(np.float32), case.kind
+    )
     norm = rng.uniform(0.5, 2, case.n_hidden).astype(np.float32)
     bias, late_bias = rng.standard_normal((2, case.n_experts)).astype(np.float32)
     table = np.full(case.n_experts, -1, np.int32)

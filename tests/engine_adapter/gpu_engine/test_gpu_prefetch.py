@@ -186,7 +186,10 @@ def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
         pass  # its file is in the page cache
     without = 0
     for nth in range(1, 20):
-        with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, prefetch=abi.PREFETCH_ON) as (model, calls):
+        with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, prefetch=abi.PREFETCH_ON) as (
+            model,
+            calls,
+        ):
             gpus.fakes.fail(call, nth)
             error = open_gate(gpus, model, calls)
             if gpus.fakes.is_armed(call):

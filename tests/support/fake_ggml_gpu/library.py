@@ -20,7 +20,10 @@ from native_build import build_library
 _SOURCES = Path(__file__).parent
 _LIBRARY = "libfake_ggml_gpu.so"
 _FLAGS = ("-O1",)
-_KERNEL_SOURCES = {"expertier.hip.fake": ("cpu_device.h",), "expertier.hip.kernels": ("gate.cu", "predict.cu")}
+_KERNEL_SOURCES = {
+    "expertier.hip.fake": ("cpu_device.h",),
+    "expertier.hip.kernels": ("gate.cu", "predict.cu"),
+}
 _CALLS = ("memory", "pinned", "stream", "event")  # Call of state.h
 _FAULTS_BYTES = 1 << 16
 
