@@ -10,6 +10,9 @@ Rows: `vram` all weights on the device; `ncmoe` stock with the experts on the CP
 experts and `ours-P` the tiers, each with P % of all expert bytes on the device; `ours-P-l2-P` with L2 smaller than all
 experts. Tokens are forced: they replay recorded routing. `--parity` compares logits instead. `--device CPU --small`
 tries everything without a GPU.
+
+`--devices 2` splits the layers over CUDA0 and CUDA1, stock's as well; a row's budget is for both together, and a row
+with `@1` runs on the first of them alone.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from gpu.parity import PARITY_MODELS, run_parity
 from gpu.report import print_parity, print_rows
 from gpu.results import Results
 from gpu.row_run import RowOptions
-from gpu.rows import CPU_ROWS, GPU_ROWS, Row
+from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, Row
 
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.tiers.table import ExpertTable
@@ -86,7 +89,7 @@ def run_row(options: argparse.Namespace, results: Results, model: BenchModel, ro
     has_budget = row.side in ("cache", "ours")
     placement = Placement(
         row.side,
-        options.device,
+        options.device.split(",")[0] if row.is_on_one else options.device,
         row.cache_bytes(model, table) if has_budget else 0,
         row.host_bytes(model, table) if row.side == "ours" else 0,
     )
@@ -183,8 +186,8 @@ def print_all(options: argparse.Namespace, results: Results) -> None:
 
 def row_order(name: str) -> tuple[int, str]:
     """Order rows as the table has them, with labelled ones after those without, and others last."""
-    row = name.partition(" ")[0]
-    return GPU_ROWS.index(row) if row in GPU_ROWS else len(GPU_ROWS), name
+    row, rows = name.partition(" ")[0], (*SPLIT_ROWS, *GPU_ROWS)
+    return rows.index(row) if row in rows else len(rows), name
 
 
 def machine() -> dict[str, Any]:
@@ -219,6 +222,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--trace", type=Path, help="Recorded gpt-oss-20b routing (see `expertier synth`).")
     parser.add_argument("--device", default="CUDA0", help="The engine's name of the device.")
+    parser.add_argument(
+        "--devices", type=int, default=1, metavar="N", help="Split the layers over so many from --device on."
+    )
     parser.add_argument("--small", action="store_true", help="A tiny model and short runs.")
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument(
@@ -260,11 +266,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="Print everything as JSON instead of tables.")
     options = parser.parse_args(arguments)
+    if options.devices > 1:
+        kind = options.device.rstrip("0123456789")
+        first = int(options.device.removeprefix(kind))
+        options.device = ",".join(f"{kind}{first + i}" for i in range(options.devices))
     small = options.small
     defaults = {
         "model_folder": options.folder,
         "models": ["small"] if small else ["gptoss", "qwen"],
-        "rows": CPU_ROWS if options.device == "CPU" else GPU_ROWS,
+        "rows": CPU_ROWS if options.device == "CPU" else SPLIT_ROWS if options.devices > 1 else GPU_ROWS,
         "steps": 48 if small else 808,
         "warm": 16 if small else 100,
         "prefill": [64, 256] if small else [512, 2048, 16384],

@@ -1,10 +1,11 @@
 """Predicted against measured decode speed: a model that replays recorded routing, at three budgets.
 
     python benchmarks/prediction.py --trace FILE [--steps 200] [--threads 1] [--rounds 3] [--cpu-time] [--json]
+    python benchmarks/prediction.py --trace FILE --llama-cpp DIR --device CUDA0 --pool
 
 In each round the probe's models run, and then the model itself with a quarter, half and three quarters of the
 experts in slots, so that other work on the machine slows both. The prediction knows the recording, and of the
-machine only what the probe measured in that round.
+machine only what the probe measured in that round. With `--pool`, L2 holds all experts.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from expertier.engine_adapter.open_engine import open_engine
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.engine_adapter.trace_ids import read_trace_ids
 from expertier.engine_adapter.trace_model import FIRST_TOKEN, default_width, write_trace_model
+from expertier.planner.allocate import full_bytes
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.hit_rates import FromTrace
 from expertier.planner.predict import Workload, predict
@@ -52,6 +54,9 @@ def main() -> None:
         action="store_true",
         help="count processor time, on a machine that is busy; with one thread",
     )
+    parser.add_argument("--pool", action="store_true")
+    parser.add_argument("--llama-cpp", type=Path)
+    parser.add_argument("--device", default="CPU")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     ids = read_trace_ids(arguments.trace, steps=arguments.steps)
@@ -64,16 +69,22 @@ def main() -> None:
         dense_type="Q8_0", context_length=2 * len(ids),
     )  # fmt: skip
     clock = time.process_time if arguments.cpu_time else time.perf_counter
-    engine = open_engine()
+    engine = open_engine(arguments.llama_cpp)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         path = write_trace_model(Path(folder) / "model.gguf", ids, shape, repeat=True).path
         table, geometry = ExpertTable.from_gguf(path), read_geometry(path)
         demands = table.layer_demands()
+        pool_bytes = 2 * full_bytes(demands) if arguments.pool else 0
         hits = FromTrace(demands, trace_from_ids(np.concatenate((ids, ids)), n_experts=n_experts))
         for number in range(arguments.rounds):
             probed = measure_engine(
-                engine, lambda _: None, n_threads=arguments.threads, rounds=1, clock=clock
+                engine,
+                lambda _: None,
+                n_threads=arguments.threads,
+                rounds=1,
+                clock=clock,
+                device=arguments.device,
             )
             rates = MachineRates(
                 probed.decode, probed.prefill, probed.pool, probed.page_cache, probed.page_cache
@@ -85,10 +96,15 @@ def main() -> None:
                     demands,
                     slots,
                     ContextShape(2 * len(ids), len(ids), full_windows=True),
+                    pool_bytes,
                     depth=len(ids) // 2,
                 )
                 predicted = predict(work, hits, rates)
-                measured, misses = _measure(engine, table, slots, len(ids), arguments.threads, clock)
+                budget = sum(demand.bytes_for(n) for demand, n in zip(demands, slots, strict=True))
+                config = TierConfig(
+                    expert_cache_bytes=budget, host_pool_bytes=pool_bytes, engine_device=arguments.device
+                )
+                measured, misses = _measure(engine, table, config, len(ids), arguments.threads, clock)
                 row = {
                     "round": number, "slots": slots[0], "predicted": predicted.decode.predicted, "measured": measured,
                     "ratio": predicted.decode.predicted / measured, "compute_ms": 1e3 * predicted.compute_s,
@@ -112,14 +128,12 @@ def main() -> None:
 def _measure(
     engine: LoadedEngine,
     table: ExpertTable,
-    slots: list[int],
+    config: TierConfig,
     n_steps: int,
     n_threads: int,
     clock: Callable[[], float],
 ) -> tuple[float, float]:
     """Decode the recording twice; return tokens a second of the second time, and misses a token."""
-    budget = sum(demand.bytes_for(n) for demand, n in zip(table.layer_demands(), slots, strict=True))
-    config = TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
     with (
         TieredModel.open(engine, table, config) as tiered,
         tiered.model.context(n_ctx=2 * n_steps, n_threads=n_threads) as context,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.exec_tool import MODEL_VARIABLE, SHAPE_VARIABLE
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.proxy_abi import declare_proxy
 from expertier.engine_adapter.signals import answer_signal
 from expertier.engine_adapter.telemetry import Telemetry, say_disabled, show_events
@@ -34,7 +34,7 @@ class EmbeddedEngine:
         declare_proxy(self.proxy)
 
 
-_running: list[tuple[TierBinding, Telemetry]] = []
+_running: list[tuple[AnyBinding, Telemetry]] = []
 """Kept for as long as the process lives: the engine holds addresses of what they own."""
 _shown = ExitStack()
 
@@ -50,9 +50,9 @@ def start() -> None:
         config = TierConfig.from_env()
         engine = EmbeddedEngine(os.environ["GGML_BACKEND_PATH"])
         shape = ContextShape(**json.loads(os.environ[SHAPE_VARIABLE]))
-        manager, device = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(model), config, shape)
-        binding = TierBinding(engine, manager, device)
-        telemetry = Telemetry(manager, config)
+        tiers, placement = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(model), config, shape)
+        binding = bind(engine, tiers, placement)
+        telemetry = Telemetry(tiers, config)
         binding.on_fill = telemetry.note_fill
         binding.serve_all_loads()
         _running.append((binding, telemetry))

@@ -27,18 +27,6 @@ def device_of(proxy: ct.CDLL, name: str) -> Device:
     return EngineDevice(proxy, name) if has_own_memory(proxy, name) else HostDevice()
 
 
-def choose_device(proxy: ct.CDLL, wanted: str) -> str:
-    """Return the name of the engine's device to use: the one that is wanted, or for `auto` its first GPU.
-
-    Raises:
-        DeviceError: the engine has no such device.
-    """
-    if wanted == "auto":
-        return device_names(proxy)[0]
-    has_own_memory(proxy, wanted)
-    return wanted
-
-
 def device_names(proxy: ct.CDLL) -> list[str]:
     """Return the engine's own devices that can run a model, the first of them preferred: GPUs before the CPU."""
     found: list[bytes] = list(takewhile(bool, map(proxy.expertier_proxy_device_name, count())))

@@ -1,50 +1,47 @@
-"""The tiers of a model on one of the engine's own devices, with room left for what else the engine puts there."""
+"""The tiers of a model on the engine's own devices, with room left for what else the engine puts there."""
 
 from __future__ import annotations
 
 import ctypes as ct
 from typing import NamedTuple
 
-from expertier.engine_adapter.engine_device import choose_device, device_of
+from expertier.engine_adapter.engine_device import device_of
+from expertier.engine_adapter.place_blocks import DeviceChoice, place_blocks
+from expertier.engine_adapter.placement import Placement
 from expertier.planner.context_memory import ContextShape
-from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
-from expertier.tiers.device_needs import device_needs
 from expertier.tiers.manager import TierManager
-from expertier.tiers.model_geometry import read_geometry
-from expertier.tiers.staged_batches import resolve_stream_tokens
 from expertier.tiers.table import ExpertTable
-
-N_STAGED_LAYERS = 2
-"""Layers that large batches pass through at the same time (ggml_proxy/staging.h)."""
+from expertier.tiers.tier_set import DevicePart, Tiers, TierSet
 
 
 class EngineTiers(NamedTuple):
-    """Tiers, and ggml's name of the device that they are on."""
+    """Tiers, and where the model's blocks are to be placed for them."""
 
-    manager: TierManager
-    device_name: str
+    tiers: Tiers
+    placement: Placement
 
 
 def open_engine_tiers(
     proxy: ct.CDLL, table: ExpertTable, config: TierConfig, shape: ContextShape | None = None
 ) -> EngineTiers:
-    """Make tiers on the engine's device that `config.engine_device` names, for contexts of `shape` altogether.
+    """Make tiers on the engine's devices that `config.engine_device` names, for contexts of `shape` altogether.
 
     Raises:
-        BudgetError: a budget is below what the model needs. DeviceError: there is no such device, or it has no
-            memory left.
+        BudgetError: a budget is below what the model needs; it names the device where there are several. DeviceError:
+            there is no such device, or it has no memory left. ConfigError: the devices cannot share the model.
     """
-    name = choose_device(proxy, config.engine_device)
-    device = device_of(proxy, name)
-    needs: DeviceNeeds | None = None
-    if device.has_own_memory:
-        layers = zip(table.layers, table.slot_layouts, strict=True)
-        largest = max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
-        needs = device_needs(
-            read_geometry(table.path),
-            shape if shape is not None else ContextShape(full_windows=True),  # as llama.cpp by default
-            free_bytes=device.free_bytes(),
-            staging_bytes=N_STAGED_LAYERS * largest if resolve_stream_tokens(config, device) else 0,
-        )
-    return EngineTiers(TierManager(table, device=device, config=config, needs=needs), name)
+    placement = place_blocks(proxy, table, config, shape)
+    devices = [device_of(proxy, name) for name in placement.devices]
+    if placement.is_split:
+        choice = DeviceChoice.of(table, config, shape)
+        parts = [
+            DevicePart(device, layers, choice.part(device, blocks))
+            for device, layers, blocks in zip(
+                devices, placement.layers(table), placement.blocks(), strict=True
+            )
+        ]
+        return EngineTiers(TierSet(table, parts, config=config), placement)
+    (device,) = devices
+    needs = DeviceChoice.of(table, config, shape).whole(device) if device.has_own_memory else None
+    return EngineTiers(TierManager(table, device=device, config=config, needs=needs), placement)

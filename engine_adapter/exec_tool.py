@@ -20,10 +20,11 @@ from pathlib import Path
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.plugin import Plugin
 from expertier.engine_adapter.build.progress import Progress, silent
-from expertier.engine_adapter.engine_device import choose_device
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open_engine import prepare_engine
-from expertier.engine_adapter.override_pattern import experts_regex
+from expertier.engine_adapter.override_pattern import placed_regex
+from expertier.engine_adapter.place_blocks import place_blocks
+from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.engine_adapter.tool_options import (
     BUFFER_TYPE,
@@ -35,6 +36,7 @@ from expertier.engine_adapter.tool_options import (
 )
 from expertier.errors import ConfigError, EngineMissingError
 from expertier.planner.allocate import plan_layers
+from expertier.planner.context_memory import ContextShape
 from expertier.tiers.budget import resolve
 from expertier.tiers.config import TierConfig
 from expertier.tiers.host_memory import available_bytes
@@ -90,23 +92,35 @@ def prepare_tool(
         _check_budgets(config, table)
     library = _shared_python()
     engine, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
-    device = _device(config, engine, plugin)
-    if device == "CPU":  # elsewhere the budget depends on what the device has free when the tool starts
+    shape = _context_shape(arguments, environ, table)
+    contexts = ContextShape(n_ctx=shape["n_ctx"], n_ubatch=shape["n_ubatch"], n_seqs=shape["n_seqs"])
+    placement = _placement(config, table, contexts, engine, plugin)
+    if placement.devices == (
+        "CPU",
+    ):  # elsewhere the budget depends on what the device has free when the tool starts
         _check_budgets(config, table)
     progress("making the model's skeleton")
     skeleton = ensure_skeleton(table)
-    override = f"{experts_regex(table)}={BUFFER_TYPE}{device}"
+    _check_split(program.name, arguments, placement)
+    overrides = [
+        f"{placed_regex(table.of_layers(layers), is_split=placement.is_split)}={BUFFER_TYPE}{device}"
+        for device, layers in zip(placement.devices, placement.layers(table), strict=True)
+    ]
+    devices, units = [DEVICE + device for device in placement.devices], [*map(str, placement.units)]
     added: dict[str, str] = {}
-    if program.name == "llama-bench":  # reads no variables
-        arguments += ["-dev", DEVICE + device, "-ngl", "999", "-ot", override, "-lm", "none"]
+    if program.name == "llama-bench":  # reads no variables, and takes what is between commas as several tests
+        arguments += ["-dev", "/".join(devices), "-ngl", "999", "-ot", ";".join(overrides), "-lm", "none"]
+        arguments += ["-sm", "layer", "-ts", "/".join(units)] if placement.is_split else []
     else:
         added = {
-            "LLAMA_ARG_DEVICE": DEVICE + device,
+            "LLAMA_ARG_DEVICE": ",".join(devices),
             "LLAMA_ARG_N_GPU_LAYERS": "999",
-            OVERRIDE_VARIABLE: ",".join(filter(None, (override, environ.get(OVERRIDE_VARIABLE)))),
+            OVERRIDE_VARIABLE: ",".join(filter(None, (*overrides, environ.get(OVERRIDE_VARIABLE)))),
             "LLAMA_ARG_LOAD_MODE": "none",
             "LLAMA_ARG_FIT": "off",
         }
+        if placement.is_split:
+            added |= {"LLAMA_ARG_SPLIT_MODE": "layer", "LLAMA_ARG_TENSOR_SPLIT": ",".join(units)}
     return ToolCommand(
         program,
         (command[0], "-m", str(skeleton), *arguments),
@@ -115,8 +129,9 @@ def prepare_tool(
             **added,
             "GGML_BACKEND_PATH": str(plugin.proxy_path),
             MODEL_VARIABLE: str(table.path),
-            SHAPE_VARIABLE: json.dumps(_context_shape(arguments, environ, table)),
-            "MOE_DEVICE": device,
+            SHAPE_VARIABLE: json.dumps(shape),
+            "MOE_DEVICE": placement.device_name,
+            "MOE_TENSOR_SPLIT": ",".join(units),
             **({_SKELETON_VARIABLE: "1"} if skeleton != table.path else {}),
             "EXPERTIER_EMBED_LIBPYTHON": str(library),
             "EXPERTIER_EMBED_HOME": f"{sys.base_prefix}:{sys.base_exec_prefix}",
@@ -139,12 +154,26 @@ def _check_budgets(config: TierConfig, table: ExpertTable) -> None:
     plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
 
 
-def _device(config: TierConfig, engine: Engine, plugin: Plugin) -> str:
-    """Return the engine's name of the device to use; a build for the CPU alone is not loaded to ask it."""
+def _check_split(tool: str, arguments: Sequence[str], placement: Placement) -> None:
+    """Raise ConfigError where an option would undo the split over several devices."""
+    for name, value in pairs(arguments):
+        if placement.is_split and (
+            (name in ("-sm", "--split-mode") and value != "layer") or name in ("-dev", "--device")
+        ):
+            raise ConfigError(
+                f"{tool} got {name} {value}, and the layers are split over {placement.device_name}: leave it out, or "
+                "name one device in MOE_DEVICE"
+            )
+
+
+def _placement(
+    config: TierConfig, table: ExpertTable, shape: ContextShape, engine: Engine, plugin: Plugin
+) -> Placement:
+    """Return where the blocks are to lie; a build for the CPU alone is not loaded to ask it."""
     if config.engine_device == "auto" and not engine.has_gpu_backends:
-        return "CPU"
+        return Placement.on_one("CPU")
     loaded = LoadedEngine.load(engine.libraries, plugin.proxy_path, plugin.host_path)
-    return choose_device(loaded.proxy, config.engine_device)
+    return place_blocks(loaded.proxy, table, config, shape)
 
 
 def _context_shape(

@@ -7,6 +7,7 @@ sees, whatever the policy and the budget. Each look-up enters Python for it, som
 from __future__ import annotations
 
 import ctypes as ct
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 _INTS = ct.POINTER(ct.c_int32)
@@ -29,16 +30,19 @@ class LookupLog:
 
     def __init__(self) -> None:
         self._lookups: list[Lookup] = []
-        self._callback: Any = None  # C++ keeps its address
+        self._callbacks: list[Any] = []  # C++ keeps their addresses
 
     def take(self) -> list[Lookup]:
         """Return the look-ups since the last call, and forget them. Between batches: not while one runs."""
         taken, self._lookups = self._lookups, []
         return taken
 
-    def before(self, begin: int) -> int:
-        """Return the address of a function to call instead of the one at `begin`, which it calls; for TierBinding."""
-        assert self._callback is None, "one log serves one binding"
+    def before(self, begin: int, layers: Sequence[int] | None = None) -> int:
+        """Return the address of a function to call instead of the one at `begin`, which it calls; for TierBinding.
+
+        `layers` are the numbers that the model gives to the layers of one of several devices.
+        """
+        assert layers is not None or not self._callbacks, "one log serves the bindings of one model"
         policy = _Begin(begin)
 
         def logged(
@@ -46,10 +50,11 @@ class LookupLog:
         ) -> int:  # an exception here would only be printed: there is nothing in it that raises
             status = int(policy(directory, layer, experts, n, slots, miss_index))
             if status >= 0:
-                self._lookups.append(Lookup(layer, tuple(experts[:n])))
+                number = layer if layers is None else layers[layer]
+                self._lookups.append(Lookup(number, tuple(experts[:n])))
             return status
 
-        self._callback = _Begin(logged)
-        address = ct.cast(self._callback, ct.c_void_p).value
+        self._callbacks.append(_Begin(logged))
+        address = ct.cast(self._callbacks[-1], ct.c_void_p).value
         assert address is not None
         return address

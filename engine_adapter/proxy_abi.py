@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 
 PROXY_ABI = 6  # EXPERTIER_ABI in abi.h
-HOST_ABI = 6  # EXPERTIER_HOST_ABI in host_abi.h
+HOST_ABI = 7  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
@@ -187,16 +187,26 @@ class Extent(ct.Structure):
     )
 
 
+class Placed(ct.Structure):
+    """expertier_placed: a device of ours and what of the model is placed on it."""
+
+    _fields_ = (
+        ("device", ct.c_void_p),
+        ("experts_type", ct.c_void_p),
+        ("experts_regex", ct.c_char_p),
+        ("units", ct.c_int32),
+    )
+
+
 class ModelOptions(ct.Structure):
     """expertier_model_options: how the host shim opens a model."""
 
     _fields_ = (
         ("abi", ct.c_int32),
         ("path", ct.c_char_p),
-        ("device", ct.c_void_p),
-        ("device_name", ct.c_char_p),
-        ("experts_type", ct.c_void_p),
-        ("experts_regex", ct.c_char_p),
+        ("placed", ct.POINTER(Placed)),
+        ("n_placed", ct.c_int32),
+        ("device_names", ct.c_char_p),
         ("files", ct.POINTER(File)),
         ("n_files", ct.c_int32),
         ("extents", ct.POINTER(Extent)),
@@ -244,6 +254,9 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_tiers_begin_load": (None, (ct.c_void_p,)),
     "expertier_tiers_end_load": (None, ()),
     "expertier_tiers_set_default": (None, (ct.c_void_p,)),
+    "expertier_tiers_unplaced": (ct.c_int32, (ct.c_void_p, *_TEXT)),
+    "expertier_show_only": (None, (ct.POINTER(ct.c_char_p), ct.c_int32)),
+    "expertier_show_all": (None, ()),
     "expertier_tiers_set_fills": (None, (ct.c_void_p, ct.c_int32)),
     "expertier_tiers_device_name": (ct.c_char_p, (ct.c_void_p,)),
     "expertier_tiers_buffer_name": (ct.c_char_p, (ct.c_void_p,)),

@@ -17,7 +17,8 @@ import ipaddress
 import os
 import socket
 import threading
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,15 +26,16 @@ from typing import Any, ClassVar, Self
 
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
-from expertier.engine_adapter.override_pattern import experts_regex
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
+from expertier.engine_adapter.override_pattern import placed_regex
+from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.server_sockets import shut_sockets
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import Tiers
 
 WITHOUT_MEMORY = frozenset({"nomic-bert-moe", "llada-moe", "rnd1"})
 """Architectures without a key-value cache, on which the engine makes no trial: their first graph is a request's."""
@@ -70,7 +72,7 @@ class TieredServer:
 
     _one: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, engine: LoadedEngine, server: Any, binding: TierBinding, closing: ExitStack) -> None:
+    def __init__(self, engine: LoadedEngine, server: Any, binding: AnyBinding, closing: ExitStack) -> None:
         self._engine = engine
         self._server = server
         self._closing = closing
@@ -99,17 +101,22 @@ class TieredServer:
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
-            manager, device = open_engine_tiers(engine.proxy, table, config, shape)
-            closing.callback(manager.close)
-            binding = TierBinding(engine, manager, device)
+            tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+            closing.callback(tiers.close)
+            _require_engine_order(engine, placement)
+            binding = bind(engine, tiers, placement)
             closing.callback(binding.close)
             binding.serve_all_loads()
             params = stock_params(str(skeleton), options)
-            _place_in_tiers(params, engine, table, binding)
-            server = _load(params, table, binding)
+            _place_in_tiers(params, engine, table, binding, placement)
+            with _only_ours(engine, placement):
+                server = _load(params, table, binding)
             try:
-                if table.architecture not in WITHOUT_MEMORY and binding.counters().graphs == 0:
-                    raise EngineError(f"the engine did not place the layers on {binding.device_name}")
+                for part in binding.parts:
+                    if table.architecture not in WITHOUT_MEMORY and part.counters().graphs == 0:
+                        raise EngineError(f"the engine did not place the layers on {part.device_name}")
+                if placement.is_split and (tensor := binding.find_unplaced()):
+                    raise EngineError(f"the engine did not place {tensor} on the device whose tiers hold it")
                 return cls(engine, server, binding, closing.pop_all())
             except BaseException:
                 binding.refuse_misses()
@@ -117,7 +124,7 @@ class TieredServer:
                 raise
 
     @property
-    def tiers(self) -> TierManager:
+    def tiers(self) -> Tiers:
         """The tiers."""
         return self.binding.manager
 
@@ -139,7 +146,7 @@ class TieredServer:
         self.stop()
 
 
-def _load(params: Any, table: ExpertTable, binding: TierBinding) -> Any:
+def _load(params: Any, table: ExpertTable, binding: AnyBinding) -> Any:
     wheel = _wheel()
     if table.architecture in WITHOUT_MEMORY:
         binding.refuse_misses()
@@ -185,13 +192,51 @@ def stock_params(model: str, options: ServerOptions) -> Any:
     return params
 
 
-def _place_in_tiers(params: Any, engine: LoadedEngine, table: ExpertTable, binding: TierBinding) -> None:
+def _place_in_tiers(
+    params: Any, engine: LoadedEngine, table: ExpertTable, binding: AnyBinding, placement: Placement
+) -> None:
     wheel = _wheel()
     params.model_alias = [table.path.name]
     params.n_gpu_layers = _ALL_LAYERS
-    params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_NONE
-    params.main_gpu = _gpu_index(engine, binding.device_name)
-    params.tensor_buft_overrides = f"{experts_regex(table)}={binding.buffer_type_name}"
+    params.tensor_buft_overrides = ",".join(
+        f"{placed_regex(part.manager.table, is_split=placement.is_split)}={part.buffer_type_name}"
+        for part in binding.parts
+    )
+    if placement.is_split:
+        params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_LAYER
+        units = [float(units) for units in placement.units]
+        params.tensor_split = units + [0.0] * (len(params.tensor_split) - len(units))
+    else:
+        params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_NONE
+        params.main_gpu = _gpu_index(engine, binding.device_name)
+
+
+@contextmanager
+def _only_ours(engine: LoadedEngine, placement: Placement) -> Iterator[None]:
+    """Let the wheel's server, whose parameters name no devices, find those of the placement and no other GPU.
+
+    Others would take what is not experts, as memory of ours is of their own kind too, and split the graph everywhere.
+    """
+    if not placement.is_split:
+        yield
+        return
+    names = (ct.c_char_p * len(placement.devices))(*(name.encode() for name in placement.devices))
+    engine.proxy.expertier_show_only(names, len(names))
+    try:
+        yield
+    finally:
+        engine.proxy.expertier_show_all()
+
+
+def _require_engine_order(engine: LoadedEngine, placement: Placement) -> None:
+    """Raise ConfigError where devices are named in another order than the wheel's server uses them in."""
+    order = [device["name"] for device in engine.devices()]
+    wanted = sorted(placement.devices, key=order.index)
+    if wanted != list(placement.devices):
+        raise ConfigError(
+            f"MOE_DEVICE={placement.device_name}: the server uses devices in the engine's order; give "
+            f"{','.join(wanted)}"
+        )
 
 
 def _wheel() -> Any:

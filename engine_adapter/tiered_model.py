@@ -9,24 +9,26 @@ from typing import Any
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.engine_adapter.placement import Placement
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import Tiers, managers
 
 
 class TieredModel:
     """A loaded model and the tiers that serve its experts, closed together."""
 
-    def __init__(self, model: LlamaModel, tiers: TierManager) -> None:
+    def __init__(self, model: LlamaModel, tiers: Tiers, placement: Placement) -> None:
         self.model = model
         self.tiers = tiers
+        self.placement = placement
 
     @property
-    def binding(self) -> TierBinding:
+    def binding(self) -> AnyBinding:
         """The tiers' binding to the proxy."""
         assert self.model.binding is not None, "a tiered model is bound"
         return self.model.binding
@@ -43,17 +45,17 @@ class TieredModel:
     ) -> TieredModel:
         """Make the tiers for `table` and load its model through them; `lookups` logs what it asks them for.
 
-        They are on the engine's device that `config.engine_device` names, where `shape` is what the contexts will
+        They are on the engine's devices that `config.engine_device` names, where `shape` is what the contexts will
         need room for.
 
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
             DeviceError: there is no such device, or it has no memory left.
         """
-        tiers, device = open_engine_tiers(engine.proxy, table, config, shape)
+        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
         try:
-            model = LlamaModel.open(engine, table.path, tiers=tiers, inner_device=device, lookups=lookups)
-            return cls(model, tiers)
+            model = LlamaModel.open(engine, table.path, tiers=tiers, placement=placement, lookups=lookups)
+            return cls(model, tiers, placement)
         except BaseException:
             tiers.close()
             raise
@@ -79,6 +81,10 @@ class TieredModel:
     def describe(self) -> dict[str, Any]:
         """Return the tiers' statistics, what loading read, and what the proxy counted, for a report."""
         counters = self.binding.counters()
+        devices = [
+            {"device": name, "layers": manager.table.n_layers, **manager.stats().as_dict()}
+            for name, manager in zip(self.placement.devices, managers(self.tiers), strict=True)
+        ]
         load = self.model.load_counts()
         return {
             **self.tiers.stats().as_dict(),
@@ -88,6 +94,7 @@ class TieredModel:
                 "expert_bytes_skipped": counters.dropped_writes,
             },
             "proxy": counters.as_dict(),
+            **({"devices": devices} if len(devices) > 1 else {}),
         }
 
     def close(self) -> None:

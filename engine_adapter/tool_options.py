@@ -138,6 +138,12 @@ _SERVER = (
         takes_value=False,
     ),
     Refusal(
+        ("-ts", "--tensor-split"),
+        "the tiers of each device hold the experts of its own layers",
+        "leave it out, and set MOE_TENSOR_SPLIT",
+        "LLAMA_ARG_TENSOR_SPLIT",
+    ),
+    Refusal(
         ("-sm", "--split-mode"),
         "tensors are not split over devices here",
         "leave it out, or give layer or none",
@@ -155,6 +161,7 @@ _BENCH = (
             ("-ngl", "--n-gpu-layers"),
             ("-ot", "--override-tensor"),
             ("-lm", "--load-mode"),
+            ("-ts", "--tensor-split"),
         )
     ),
     Refusal(("-ncmoe", "--n-cpu-moe"), _EXPERTS_ARE_SERVED, _BUDGETS, refuses=_is_on),

@@ -43,6 +43,7 @@ class ChunkStore:
         experts_by_size: Mapping[int, int] | None,
         clock: Callable[[], float] = time.monotonic,
         directory: CopyDirectory | None = None,
+        model: object = None,
     ) -> None:
         """Start without chunks; the arguments are those of `HostPool`."""
         self._directory = directory
@@ -64,7 +65,7 @@ class ChunkStore:
         """The blocks that are not FREE."""
         self.classes: dict[int, SizeClass] = {}
         self.uses = self.evictions = self.given_back_bytes = 0
-        self.account = budget.open(self, self._claim(budget_bytes))
+        self.account = budget.open(self, self._claim(budget_bytes), model)
 
     # ---- blocks, with the lock held
 

@@ -14,6 +14,7 @@ from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.variable import (
     AutoBytes,
+    AutoShares,
     AutoSwitch,
     AutoTokens,
     Variable,
@@ -25,6 +26,7 @@ from expertier.tiers.variable import (
     parse_path,
     parse_percent,
     parse_policy,
+    parse_shares,
     parse_switch,
     parse_tokens,
 )
@@ -52,8 +54,14 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable(
         "MOE_DEVICE",
         "engine_device",
-        "`auto` or the name of one of the engine's devices, such as CUDA0, ROCm0 or CPU",
+        "`auto` or the name of one of the engine's devices, such as CUDA0, ROCm0 or CPU, or several: CUDA0,CUDA1",
         parse_device,
+    ),
+    Variable(
+        "MOE_TENSOR_SPLIT",
+        "tensor_split",
+        "`auto` or a share of the layers for each device, such as 3,1",
+        parse_shares,
     ),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_DECODE_PREFETCH", "decode_prefetch", "`auto`, `0` or `1`", parse_auto_switch),
@@ -95,6 +103,7 @@ class TierConfig:
     slab_vmm: bool = False
     stream_tokens: AutoTokens = "auto"
     engine_device: str = "auto"
+    tensor_split: AutoShares = "auto"
     decode_gate: AutoSwitch = "auto"
     decode_prefetch: AutoSwitch = "auto"
     headroom_bytes: AutoBytes = "auto"

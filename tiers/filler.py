@@ -18,8 +18,12 @@ from expertier.tiers.fill_workers import FillWorkers
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.slot_layout import SlotLayout
+from expertier.tiers.span import Span
 from expertier.tiers.staged import Staged
 from expertier.tiers.transfer import Transfer
+
+READ_APART_BYTES = 2 << 20
+"""Experts of so many bytes have their matrices read by several threads: one alone leaves a disk half idle."""
 
 
 class Filler:
@@ -129,8 +133,16 @@ class Filler:
         self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None
     ) -> None:
         """Read an expert's matrices to `addresses`, one a matrix, and copy each on to `places`."""
-        for number, span in enumerate(self._layers[layer].spans(expert)):
+
+        def read(number: int, span: Span) -> None:
             memory = (ctypes.c_ubyte * span.n_bytes).from_address(addresses[number])
             self._source.read_into(span, memoryview(memory).cast("B"))
             if places is not None:
                 self._transfer.on_host(places[number], addresses[number], span.n_bytes)
+
+        tasks = [partial(read, number, span) for number, span in enumerate(self._layers[layer].spans(expert))]
+        if self._expert_bytes[layer] >= READ_APART_BYTES:
+            self._workers.run(tasks)
+        else:
+            for task in tasks:
+                task()

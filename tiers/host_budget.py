@@ -27,7 +27,8 @@ class Account:
     """What one pool takes: for the book-keeping of `HostBudget` only, which changes it under its lock.
 
     `claim_bytes` is the most that the pool has a use for. `used_bytes` are allocated or about to be,
-    `peak_bytes` the most that ever were. `bounce_bytes` are beside the budget.
+    `peak_bytes` the most that ever were. `bounce_bytes` are beside the budget. Pools of one `model`, which lies on
+    several devices, claim together.
     """
 
     claim_bytes: int
@@ -35,6 +36,7 @@ class Account:
     used_bytes: int = 0
     peak_bytes: int = 0
     bounce_bytes: int = 0
+    model: object = None
 
 
 class HostBudget:
@@ -50,7 +52,7 @@ class HostBudget:
     """
 
     def __init__(self, limit_bytes: int | None = None, *, pressure: MemoryPressure | None = None) -> None:
-        """Limit the pools to `limit_bytes` together, or without it to the largest of their claims."""
+        """Limit the pools to `limit_bytes` together, or without it to the largest of the models' claims."""
         self._limit_bytes = limit_bytes
         self._pressure = pressure
         self._lock = threading.Lock()
@@ -92,10 +94,13 @@ class HostBudget:
 
     # ---- for a pool, any lock held
 
-    def open(self, pool: GivesBack, claim_bytes: int) -> Account:
-        """Return an account for a pool. One that is dropped without `close` is not counted any more."""
+    def open(self, pool: GivesBack, claim_bytes: int, model: object = None) -> Account:
+        """Return an account for a pool of `model`, or of a model of its own.
+
+        One that is dropped without `close` is not counted any more.
+        """
         with self._lock:
-            account = Account(claim_bytes, weakref.ref(pool))
+            account = Account(claim_bytes, weakref.ref(pool), model=model)
             self._keep([*self._accounts(), account])
             self._note_limit()
         return account
@@ -222,7 +227,11 @@ class HostBudget:
     def _own_limit(self) -> int:
         if self._limit_bytes is not None:
             return self._limit_bytes
-        return max((account.claim_bytes for account in self._accounts()), default=0)
+        claims: dict[int, int] = {}
+        for account in self._accounts():
+            model = id(account if account.model is None else account.model)
+            claims[model] = claims.get(model, 0) + account.claim_bytes
+        return max(claims.values(), default=0)
 
     def _limit(self) -> int:
         limit = self._own_limit()
@@ -256,7 +265,7 @@ class HostBudget:
 
 @cache
 def process_budget() -> HostBudget:
-    """Return the budget of this process: its limit is the largest claim of its pools.
+    """Return the budget of this process: its limit is the largest claim of its models.
 
     So `MOE_HOST_POOL_MIB` holds for all models of a process together.
     """

@@ -68,19 +68,21 @@ class HostPool:
         budget: HostBudget | None = None,
         clock: Callable[[], float] = time.monotonic,
         directory: CopyDirectory | None = None,
+        model: object = None,
     ) -> None:
         """Allocate the bounce blocks; `budget_bytes` of 0 switches the pool off.
 
         `largest_block_bytes` is the most that `stage` will ask for. `experts_by_size` says how many experts
         there are of each size in bytes; without it, those that were staged so far count. `budget` is the
-        process's unless another is given; `directory` is kept up to date with the copies. Raises `DeviceError`.
+        process's unless another is given; `directory` is kept up to date with the copies; pools of one `model` on
+        several devices claim together. Raises `DeviceError`.
         """
         self._budget = budget if budget is not None else process_budget()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._directory = directory
         self._store = ChunkStore(
-            device, self._budget, self._changed, budget_bytes, experts_by_size, clock, directory
+            device, self._budget, self._changed, budget_bytes, experts_by_size, clock, directory, model
         )
         self._blocks = self._store.blocks
         self._fenced: deque[HostBlock] = deque()  # in the order of their fences, to forget these when done

@@ -47,6 +47,7 @@ from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
 from expertier.tiers.model_profile import ModelProfile
+from expertier.tiers.pool_share import PoolShare
 from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
 from expertier.tiers.rebalance import Rebalance
 from expertier.tiers.relayout import Relayout
@@ -84,11 +85,14 @@ class TierManager:
         config: TierConfig | None = None,
         source: ByteSource | None = None,
         needs: DeviceNeeds | None = None,
+        profile: ModelProfile | None = None,
+        share: PoolShare | None = None,
     ) -> None:
         """Allocate the tiers. Without `source`, the table's file is opened and closed again here.
 
         On a device with memory of its own, `needs` says what an engine takes of it beside the experts
-        (`device_needs.py`), which `auto` then leaves to it.
+        (`device_needs.py`), which `auto` then leaves to it. `profile` is what `config` names, of these layers, and
+        `share` what this is of a model on several devices: for `tier_set.py`.
 
         Raises `BudgetError` below one slot a layer, `DeviceError` where memory is missing, `SourceError`
         where the file is not the one that the table describes, `ConfigError` where the profile cannot be read or
@@ -107,14 +111,14 @@ class TierManager:
         budgets = resolve(
             config,
             table,
-            available_bytes(),
+            int(available_bytes() * (share.part if share is not None else 1)),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
             headroom_bytes=HEADROOM_BYTES,
             needs=needs,
         )
         if budgets.ledger is not None:
             _log.info("%s", budgets.ledger.line())
-        profile = ModelProfile.of(config.profile, table)
+        profile = profile if profile is not None else ModelProfile.of(config.profile, table)
         plan = plan_layers(
             table.layer_demands(), budget_bytes=budgets.expert_cache_bytes, profile=profile.plan_uses
         )
@@ -144,6 +148,7 @@ class TierManager:
                 largest_block_bytes=max(layout.block_bytes for layout in layouts),
                 experts_by_size=experts_by_size(table),
                 directory=self._copies,
+                model=share.model if share is not None else None,
             )
             undo.callback(self._pool.close)
             if source is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -36,3 +37,11 @@ class ModelProfile:
         blocks = [layer.block for layer in table.layers]
         n_experts = [layer.n_experts for layer in table.layers]
         return cls(profile.plan_uses(blocks, n_experts), profile.warm_uses(blocks, n_experts))
+
+    def of_layers(self, layers: Sequence[int], most_experts: int) -> Self:
+        """Return the part of some layers, of which none has more than `most_experts`."""
+
+        def rows(uses: F64 | None) -> F64 | None:
+            return None if uses is None else uses[list(layers), :most_experts]
+
+        return type(self)(rows(self.plan_uses), rows(self.warm_uses))

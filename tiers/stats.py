@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +107,16 @@ class TierStats:
     def as_dict(self) -> dict[str, dict[str, int]]:
         """Return the numbers as plain dictionaries, one a tier."""
         return asdict(self)
+
+
+def summed(stats: Sequence[TierStats]) -> TierStats:
+    """Return the sums of managers that share a model; `peak_bytes` is of peaks that need not have been at once."""
+    return TierStats(
+        **{field.name: _summed([getattr(each, field.name) for each in stats]) for field in fields(TierStats)}
+    )
+
+
+def _summed(parts: Sequence[T]) -> T:
+    """Return the sum, field by field, of counts of one kind."""
+    kind = type(parts[0])
+    return kind(**{name: sum(getattr(part, name) for part in parts) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -107,6 +107,10 @@ class ExpertTable:
         if not 0 <= layer < self.n_layers:
             return []
         return [expert for expert in experts if 0 <= expert < self.layers[layer].n_experts]
+
+    def of_layers(self, layers: Sequence[int]) -> Self:
+        """Return the table of some of the layers, which count from 0 in it; files and names stay."""
+        return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def layer_demands(self) -> list[LayerDemand]:
         """Return what every layer asks of a budget, for `plan_layers`."""

@@ -24,8 +24,12 @@ AutoTokens: TypeAlias = int | Literal["auto"]
 AutoSwitch: TypeAlias = bool | Literal["auto"]
 """On, off, or `auto`: where it is known to work."""
 
+AutoShares: TypeAlias = tuple[float, ...] | Literal["auto"]
+"""Numbers in whose proportion something is shared out, or `auto`."""
+
 _MAX_MIB = 1 << 40
 _MAX_TOKENS = 1 << 30
+_MAX_SHARE = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +95,23 @@ def parse_auto_switch(text: str) -> AutoSwitch:
 
 
 def parse_device(text: str) -> str:
-    """Read a device's name."""
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.:-]*", text, re.ASCII):
+    """Read a device's name, or several with commas between them, all different."""
+    names = [name.strip() for name in text.split(",")]
+    if not all(re.fullmatch(r"[A-Za-z][A-Za-z0-9_.:-]*", name, re.ASCII) for name in names):
         raise ValueError(text)
-    return text
+    if len(set(names)) < len(names) or ("auto" in names and len(names) > 1):
+        raise ValueError(text)
+    return ",".join(names)
+
+
+def parse_shares(text: str) -> AutoShares:
+    """Read `auto` or numbers with commas (or slashes, as llama.cpp takes them) between them, some above 0."""
+    if text == "auto":
+        return "auto"
+    shares = tuple(float(_number(number.strip())) for number in re.split("[,/]", text))
+    if not any(shares) or max(shares) > _MAX_SHARE:
+        raise ValueError(text)
+    return shares
 
 
 def parse_policy(text: str) -> PolicyKind:

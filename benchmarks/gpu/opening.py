@@ -7,16 +7,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from expertier.engine_adapter.engine_device import device_of
+from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.tiers.config import TierConfig
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import Tiers
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the experts are: `side` as in `rows.Row`, with budgets in bytes where it has some."""
+    """Where the experts are: `side` as in `rows.Row`, with budgets in bytes where it has some.
+
+    `device` may be several, with commas between them, which share the layers.
+    """
 
     side: str
     device: str
@@ -27,7 +30,7 @@ class Placement:
 @contextmanager
 def opened(
     engine: LoadedEngine, path: str | Path, placement: Placement
-) -> Iterator[tuple[LlamaModel, TierManager | None]]:
+) -> Iterator[tuple[LlamaModel, Tiers | None]]:
     """Load the model, and close it and its tiers at the end."""
     if placement.side != "ours":
         in_ram = placement.side != "vram"
@@ -47,10 +50,6 @@ def opened(
         expert_cache_bytes=placement.cache_bytes,
         host_pool_bytes=placement.host_bytes,
     )
-    with (
-        TierManager(
-            ExpertTable.from_gguf(path), device=device_of(engine.proxy, placement.device), config=config
-        ) as tiers,
-        LlamaModel.open(engine, path, tiers=tiers, inner_device=placement.device) as model,
-    ):
+    tiers, placed = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(path), config)
+    with tiers, LlamaModel.open(engine, path, tiers=tiers, placement=placed) as model:
         yield model, tiers

@@ -20,7 +20,7 @@ from typing import Any
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import ExpertierError
-from expertier.tiers.manager import TierManager
+from expertier.tiers.tier_set import Tiers
 from gpu.child import tell
 from gpu.opening import Placement, opened
 
@@ -50,7 +50,7 @@ class RowOptions:
 class Counts:
     """What the tiers and the proxy count, as differences between two moments."""
 
-    def __init__(self, model: LlamaModel, tiers: TierManager | None) -> None:
+    def __init__(self, model: LlamaModel, tiers: Tiers | None) -> None:
         self._model = model
         self._tiers = tiers
         self._before = self._now()

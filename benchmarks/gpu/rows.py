@@ -11,6 +11,7 @@ from expertier.units import MIB
 from gpu.models import BenchModel
 
 _NAME = re.compile(r"(cache|ours)-(\d+)(?:-l2-(\d+))?")
+_ON_ONE = "@1"
 
 GPU_ROWS = (
     "vram",
@@ -18,6 +19,14 @@ GPU_ROWS = (
     *(f"{side}-{percent}" for percent in (100, 75, 50, 25) for side in ("cache", "ours")),
     "ours-50-l2-25",
 )
+SPLIT_ROWS = (
+    "vram",
+    "ncmoe",
+    *(f"{side}-{percent}" for percent in (100, 75, 50, 25) for side in ("cache", "ours")),
+    *(f"{row}{_ON_ONE}" for row in ("vram", "ours-100", "ours-50", "ours-25")),
+)
+"""On several devices, and some on the first of them alone."""
+
 CPU_ROWS = tuple(row for row in GPU_ROWS if not row.startswith("cache"))
 """llama.cpp's own cache needs a GPU."""
 
@@ -31,18 +40,21 @@ class Row:
     """vram: all on the device. ncmoe: experts computed on the CPU. cache: llama.cpp's own. ours: the tiers."""
     percent: int = 100
     host_percent: int = 100
+    is_on_one: bool = False
+    """Whether it runs on the first of several devices."""
 
     @classmethod
     def parse(cls, name: str) -> Row:
-        """Read `vram`, `ncmoe`, `cache-P`, `ours-P` or `ours-P-l2-P`. Raises SystemExit."""
-        if name in ("vram", "ncmoe"):
-            return cls(name, name)
-        found = _NAME.fullmatch(name)
+        """Read `vram`, `ncmoe`, `cache-P`, `ours-P` or `ours-P-l2-P`, each with `@1` or without. Raises SystemExit."""
+        row, on_one = name.removesuffix(_ON_ONE), name.endswith(_ON_ONE)
+        if row in ("vram", "ncmoe"):
+            return cls(name, row, is_on_one=on_one)
+        found = _NAME.fullmatch(row)
         if found is None or (found[3] and found[1] == "cache") or not 0 < int(found[2]) <= 100:
             raise SystemExit(
                 f"no row {name!r}: give vram, ncmoe, cache-P, ours-P or ours-P-l2-P, P in percent"
             )
-        return cls(name, found[1], int(found[2]), int(found[3]) if found[3] else 100)
+        return cls(name, found[1], int(found[2]), int(found[3]) if found[3] else 100, on_one)
 
     def cache_bytes(self, model: BenchModel, table: ExpertTable) -> int:
         """Return the device memory for experts, the same for both caches; whole MiB.

@@ -3,6 +3,7 @@
 #include "backend.h"
 #include "expert_buffer.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -22,7 +23,11 @@ void get_memory(ggml_backend_dev_t device, size_t * free, size_t * total) {
     ggml_backend_dev_memory(self(device).inner, free, total);
 }
 
-enum ggml_backend_dev_type get_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_GPU; }
+enum ggml_backend_dev_type get_type(ggml_backend_dev_t device) {
+    return self(device).is_hidden ? GGML_BACKEND_DEVICE_TYPE_IGPU : GGML_BACKEND_DEVICE_TYPE_GPU;
+}
+
+enum ggml_backend_dev_type hidden_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
 
 void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     ggml_backend_dev_get_props(self(device).inner, props);
@@ -148,5 +153,25 @@ void make_proxies(ggml_backend_reg_t registry) {
 }
 
 const std::vector<ProxyDevice *> & proxies() { return list; }
+
+void show_only(const std::vector<const ProxyDevice *> & shown) {
+    for (ProxyDevice * proxy : list) {
+        proxy->is_hidden = std::find(shown.begin(), shown.end(), proxy) == shown.end();
+        if (proxy->inner_type == nullptr && ggml_backend_dev_type(proxy->inner) == GGML_BACKEND_DEVICE_TYPE_GPU) {
+            proxy->inner_type            = proxy->inner->iface.get_type;
+            proxy->inner->iface.get_type = hidden_type;
+        }
+    }
+}
+
+void show_all() {
+    for (ProxyDevice * proxy : list) {
+        proxy->is_hidden = false;
+        if (proxy->inner_type != nullptr) {
+            proxy->inner->iface.get_type = proxy->inner_type;
+            proxy->inner_type            = nullptr;
+        }
+    }
+}
 
 } // namespace expertier

@@ -18,6 +18,8 @@ struct ProxyDevice {
     ggml_backend_device      naming;      // only carries the expert buffer type, so that it can be found by name
     ggml_backend_buffer_type experts;
     std::atomic<int>         n_backends{ 0 }; // streams that may use the slots at the same time
+    std::atomic<bool>        is_hidden{ false };
+    enum ggml_backend_dev_type (*inner_type)(ggml_backend_dev_t) = nullptr; // the real device's own, while it is hidden
 };
 
 // The proxy that `device` is the compute device of; null for any other device.
@@ -27,5 +29,10 @@ ProxyDevice * find_proxy(ggml_backend_dev_t device);
 void make_proxies(ggml_backend_reg_t registry);
 
 const std::vector<ProxyDevice *> & proxies();
+
+// Has every GPU but these proxies say that it is an integrated one, of which the engine takes none where there are
+// others: for a host that lets nobody choose its devices. Not while another thread loads a model.
+void show_only(const std::vector<const ProxyDevice *> & shown);
+void show_all();
 
 } // namespace expertier

@@ -25,22 +25,32 @@ struct ExpertBuffer {
     std::unordered_map<const ggml_tensor *, ExpertTensor> tensors;
 };
 
-thread_local std::shared_ptr<Tiers> loading_tiers;
+using TiersList = std::vector<std::shared_ptr<Tiers>>;
+
+thread_local TiersList loading_tiers;
 
 constexpr size_t probe_size = 4096; // no expert of a real model begins with as many zeros
 
 std::atomic<bool> has_foreign_bytes{ false }; // another file than our skeleton was loaded
 std::atomic<bool> placement_is_good{ false }; // until expert tensors are made or freed again
 
-std::mutex             default_mutex;
-std::shared_ptr<Tiers> default_tiers;
+std::mutex default_mutex;
+TiersList  default_tiers;
 
-std::shared_ptr<Tiers> tiers_to_load() {
-    if (loading_tiers) {
+TiersList tiers_to_load() {
+    if (!loading_tiers.empty()) {
         return loading_tiers;
     }
     std::lock_guard<std::mutex> guard(default_mutex);
     return default_tiers;
+}
+
+void add(TiersList & list, std::shared_ptr<Tiers> tiers) {
+    if (tiers) {
+        list.push_back(std::move(tiers));
+    } else {
+        list.clear();
+    }
 }
 
 ExpertBuffer * context(ggml_backend_buffer_t buffer) { return static_cast<ExpertBuffer *>(buffer->context); }
@@ -93,7 +103,12 @@ void clear(ggml_backend_buffer_t, uint8_t) {}
 const char * get_name(ggml_backend_buffer_type_t type) { return static_cast<const char *>(type->context); }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    const std::shared_ptr<Tiers> tiers = tiers_to_load();
+    std::shared_ptr<Tiers> tiers;
+    for (const std::shared_ptr<Tiers> & each : tiers_to_load()) {
+        if (each->buffer_type() == type) {
+            tiers = each;
+        }
+    }
     if (!tiers) {
         fprintf(stderr, "expertier: experts were placed in %s, but no tiers are bound to this load; "
                         "open the model through expertier\n", get_name(type));
@@ -167,11 +182,11 @@ bool is_expert_buffer_type(ggml_backend_buffer_type_t type) {
     return type != nullptr && type->iface.alloc_buffer == alloc_buffer;
 }
 
-void set_loading_tiers(std::shared_ptr<Tiers> tiers) { loading_tiers = std::move(tiers); }
+void add_loading_tiers(std::shared_ptr<Tiers> tiers) { add(loading_tiers, std::move(tiers)); }
 
-void set_default_tiers(std::shared_ptr<Tiers> tiers) {
+void add_default_tiers(std::shared_ptr<Tiers> tiers) {
     std::lock_guard<std::mutex> guard(default_mutex);
-    default_tiers = std::move(tiers);
+    add(default_tiers, std::move(tiers));
 }
 
 std::string find_misplacement(const ggml_cgraph * graph) {
@@ -185,17 +200,19 @@ std::string find_misplacement(const ggml_cgraph * graph) {
     if (placement_is_good) {
         return {};
     }
-    const std::shared_ptr<Tiers> tiers = tiers_to_load();
-    if (!tiers) {
+    const TiersList list = tiers_to_load();
+    if (list.empty()) {
         return {};
     }
     if (has_foreign_bytes) {
         return "the tool loaded another model than the one that expertier exec was given, into the latter's tiers; "
                "name one model, with -m, and none in llama.cpp's configuration file (config.ini)";
     }
-    const std::string unplaced = tiers->find_unplaced();
-    if (!unplaced.empty()) {
-        return placed_outside(unplaced);
+    for (const std::shared_ptr<Tiers> & tiers : list) {
+        const std::string unplaced = tiers->find_unplaced();
+        if (!unplaced.empty()) {
+            return placed_outside(unplaced);
+        }
     }
     placement_is_good = true;
     return {};

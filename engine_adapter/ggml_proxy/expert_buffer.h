@@ -19,11 +19,12 @@ void init_expert_buffer_type(ggml_backend_buffer_type_t type, ggml_backend_dev_t
 
 bool is_expert_buffer_type(ggml_backend_buffer_type_t type);
 
-// The tiers that buffers allocated by this thread belong to, while it loads a model.
-void set_loading_tiers(std::shared_ptr<Tiers> tiers);
+// The tiers that buffers allocated by this thread belong to, while it loads a model: of a model on several devices one
+// for each, told apart by the buffer type. Null: none any more.
+void add_loading_tiers(std::shared_ptr<Tiers> tiers);
 
 // The tiers of buffers that a thread of the engine's own allocates: for hosts that load their one model by themselves.
-void set_default_tiers(std::shared_ptr<Tiers> tiers);
+void add_default_tiers(std::shared_ptr<Tiers> tiers);
 
 // What keeps a tool's model from being served, as its options had it loaded otherwise than we told it; empty: nothing.
 std::string find_misplacement(const ggml_cgraph * graph);

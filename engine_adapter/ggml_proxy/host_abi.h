@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 6
+#define EXPERTIER_HOST_ABI 7
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A file of the model, and which file its path must still name: as stat() returned it.
@@ -24,20 +24,27 @@ struct expertier_extent {
     int64_t offset; // of `begin` in there
 };
 
+// A device of ours, what of the model is placed on it, and the buffer type for the experts of that.
+struct expertier_placed {
+    void *       device;
+    void *       experts_type;
+    const char * experts_regex;
+    int32_t      units; // blocks, and after the last block the output
+};
+
 struct expertier_model_options {
     int32_t         abi; // EXPERTIER_HOST_ABI
     const char *             path;
-    void *                   device;       // ggml device to place every layer on; null: as `device_name` says
-    const char *             device_name;  // the engine's own name of it; "CPU" is no other; null: its own placement
-    void *                   experts_type; // ggml buffer type for the experts; null: the engine's own placement
-    const char *             experts_regex;
-    const expertier_file *   files;        // with experts_type: the files that the tiers read
+    const expertier_placed * placed;       // our devices, which share the blocks in this order
+    int32_t                  n_placed;     // 0: stock placement
+    const char *             device_names; // the engine's own names, commas between them; null: its own placement
+    const expertier_file *   files;        // with `placed`: the files that the tiers read
     int32_t                  n_files;
     const expertier_extent * extents;      // ... and the GGUF that the loader gets to see: contiguous from 0
     int32_t                  n_extents;
     const void *             header;       // its header, where that is merged from several files; else null
-    int32_t                  experts_in_ram; // 1: without `experts_type`, the experts stay on the CPU (-cmoe)
-    int32_t                  is_mapped;      // 0: without `experts_type`, read the file instead of mapping it
+    int32_t                  experts_in_ram; // 1: without `placed`, the experts stay on the CPU (-cmoe)
+    int32_t                  is_mapped;      // 0: without `placed`, read the file instead of mapping it
     int32_t                  repack;       // 1: let the engine repack weights for its own kernels
     const void *             params;       // llama_model_params to start from; null: the engine's defaults
     uint64_t                 params_bytes; // their size as the caller knows it: it must be the headers'

@@ -2,6 +2,7 @@
 
 #include "llama.h"
 
+#include <cstdio>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -21,7 +22,15 @@ struct Line {
 std::mutex & mutex = *new std::mutex; // never destroyed: the engine may log while the process ends
 auto &       lines = *new std::deque<Line>;
 
+thread_local std::vector<std::pair<int, std::string>> block_devices;
+
 void keep(ggml_log_level level, const char * text, void *) {
+    int  block       = 0;
+    char device[128] = "";
+    if (level == GGML_LOG_LEVEL_DEBUG &&
+        sscanf(text, "load_tensors: layer %d assigned to device %127[^,\n]", &block, device) == 2) {
+        block_devices.emplace_back(block, device);
+    }
     std::lock_guard<std::mutex> guard(mutex);
     static bool                 kept_last = false;
     if (level == GGML_LOG_LEVEL_CONT) { // goes on with the line before
@@ -57,6 +66,12 @@ std::string take_engine_log(int level) {
     }
     lines.swap(others);
     return text;
+}
+
+std::vector<std::pair<int, std::string>> take_block_devices() {
+    std::vector<std::pair<int, std::string>> found;
+    found.swap(block_devices);
+    return found;
 }
 
 } // namespace expertier

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace expertier {
 
@@ -10,5 +12,8 @@ void keep_engine_log();
 
 // Copies and clears what the calling thread logged, of at least `level` (ggml_log_level), oldest first.
 std::string take_engine_log(int level);
+
+// On which device this thread's last load put which block, as the engine said: (block, name). Cleared by this.
+std::vector<std::pair<int, std::string>> take_block_devices();
 
 } // namespace expertier

@@ -6,6 +6,7 @@
 #include "host_guard.h"
 #include "host_log.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <memory>
@@ -57,19 +58,25 @@ std::vector<ggml_backend_dev_t> stock_devices() {
     return devices;
 }
 
-// Puts the device of that name into `devices`, null-terminated; of the CPU, just the null. False where there is none.
-bool name_device(const std::string & name, std::vector<ggml_backend_dev_t> & devices, std::string & error) {
+// Puts the devices of these names, commas between them, into `devices`, null-terminated; of the CPU, just the null.
+// False where there is none of that name.
+bool name_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices, std::string & error) {
     devices.clear();
-    ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
-    if (device == nullptr) {
-        error = "there is no device " + name + ", only";
-        for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
-            error += std::string(" ") + ggml_backend_dev_name(ggml_backend_dev_get(i));
+    for (size_t begin = 0; begin <= names.size();) {
+        const size_t       end    = std::min(names.find(',', begin), names.size());
+        const std::string  name   = names.substr(begin, end - begin);
+        ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
+        if (device == nullptr) {
+            error = "there is no device " + name + ", only";
+            for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
+                error += std::string(" ") + ggml_backend_dev_name(ggml_backend_dev_get(i));
+            }
+            return false;
         }
-        return false;
-    }
-    if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
-        devices.push_back(device);
+        if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            devices.push_back(device);
+        }
+        begin = end + 1;
     }
     devices.push_back(nullptr);
     return true;
@@ -77,13 +84,32 @@ bool name_device(const std::string & name, std::vector<ggml_backend_dev_t> & dev
 
 constexpr const char * all_experts_regex = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps"; // what -cmoe keeps on the CPU
 
-// Places all layers on the one device of `devices`, or on the CPU where that is empty.
-void place_on(std::vector<ggml_backend_dev_t> & devices, llama_model_params & params) {
+// Places all layers on the devices of `devices`, or on the CPU where that is empty. Several share them as `split` says,
+// or where that is empty as the engine chooses.
+void place_on(std::vector<ggml_backend_dev_t> & devices, std::vector<float> & split, llama_model_params & params) {
+    split.resize(split.empty() ? 0 : llama_max_devices(), 0.0f); // so many are read
     params.n_gpu_layers = 9999;
     params.devices      = devices.data();
-    params.tensor_split = nullptr;
+    params.tensor_split = split.empty() ? nullptr : split.data();
     params.main_gpu     = devices.front() ? 0 : -1; // 0 is refused where there is none
-    params.split_mode   = LLAMA_SPLIT_MODE_NONE;
+    params.split_mode   = devices.size() > 2 ? LLAMA_SPLIT_MODE_LAYER : LLAMA_SPLIT_MODE_NONE;
+}
+
+// Where the engine has put blocks elsewhere than it was told, by its own words; empty: it has not.
+std::string find_displaced(const expertier_model_options & options) {
+    std::string displaced;
+    for (const auto & [block, found] : take_block_devices()) {
+        int32_t end = 0, i = 0;
+        while (i < options.n_placed && block >= (end += options.placed[i].units)) {
+            i++;
+        }
+        const char * wanted =
+            i < options.n_placed ? ggml_backend_dev_name(static_cast<ggml_backend_dev_t>(options.placed[i].device)) : "";
+        if (options.n_placed > 1 && found != wanted) {
+            displaced += "layer " + std::to_string(block) + " is on " + found + " and should be on " + wanted + "\n";
+        }
+    }
+    return displaced;
 }
 
 std::unique_ptr<expertier_model> open_model(const expertier_model_options & options, std::string & error) {
@@ -99,25 +125,31 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
     }
     params.use_extra_bufts = options.repack != 0;
 
-    std::vector<ggml_backend_dev_t>  devices     = { static_cast<ggml_backend_dev_t>(options.device), nullptr };
-    llama_model_tensor_buft_override overrides[] = {
-        { options.experts_regex, static_cast<ggml_backend_buffer_type_t>(options.experts_type) },
-        { nullptr, nullptr },
-    };
-    if (options.device) {
-        place_on(devices, params);
-    } else if (options.device_name) {
-        if (!name_device(options.device_name, devices, error)) {
+    std::vector<ggml_backend_dev_t>               devices;
+    std::vector<float>                            split;
+    std::vector<llama_model_tensor_buft_override> overrides;
+    if (options.n_placed > 0) {
+        for (int32_t i = 0; i < options.n_placed; i++) {
+            const expertier_placed & placed = options.placed[i];
+            devices.push_back(static_cast<ggml_backend_dev_t>(placed.device));
+            split.push_back((float) placed.units);
+            overrides.push_back({ placed.experts_regex, static_cast<ggml_backend_buffer_type_t>(placed.experts_type) });
+        }
+        devices.push_back(nullptr);
+        overrides.push_back({ nullptr, nullptr });
+        place_on(devices, split, params);
+    } else if (options.device_names) {
+        if (!name_devices(options.device_names, devices, error)) {
             return nullptr;
         }
-        place_on(devices, params);
+        place_on(devices, split, params);
     } else if (ggml_backend_reg_by_name("expertier")) {
         devices        = stock_devices();
         params.devices = devices.data();
     }
 
-    if (options.experts_type) {
-        params.tensor_buft_overrides = overrides;
+    if (options.n_placed > 0) {
+        params.tensor_buft_overrides = overrides.data();
         params.load_mode             = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
         never_lazy(params, 0);
         if (!self->files.open(options, error)) {
@@ -128,13 +160,20 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
             error = std::string(options.path) + ": " + strerror(errno);
             return nullptr;
         }
+        take_block_devices();
         self->model = llama_model_load_from_file_ptr(stream, params);
         fclose(stream);
+        const std::string displaced = find_displaced(options);
+        if (self->model != nullptr && !displaced.empty()) {
+            llama_model_free(self->model);
+            error = "llama.cpp split the layers otherwise than it was told:\n" + displaced;
+            return nullptr;
+        }
     } else {
         if (options.experts_in_ram) {
             ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-            overrides[0]           = { all_experts_regex, ggml_backend_dev_buffer_type(cpu) };
-            params.tensor_buft_overrides = overrides;
+            overrides = { { all_experts_regex, ggml_backend_dev_buffer_type(cpu) }, { nullptr, nullptr } };
+            params.tensor_buft_overrides = overrides.data();
         }
         if (!options.is_mapped) {
             params.load_mode = LLAMA_LOAD_MODE_NONE;

@@ -83,14 +83,35 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const
 // The tiers live on until the engine has freed the buffers that use them.
 EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) { delete self; }
 
-// Between these two, expert tensors that the calling thread's loads allocate belong to `self`.
-EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { set_loading_tiers(self->tiers); }
-EXPERTIER_EXPORT void expertier_tiers_end_load(void) { set_loading_tiers(nullptr); }
+// Between these two, expert tensors that the calling thread's loads place in the buffer type of `self` belong to it.
+// A model on several devices begins with each of its tiers, and ends once.
+EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { add_loading_tiers(self->tiers); }
+EXPERTIER_EXPORT void expertier_tiers_end_load(void) { add_loading_tiers(nullptr); }
 
-// Expert tensors that any other thread's loads allocate belong to `self` from now on; null: to nobody.
+// Expert tensors that any other thread's loads place there belong to `self` from now on; null: to nobody any more.
 EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {
-    set_default_tiers(self ? self->tiers : nullptr);
+    add_default_tiers(self ? self->tiers : nullptr);
 }
+
+// The first expert tensor that the engine has not placed here though it should have; 0: there is none.
+EXPERTIER_EXPORT int32_t expertier_tiers_unplaced(expertier_tiers * self, char * name, size_t name_size) {
+    const std::string found = self->tiers->find_unplaced();
+    copy_text(found, name, name_size);
+    return !found.empty();
+}
+
+// Until all of them are shown again, loads that choose GPUs by themselves find these alone: proxies over the devices
+// of these names (as expertier_tiers_bind takes them), of which there are `n`.
+EXPERTIER_EXPORT void expertier_show_only(const char * const * inner_names, int32_t n) {
+    std::vector<const ProxyDevice *> shown;
+    for (int32_t i = 0; i < n; i++) {
+        if (const ProxyDevice * proxy = proxy_over(inner_names[i])) {
+            shown.push_back(proxy);
+        }
+    }
+    show_only(shown);
+}
+EXPERTIER_EXPORT void expertier_show_all(void) { show_all(); }
 
 // How misses are served from now on (expertier_fills); returns once no fill runs that began before. To be called
 // without the interpreter's lock, which such a fill may wait for.

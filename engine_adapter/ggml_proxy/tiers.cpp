@@ -166,6 +166,8 @@ bool Tiers::has_matrix(const char * name) const {
     return false;
 }
 
+ggml_backend_buffer_type_t Tiers::buffer_type() const { return &device_.experts; }
+
 void Tiers::place(MatrixRef ref, int change) {
     std::lock_guard<std::mutex> guard(placed_mutex_);
     layers_[ref.layer].placed[ref.matrix] += change;

@@ -91,6 +91,9 @@ class Tiers {
 
     bool has_matrix(const char * name) const;
 
+    // What expert tensors of these tiers are placed in.
+    ggml_backend_buffer_type_t buffer_type() const;
+
     // Counts the engine's tensors that stand for a matrix: +1 when one is made, -1 when it is freed.
     void place(MatrixRef ref, int change);
     // The first matrix that has no tensor in our buffers though its layer or a later one has; empty: there is none.

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import DecodeError, EngineError
 
 _ERROR_BYTES = 1 << 14
@@ -37,7 +37,7 @@ class LlamaContext:
         engine: LoadedEngine,
         model: int,
         n_vocab: int,
-        binding: TierBinding | None,
+        binding: AnyBinding | None,
         options: abi.ContextOptions,
         on_close: Callable[[], None],
     ) -> None:

@@ -88,6 +88,11 @@ class LoadedEngine:
         return proxy
 
     @property
+    def has_proxy(self) -> bool:
+        """Whether `proxy` was used: devices that the engine gets from now on have none over them."""
+        return "proxy" in self.__dict__
+
+    @property
     def api_version(self) -> int:
         """ggml's backend interface version that the proxy was compiled for."""
         return int(self.proxy.expertier_proxy_api_version())

@@ -11,17 +11,18 @@ from pathlib import Path
 from types import TracebackType
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.override_pattern import experts_regex
+from expertier.engine_adapter.override_pattern import placed_regex
+from expertier.engine_adapter.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.tiers.file_identity import FileIdentity
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import Tiers
 
 _ERROR_BYTES = 1 << 14
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -38,7 +39,7 @@ class LoadCounts:
 class LlamaModel:
     """A loaded model. Close its contexts first, then it, then its tiers."""
 
-    def __init__(self, engine: LoadedEngine, handle: int, binding: TierBinding | None) -> None:
+    def __init__(self, engine: LoadedEngine, handle: int, binding: AnyBinding | None) -> None:
         self._engine = engine
         self._handle: int | None = handle
         self._binding = binding
@@ -51,9 +52,10 @@ class LlamaModel:
         engine: LoadedEngine,
         path: str | os.PathLike[str],
         *,
-        tiers: TierManager | None = None,
+        tiers: Tiers | None = None,
         repack: bool | None = None,
         inner_device: str | None = None,
+        placement: Placement | None = None,
         experts_in_ram: bool = False,
         mapped: bool = True,
         params: ct.Structure | None = None,
@@ -62,7 +64,9 @@ class LlamaModel:
         """Load `path`; with `tiers`, its experts are never read here but served by them.
 
         `inner_device` is the engine's name of the device that computes all layers, such as `CUDA0` or `CPU`; by
-        default the engine places stock models by itself, and tiers are bound to the CPU. Two options of the stock
+        default the engine places stock models by itself, and tiers are bound to the CPU. Of stock models it may be
+        several, `CUDA0,CUDA1`, which the engine splits the layers over. Tiers on several devices come with the
+        `placement` that they were made for. Two options of the stock
         engine: `experts_in_ram` keeps the experts in RAM (llama.cpp's `--cpu-moe`), where they are computed by the
         CPU, or served through `context(moe_cache_bytes=...)`; with `mapped` False the file is read instead of mapped,
         and weights in RAM are in memory that the device can copy from at full speed.
@@ -88,14 +92,15 @@ class LlamaModel:
             abi=abi.HOST_ABI,
             path=os.fsencode(path),
             repack=int(repack if repack is not None else tiers is None),
-            device_name=inner_device.encode() if inner_device is not None and tiers is None else None,
+            device_names=inner_device.encode() if inner_device is not None and tiers is None else None,
             experts_in_ram=int(experts_in_ram),
             is_mapped=int(mapped),
             params=ct.addressof(params) if params is not None else None,
             params_bytes=ct.sizeof(params) if params is not None else 0,
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
-        binding = TierBinding(engine, tiers, inner_device or "CPU", lookups) if tiers is not None else None
+        placement = placement if placement is not None else Placement.on_one(inner_device or "CPU")
+        binding = bind(engine, tiers, placement, lookups) if tiers is not None else None
         try:
             if tiers is None or binding is None:
                 handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))
@@ -110,9 +115,18 @@ class LlamaModel:
                 extents = (abi.Extent * len(view.extents))(
                     *(abi.Extent(**dataclasses.asdict(extent)) for extent in view.extents)
                 )
-                options.device = binding.device
-                options.experts_type = binding.buffer_type
-                options.experts_regex = experts_regex(tiers.table).encode()
+                placed = (abi.Placed * len(binding.parts))(
+                    *(
+                        abi.Placed(
+                            part.device,
+                            part.buffer_type,
+                            placed_regex(part.manager.table, is_split=placement.is_split).encode(),
+                            units,
+                        )
+                        for part, units in zip(binding.parts, placement.units, strict=True)
+                    )
+                )
+                options.placed, options.n_placed = placed, len(placed)
                 options.files, options.n_files = files, len(files)
                 options.extents, options.n_extents = extents, len(extents)
                 options.header = view.header
@@ -126,6 +140,12 @@ class LlamaModel:
                 ours = binding.take_error()[0] if binding is not None else ""
                 reason = (ours + "\n" if ours else "") + error.value.decode(errors="replace").strip()
                 raise EngineError(f"llama.cpp could not load {Path(os.fspath(path))}:\n{reason}")
+            if binding is not None and placement.is_split and (tensor := binding.find_unplaced()):
+                engine.host.expertier_model_close(handle)
+                raise EngineError(
+                    f"llama.cpp placed {tensor} on another device than the one whose tiers hold it, of "
+                    f"{placement.device_name} with {placement.units} layers: leave out what places tensors elsewhere"
+                )
         except BaseException:
             if binding is not None:
                 binding.close()
@@ -133,7 +153,7 @@ class LlamaModel:
         return cls(engine, handle, binding)
 
     @property
-    def binding(self) -> TierBinding | None:
+    def binding(self) -> AnyBinding | None:
         """The tiers' binding to the proxy; None for the stock engine."""
         return self._binding
 

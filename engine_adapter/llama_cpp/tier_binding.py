@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes as ct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
@@ -75,8 +75,9 @@ class TierBinding:
         manager: TierManager,
         inner_device: str = "CPU",
         lookups: LookupLog | None = None,
+        layers: Sequence[int] | None = None,
     ) -> None:
-        """Bind, until `close`.
+        """Bind, until `close`; `layers` are the model's numbers of the manager's layers, where these are not all.
 
         Raises:
             EngineError: the proxy cannot use the tiers on that device. BusyError: an engine is bound already.
@@ -94,7 +95,7 @@ class TierBinding:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
             self._load = abi.LoadCallback(self._serve_staged)
-            self._struct = _describe(described, self._fill, self._load, lookups)
+            self._struct = _describe(described, self._fill, self._load, lookups, layers)
             self._struct.stream_tokens = manager.stream_tokens
             error = ct.create_string_buffer(_ERROR_BYTES)
             self._handle = engine.proxy.expertier_tiers_bind(
@@ -130,12 +131,17 @@ class TierBinding:
         """The tiers that are bound."""
         return self._manager
 
+    @property
+    def parts(self) -> tuple[TierBinding, ...]:
+        """The bindings of the single devices: this one."""
+        return (self,)
+
     def begin_load(self) -> None:
-        """Have expert tensors that this thread's loads allocate belong to these tiers."""
+        """Have expert tensors that this thread's loads place in this buffer type belong to these tiers."""
         self._engine.proxy.expertier_tiers_begin_load(self._open_handle())
 
     def end_load(self) -> None:
-        """End what `begin_load` began."""
+        """End what `begin_load` began, of all tiers on this thread."""
         self._engine.proxy.expertier_tiers_end_load()
 
     def serve_all_loads(self) -> None:
@@ -167,6 +173,12 @@ class TierBinding:
     def buffer_type_name(self) -> str:
         """Name of the buffer type that experts are placed in, for the engine's own options."""
         return str(self._engine.proxy.expertier_tiers_buffer_name(self._open_handle()).decode())
+
+    def find_unplaced(self) -> str:
+        """Return the first expert tensor that the engine has not placed here though it should have; empty: none."""
+        text = ct.create_string_buffer(_ERROR_BYTES)
+        self._engine.proxy.expertier_tiers_unplaced(self._open_handle(), text, len(text))
+        return text.value.decode()
 
     def counters(self) -> ProxyCounters:
         """Return what the proxy has counted so far."""
@@ -224,7 +236,9 @@ class TierBinding:
                 self.on_fill(error)
 
 
-def _describe(binding: EngineBinding, fill: Any, load: Any, lookups: LookupLog | None) -> abi.Binding:
+def _describe(
+    binding: EngineBinding, fill: Any, load: Any, lookups: LookupLog | None, numbers: Sequence[int] | None
+) -> abi.Binding:
     layers = (abi.Layer * len(binding.layers))()
     for target, layer, first in zip(layers, binding.layers, binding.copies.first, strict=True):
         matrices = (abi.Matrix * len(layer.matrices))()
@@ -261,7 +275,7 @@ def _describe(binding: EngineBinding, fill: Any, load: Any, lookups: LookupLog |
     points = entry_points()
     policy = abi.Policy(**{name: getattr(points, name) for name in abi.POLICY_FUNCTIONS})
     if lookups is not None:
-        policy.begin = lookups.before(points.begin)
+        policy.begin = lookups.before(points.begin, numbers)
     return abi.Binding(
         abi=abi.PROXY_ABI,
         n_layers=len(binding.layers),

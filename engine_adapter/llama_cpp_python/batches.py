@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import DecodeError
 
 _NOT_BEGUN = (1, -1)  # llama_decode: no room in the cache; an invalid batch
@@ -17,7 +17,7 @@ class WatchedBatches:
     It holds the context's address and not the object, which holds it: no cycle, so `del llama` frees at once.
     """
 
-    def __init__(self, llama_h: Any, context: Any, binding: TierBinding) -> None:
+    def __init__(self, llama_h: Any, context: Any, binding: AnyBinding) -> None:
         self._llama = llama_h
         self._context = context
         self._memory = llama_h.llama_get_memory(context)

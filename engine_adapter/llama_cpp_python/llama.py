@@ -8,7 +8,7 @@ from typing import Any
 
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
+from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp_python.batches import WatchedBatches
 from expertier.engine_adapter.llama_cpp_python.bindings import import_llama_cpp, open_bindings
 from expertier.engine_adapter.llama_cpp_python.loading import as_parameters, served_by, wrap
@@ -16,8 +16,8 @@ from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, EngineError, EngineMismatchError
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
-from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import Tiers
 
 llama_cpp: Any = import_llama_cpp()
 
@@ -81,13 +81,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             n_ubatch=arguments.get("n_ubatch") or 512,
             full_windows=bool(arguments.get("swa_full")),
         )
-        tiers, device = open_engine_tiers(engine.proxy, table, config, shape)
+        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
 
         def open_model(params: Any) -> int:
             model = LlamaModel.open(
-                engine, table.path, tiers=tiers, inner_device=device, params=as_parameters(params)
+                engine, table.path, tiers=tiers, placement=placement, params=as_parameters(params)
             )
-            self._tiered = TieredModel(model, tiers)
+            self._tiered = TieredModel(model, tiers, placement)
             return model.hand_over()
 
         try:
@@ -111,12 +111,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return self._tiered
 
     @property
-    def tiers(self) -> TierManager:
+    def tiers(self) -> Tiers:
         """The tiers: `llama.tiers.stats()`."""
         return self.tiered.tiers
 
     @property
-    def binding(self) -> TierBinding:
+    def binding(self) -> AnyBinding:
         """The tiers' binding to the proxy."""
         return self.tiered.binding
 

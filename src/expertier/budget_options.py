@@ -24,7 +24,18 @@ SlabVmm = Annotated[
 
 Device = Annotated[
     str | None,
-    typer.Option(metavar="NAME", help="The engine's device, such as CUDA0 or CPU; auto: a GPU (MOE_DEVICE)."),
+    typer.Option(
+        metavar="NAME",
+        help="The engine's device, such as CUDA0 or CPU, or several: CUDA0,CUDA1; auto: one GPU, or all where the "
+        "experts do not fit one (MOE_DEVICE).",
+    ),
+]
+
+TensorSplit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N,N", help="Shares of the layers of several devices, such as 3,1 (MOE_TENSOR_SPLIT)."
+    ),
 ]
 
 Profile = Annotated[
@@ -44,6 +55,7 @@ def tier_config(
     slab_vmm: str | None,
     profile: str | None,
     device: str | None = None,
+    tensor_split: str | None = None,
 ) -> TierConfig:
     """Return the variables with the options over them."""
     return TierConfig.from_env(
@@ -56,5 +68,6 @@ def tier_config(
             "MOE_SLAB_VMM": slab_vmm,
             "MOE_PROFILE": profile,
             "MOE_DEVICE": device,
+            "MOE_TENSOR_SPLIT": tensor_split,
         }
     )

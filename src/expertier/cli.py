@@ -27,6 +27,7 @@ from expertier.budget_options import (
     Policy,
     Profile,
     SlabVmm,
+    TensorSplit,
     tier_config,
 )
 from expertier.engine_adapter.build.info import engine_info
@@ -128,6 +129,7 @@ def run(
     slab_vmm: SlabVmm = None,
     profile: Profile = None,
     device: Device = None,
+    tensor_split: TensorSplit = None,
     ctx: Annotated[int | None, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = None,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -140,11 +142,25 @@ def run(
         typer.Option(metavar="FILE", help="Write which experts were used, for `expertier replay`."),
     ] = None,
     llama_cpp: LlamaCpp = None,
+    rpc: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT,...", help="llama.cpp RPC servers, whose devices are RPC0, RPC1, ..."
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Continue a text through the tiers, then report what they did."""
     config = tier_config(
-        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile, device
+        expert_cache_mib,
+        host_pool_mib,
+        host_pool_frac,
+        policy,
+        file_mode,
+        slab_vmm,
+        profile,
+        device,
+        tensor_split,
     )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
@@ -154,7 +170,7 @@ def run(
         if record_routing is not None:
             recording = stack.enter_context(RoutingRecording(record_routing, table, n_ubatch=ubatch))
         with report.progress(console) as say:
-            engine = open_engine(llama_cpp, say)
+            engine = open_engine(llama_cpp, say, rpc_servers=rpc.split(",") if rpc else ())
             say(f"loading {model.name}")
             lookups = recording.log if recording is not None else None
             try:

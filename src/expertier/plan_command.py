@@ -120,7 +120,7 @@ def plan(
     if kept is not None:
         rates, source = (
             kept,
-            f"measured on {device} by `expertier probe`; those of computing are a share of its copies'",
+            f"measured on {device} by `expertier probe --device`",
         )
     inputs = Inputs(
         table, read_geometry(model), ContextShape(

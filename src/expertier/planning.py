@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from expertier.errors import BudgetError, ConfigError
+from expertier.errors import BudgetError
 from expertier.planner.allocate import LayerPlan, floor_bytes, full_bytes, plan_layers
 from expertier.planner.allocate_pair import plan_pair
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.demand import LayerDemand
 from expertier.planner.geometry import ModelGeometry
 from expertier.planner.hit_rates import HitRates
-from expertier.planner.ledger import DeviceLedger, plan_device
+from expertier.planner.layer_split import units_by_room
+from expertier.planner.ledger import DeviceLedger, DeviceNeeds, plan_device
 from expertier.planner.ledger_ram import RamConsumer, RamLedger, plan_ram
 from expertier.planner.predict import Prediction, Workload, predict
 from expertier.planner.rates import MachineRates
+from expertier.tiers.block_weights import read_block_weights
 from expertier.tiers.budget import HEADROOM_BYTES, Budgets, all_copies_bytes, resolve, too_small_to_help
 from expertier.tiers.config import TierConfig
 from expertier.tiers.device_needs import device_needs
+from expertier.tiers.model_needs import ModelNeeds, room_for_blocks
 from expertier.tiers.slot_layout import SlotLayout
 from expertier.tiers.table import ExpertTable
 from expertier.units import GIB, MIB
@@ -60,6 +64,16 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True)
+class _Part:
+    """What lies on one device: layers with experts, and what is needed beside them; `share` of all layers."""
+
+    demands: list[LayerDemand]
+    layers: list[int]
+    needs: DeviceNeeds
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
 class Planned:
     """A plan. Where several devices share the layers, there is a ledger for each; `slots` are of all layers."""
 
@@ -81,24 +95,14 @@ def make_plan(inputs: Inputs) -> Planned:
     ledgers: list[DeviceLedger] = []
     narrow_slots: list[int] = []
     wide_slots: list[int] = []
-    for demands, layers, share, vram in parts:
-        needs = device_needs(
-            inputs.geometry,
-            inputs.shape,
-            free_bytes=vram,
-            headroom_bytes=HEADROOM_BYTES
-            if inputs.config.headroom_bytes == "auto"
-            else inputs.config.headroom_bytes,
-            rail_bytes=0 if inputs.config.rail_bytes == "auto" else inputs.config.rail_bytes,
-            share=share,
-        )
+    for part in parts:
         ledger = plan_device(
-            needs, demands, cap_bytes=_part(inputs.config.cap_bytes, share),
-            asked_bytes=_part(inputs.config.expert_cache_bytes, share),
+            part.needs, part.demands, cap_bytes=_part(inputs.config.cap_bytes, part.share),
+            asked_bytes=_part(inputs.config.expert_cache_bytes, part.share),
         )  # fmt: skip
         ledgers.append(ledger)
-        uses = None if inputs.uses is None else inputs.uses[layers]
-        pair = plan_pair(demands, ledger.arena_narrow_bytes, ledger.arena_bytes, uses)
+        uses = None if inputs.uses is None else inputs.uses[part.layers]
+        pair = plan_pair(part.demands, ledger.arena_narrow_bytes, ledger.arena_bytes, uses)
         narrow_slots += pair.narrow.slots
         wide_slots += pair.wide.slots
     ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0)
@@ -163,26 +167,35 @@ def curve(inputs: Inputs, planned: Planned, optimum: HitRates | None = None) -> 
     return points
 
 
-def _split(inputs: Inputs) -> list[tuple[list[LayerDemand], list[int], float, int]]:
-    """Share the layers out over the devices in proportion to their memory: (demands, layers, share, bytes) of each."""
-    total = sum(inputs.machine.vram_bytes)
+def _split(inputs: Inputs) -> list[_Part]:
+    """Share the blocks out over the devices, as the tiers on them would be."""
+    cards = inputs.machine.vram_bytes
     n_layers = len(inputs.demands)
-    if not total:
+    if not cards:
         return []
-    if len(inputs.machine.vram_bytes) > n_layers:
-        raise ConfigError(
-            f"{len(inputs.machine.vram_bytes)} devices for {n_layers} layers with experts: give fewer"
-        )
-    parts, begin, seen = [], 0, 0
-    for number, vram in enumerate(inputs.machine.vram_bytes):
-        seen += vram
-        last = number == len(inputs.machine.vram_bytes) - 1
-        end = n_layers if last else max(round(n_layers * seen / total), begin + 1)
-        layers = list(range(begin, end))
+    if len(cards) == 1:
+        needs = _kept(inputs, device_needs(inputs.geometry, inputs.shape, free_bytes=cards[0]))
+        return [_Part(list(inputs.demands), list(range(n_layers)), needs, 1.0)]
+    model = ModelNeeds(inputs.table, inputs.geometry, read_block_weights(inputs.table.path), inputs.shape)
+    rooms = [room_for_blocks(_kept(inputs, model.whole(vram))) for vram in cards]
+    ends = list(accumulate(units_by_room(rooms, model.blocks(), model.output_bytes)))
+    parts = []
+    for begin, end, vram in zip([0, *ends], ends, cards, strict=False):
+        layers = [n for n, layer in enumerate(inputs.table.layers) if begin <= layer.block < end]
         demands = [_renumbered(inputs.demands[layer], place) for place, layer in enumerate(layers)]
-        parts.append((demands, layers, len(layers) / n_layers, vram))
-        begin = end
+        needs = _kept(inputs, model.part(range(begin, end), vram))
+        parts.append(_Part(demands, layers, needs, len(layers) / n_layers))
     return parts
+
+
+def _kept(inputs: Inputs, needs: DeviceNeeds) -> DeviceNeeds:
+    """Return needs with what is kept free of a device whatever lies there."""
+    headroom, rail = inputs.config.headroom_bytes, inputs.config.rail_bytes
+    return replace(
+        needs,
+        headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
+        rail=0 if rail == "auto" else rail,
+    )
 
 
 def _renumbered(demand: LayerDemand, layer: int) -> LayerDemand:

@@ -11,14 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from expertier import report
+from expertier.engine_adapter.engine_device import device_names
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import EngineError
 from expertier.hip import open_device
+from expertier.hip.device import Device
 from expertier.planner.rates import MachineRates
 from expertier.probe.probe import kept_probe, machine_key, probe_file, run_probe
 
 GB = 1e9
+_ENGINE_NAMES = {"host": "CPU", "cuda": "CUDA", "hip": "ROCm"}
 _NAMES = {
     "decode": "weights, one token",
     "prefill": "weights, a prompt (x tokens)",
@@ -36,6 +39,10 @@ def probe(
     device: Annotated[str, typer.Option(metavar="NAME", help="host, auto, hip:N or cuda:N.")] = "host",
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
     engine: Annotated[bool, typer.Option(help="Run small models on the engine too.")] = True,
+    llama_cpp: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A llama.cpp that you built: its engine, not the wheel's."),
+    ] = None,
     again: Annotated[bool, typer.Option("--again", help="Measure even where it was done before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
@@ -47,8 +54,10 @@ def probe(
         is_kept = found is not None
         if found is None:
             with report.progress(console) as say:
-                loaded = _engine(say) if engine and not opened.has_streams else None
-                found = run_probe(key, opened, loaded, say, model=model, n_threads=threads)
+                loaded, engine_device = _engine(llama_cpp, opened, say) if engine else (None, "CPU")
+                found = run_probe(
+                    key, opened, loaded, say, model=model, n_threads=threads, engine_device=engine_device
+                )
     document = {**found.as_dict(), "kept": str(probe_file(key)), "measured_now": not is_kept}
     if as_json:
         print(json.dumps(document))
@@ -56,12 +65,19 @@ def probe(
         _print(document, found.rates, Console())
 
 
-def _engine(say: Any) -> LoadedEngine | None:
+def _engine(llama_cpp: Path | None, device: Device, say: Any) -> tuple[LoadedEngine | None, str]:
+    """Return the engine and its own name of the device; no engine where it has none of that name."""
+    vendor, _, number = device.name.partition(":")
+    name = f"{_ENGINE_NAMES[vendor]}{number}"
     try:
-        return open_engine(None, say)
+        engine = open_engine(llama_cpp, say)
     except EngineError as error:
         say(f"without the engine: {error}")
-        return None
+        return None, name
+    if name not in device_names(engine.proxy):
+        say(f"without the engine, which has no {name}: give --llama-cpp, a build of it with this device")
+        return None, name
+    return engine, name
 
 
 def _print(document: dict[str, Any], rates: MachineRates, console: Console) -> None:

@@ -22,6 +22,7 @@ from expertier.budget_options import (
     Policy,
     Profile,
     SlabVmm,
+    TensorSplit,
     tier_config,
 )
 from expertier.engine_adapter.open_engine import open_engine
@@ -51,6 +52,7 @@ def serve(
     slab_vmm: SlabVmm = None,
     profile: Profile = None,
     device: Device = None,
+    tensor_split: TensorSplit = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="EXPERTIER_API_KEY", help="What clients must send; without it, anyone may ask."),
@@ -65,7 +67,15 @@ def serve(
 ) -> None:
     """Serve the OpenAI API through the tiers until SIGINT or SIGTERM; SIGUSR1 logs a summary."""
     config = tier_config(
-        expert_cache_mib, host_pool_mib, host_pool_frac, policy, file_mode, slab_vmm, profile, device
+        expert_cache_mib,
+        host_pool_mib,
+        host_pool_frac,
+        policy,
+        file_mode,
+        slab_vmm,
+        profile,
+        device,
+        tensor_split,
     )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)

@@ -9,10 +9,11 @@ import pytest
 
 from expertier.errors import ConfigError
 from expertier.hip import open_device
-from expertier.planner.rates import MachineRates
-from expertier.probe.device_rates import measure_device
-from expertier.probe.file_rates import measure_file
-from expertier.probe.probe import kept_probe, machine_key, probe_file, run_probe
+from expertier.planner.rates import MachineRates, PathRate
+from expertier.probe.device_rates import DeviceRates, measure_device
+from expertier.probe.engine_rates import EngineRates
+from expertier.probe.file_rates import FileRates, measure_file
+from expertier.probe.probe import kept_probe, machine_key, probe_file, rates_of, run_probe
 from expertier.testing.fake_device import FakeDevice
 from expertier.units import MIB
 
@@ -93,6 +94,27 @@ def test_a_device_with_streams_has_a_link_and_gives_all_memory_back():
     assert found.read_back_s is not None
     assert found.between_slots > 0
     assert (device.device_bytes, device.pinned_bytes) == (0, 0)
+
+
+def test_the_engine_on_the_device_itself_goes_before_what_its_copies_say():
+    files, moved = FileRates(8e9, 1e9, 2e9), DeviceRates(5e10, 1e12, 1e-5)
+    guessed = rates_of(files, moved, None)
+    ran = EngineRates(*(PathRate(n * 1e9, 1e-6, 0.1, measured=True) for n in (900, 5000, 40, 10)))
+    found = rates_of(files, moved, ran)
+    assert (found.decode, found.prefill, found.pool, found.page_cache) == (
+        ran.decode,
+        ran.prefill,
+        ran.pool,
+        ran.page_cache,
+    )
+    assert found.disk.bytes_per_s < 2e9, "the disk and the way on from the page cache, one after the other"
+    assert guessed.decode.bytes_per_s == pytest.approx(1.2e12)
+
+
+def test_an_engine_without_the_device_is_said(expertier, tmp_path):
+    found = expertier("probe", "--llama-cpp", tmp_path, env={"EXPERTIER_CACHE_DIR": str(tmp_path)})
+    assert found.status == 0, found.err
+    assert "without the engine" in found.err
 
 
 def test_a_device_that_does_not_open(expertier):

@@ -22,11 +22,12 @@ from expertier.engine_adapter.llama_cpp import LoadedEngine
 _CONFIGURE = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",
+    "-DGGML_RPC=ON",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_WEBUI=OFF",
 )
-TOOLS = ("llama-server", "llama-cli", "llama-bench")
+TOOLS = ("llama-server", "llama-cli", "llama-bench", "ggml-rpc-server")
 
 
 @pytest.fixture(scope="session")

@@ -8,18 +8,19 @@ from pathlib import Path
 import pytest
 
 from expertier.engine_adapter.decode_gate import open_gate
-from expertier.engine_adapter.engine_device import choose_device, device_names, device_of, has_own_memory
+from expertier.engine_adapter.engine_device import device_names, device_of, has_own_memory
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LoadedEngine
+from expertier.engine_adapter.placement import Placement
 from expertier.errors import DeviceError
 from expertier.tiers.config import TierConfig
+from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
 from tiered_runs import write_small_model
 
 
-def test_the_wheel_has_the_cpu_and_auto_takes_it(loaded_engine: LoadedEngine) -> None:
+def test_the_wheel_has_the_cpu(loaded_engine: LoadedEngine) -> None:
     assert device_names(loaded_engine.proxy) == ["CPU"]
-    assert choose_device(loaded_engine.proxy, "auto") == "CPU"
     assert not has_own_memory(loaded_engine.proxy, "CPU")
     with device_of(loaded_engine.proxy, "CPU") as device:
         assert device.name == "host"
@@ -27,14 +28,15 @@ def test_the_wheel_has_the_cpu_and_auto_takes_it(loaded_engine: LoadedEngine) ->
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(loaded_engine: LoadedEngine) -> None:
     with pytest.raises(DeviceError, match=r"asked for device 'CUDA0': this engine has CPU"):
-        choose_device(loaded_engine.proxy, "CUDA0")
+        has_own_memory(loaded_engine.proxy, "CUDA0")
 
 
 def test_tiers_are_made_on_the_device_of_the_config(loaded_engine: LoadedEngine, tmp_path: Path) -> None:
     table = ExpertTable.from_gguf(write_small_model(tmp_path, "Q8_0"))
-    manager, name = open_engine_tiers(loaded_engine.proxy, table, TierConfig())
+    manager, placement = open_engine_tiers(loaded_engine.proxy, table, TierConfig())
     with manager:
-        assert name == "CPU"
+        assert placement == Placement.on_one("CPU")
+        assert isinstance(manager, TierManager)
         assert manager.stream_tokens == 0, "staging costs RAM and saves nothing there"
     with pytest.raises(DeviceError, match="ROCm3"):
         open_engine_tiers(loaded_engine.proxy, table, TierConfig(engine_device="ROCm3"))

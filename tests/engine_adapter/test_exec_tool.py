@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from expertier.engine_adapter import exec_tool
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.exec_tool import MODEL_VARIABLE, prepare_tool
+from expertier.engine_adapter.placement import Placement
 from expertier.errors import BudgetError, ConfigError, EngineMissingError, NotGgufError
 from expertier.tiers.table import ExpertTable
 from tiered_runs import write_small_model
@@ -80,6 +82,38 @@ def test_llama_bench_reads_no_variables(tool, model):
     prepared = prepare_tool([str(bench), "--model", str(model), "-p", "64"], environ={})
     assert "LLAMA_ARG_DEVICE" not in prepared.environment
     assert prepared.arguments[3:8] == ("-p", "64", "-dev", "TIER_CPU", "-ngl")
+
+
+def test_layers_over_two_devices(tool, model, monkeypatch):
+    """Each device gets its own experts, by its own pattern, and the blocks that the tiers in the tool count on."""
+    placement = Placement(("CUDA0", "CUDA1"), (1, 3))
+    monkeypatch.setattr(exec_tool, "_placement", lambda *_: placement)
+    env = prepare_tool([str(tool), "-m", str(model)], environ={}).environment
+    assert env["LLAMA_ARG_DEVICE"] == "TIER_CUDA0,TIER_CUDA1"
+    assert env["LLAMA_ARG_SPLIT_MODE"] == "layer"
+    assert env["LLAMA_ARG_TENSOR_SPLIT"] == env["MOE_TENSOR_SPLIT"] == "1,3"
+    assert env["MOE_DEVICE"] == "CUDA0,CUDA1"
+    patterns = dict(each.rsplit("=", 1)[::-1] for each in env["LLAMA_ARG_OVERRIDE_TENSOR"].split(","))
+    table = ExpertTable.from_gguf(model)
+    for layer in table.layers:
+        for matrix in layer.matrices:
+            found = [name for name, pattern in patterns.items() if re.search(pattern, matrix.name)]
+            assert found == [f"EXPERTS_CUDA{int(layer.block >= 1)}"]
+    assert not any(re.search(pattern, "blk.0.ffn_gate_inp.weight") for pattern in patterns.values())
+    bench = tool.with_name("llama-bench")
+    tool.rename(bench)
+    arguments = prepare_tool([str(bench), "-m", str(model)], environ={}).arguments
+    options = dict(zip(arguments[3::2], arguments[4::2], strict=True))
+    assert (options["-dev"], options["-sm"], options["-ts"]) == ("TIER_CUDA0/TIER_CUDA1", "layer", "1/3")
+    assert options["-ot"].count(";") == 1
+    assert "," not in options["-ot"], "that would be two tests"
+
+
+@pytest.mark.parametrize("given", [["-sm", "none"], ["--device", "TIER_CUDA0"], ["-ts", "1,1"]])
+def test_what_would_undo_a_split_is_refused(tool, model, monkeypatch, given):
+    monkeypatch.setattr(exec_tool, "_placement", lambda *_: Placement(("CUDA0", "CUDA1"), (1, 3)))
+    with pytest.raises(ConfigError, match=f"got {given[0]}"):
+        prepare_tool([str(tool), "-m", str(model), *given], environ={})
 
 
 def test_the_model_may_come_from_the_variable(tool, model):

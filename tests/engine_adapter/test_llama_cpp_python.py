@@ -492,7 +492,7 @@ def test_a_failure_after_the_load_frees_everything(drop_in, model, monkeypatch):
 
     def open_tiers(*arguments: Any) -> Any:
         opened = real(*arguments)
-        managers.append(opened.manager)
+        managers.append(opened.tiers)
         return opened
 
     monkeypatch.setattr(drop_in, "open_engine_tiers", open_tiers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +12,10 @@ import pytest
 from expert_graphs import ExpertGraphs
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open_engine import open_engine, prepare_engine
 from expertier.engine_adapter.synth import write_model
+from fake_ggml_gpu import build_fake_gpu
+from fake_ggml_gpu.process import GpuProcess, Setup
 from gguf_files import Block, ModelFile
 from gguf_files import write_model as write_blocks
 from tiered_runs import SMALL
@@ -51,3 +54,25 @@ def graphs(engine: LoadedEngine, path: Path, tmp_path_factory: pytest.TempPathFa
     """Graphs over the experts of `path`, to run on the proxy."""
     assert engine.proxy
     return ExpertGraphs(path, tmp_path_factory.mktemp("graphs"))
+
+
+@pytest.fixture(scope="session")
+def gpu_process(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GpuProcess]:
+    """A process whose engine has two fake GPUs."""
+    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(CACHE_VARIABLE, folder)
+        found, plugin = prepare_engine()
+        setup = Setup(
+            libraries=found.libraries,
+            proxy=plugin.proxy_path,
+            host=plugin.host_path,
+            fake=build_fake_gpu(),
+            n_devices=2,
+            folder=tmp_path_factory.mktemp("field_gpus"),
+        )
+        process = GpuProcess(setup)
+        yield process
+        process.close()

@@ -47,6 +47,11 @@ def test_nothing_set_is_the_default() -> None:
         ("MOE_POOL_RAIL_MIB", "0", "rail_bytes", 0),
         ("MOE_POOL_CAP_MIB", "8192", "cap_bytes", 8192 * MIB),
         ("MOE_SLAB_VMM", " 0", "slab_vmm", False),
+        ("MOE_DEVICE", "CUDA0", "engine_device", "CUDA0"),
+        ("MOE_DEVICE", " CUDA0, CUDA1 ", "engine_device", "CUDA0,CUDA1"),
+        ("MOE_TENSOR_SPLIT", "auto", "tensor_split", "auto"),
+        ("MOE_TENSOR_SPLIT", "3,1", "tensor_split", (3.0, 1.0)),
+        ("MOE_TENSOR_SPLIT", "0.5/ 1.5/0", "tensor_split", (0.5, 1.5, 0.0)),
     ],
 )
 def test_values(name: str, text: str, field: str, value: object) -> None:
@@ -64,6 +69,8 @@ def test_values(name: str, text: str, field: str, value: object) -> None:
         *[("MOE_POLICY", text) for text in ("", "lfu", "LRU", "belady")],
         *[("MOE_FILE_MODE", text) for text in ("", "mmap", "DIRECT", "page cache")],
         *[("MOE_SLAB_VMM", text) for text in ("", "2", "yes", "true", "01")],
+        *[("MOE_DEVICE", text) for text in ("", ",", "CUDA0,", "CUDA0,CUDA0", "auto,CUDA0", "CUDA 0", "0")],
+        *[("MOE_TENSOR_SPLIT", text) for text in ("", "0,0", "1,", "-1,2", "1;2", "1e3", "9999999,1")],
     ],
 )
 def test_a_text_that_does_not_parse_names_variable_value_and_form(name: str, text: str) -> None:

@@ -16,6 +16,7 @@ from statistics import median
 
 import numpy as np
 
+from expertier.engine_adapter.engine_device import has_own_memory
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.tiered_model import TieredModel
@@ -34,6 +35,10 @@ _LEAST_SPREAD = 0.1
 _LAYERS = {"small": 12, "large": 6}
 _EXPERTS = {"small": 64, "large": 32}
 """So many that they do not stay in the processor's own caches."""
+
+_WIDTHS = {"small": (512, 256), "large": (1024, 1024)}
+_GPU_WIDTHS = {"small": (512, 256), "large": (2048, 2048)}
+"""Of a model and its experts. On a GPU kernels over little take as long as those over nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +67,22 @@ def measure_engine(
     n_threads: int = 0,
     rounds: int = _ROUNDS,
     clock: Callable[[], float] = time.perf_counter,
+    device: str = "CPU",
 ) -> EngineRates:
-    """Write the models to a temporary folder, run them in turns, and solve for the rates.
+    """Write the models to a temporary folder, run them in turns on the engine's `device`, and solve for the rates.
 
     With one thread, `clock` may be `time.process_time`, which other work on the machine disturbs less. Raises what
     opening a model raises.
     """
     with tempfile.TemporaryDirectory(prefix="expertier-probe-") as folder:
-        models = {name: _write(Path(folder), name, say) for name in _LAYERS}
+        widths = _GPU_WIDTHS if has_own_memory(engine.proxy, device) else _WIDTHS
+        models = {name: _write(Path(folder), name, widths[name], say) for name in _LAYERS}
         runs: dict[tuple[str, str], list[_Run]] = {}
         for number in range(rounds):
             for name, path in models.items():
                 say(f"decoding a model of {name} experts, {number + 1} of {rounds}")
                 table = ExpertTable.from_gguf(path)
-                for kind, config in _configs(table).items():
+                for kind, config in _configs(table, device).items():
                     run = _run(engine, table, config, n_threads, clock)
                     runs.setdefault((name, kind), []).append(run)
         return _solve(runs, {name: _Sizes.of(path) for name, path in models.items()})
@@ -95,7 +102,7 @@ class _Sizes:
         return cls(table.n_layers, geometry.device_weight_bytes + experts, expert)
 
 
-def _write(folder: Path, name: str, say: Callable[[str], None]) -> Path:
+def _write(folder: Path, name: str, widths: tuple[int, int], say: Callable[[str], None]) -> Path:
     layers, n_experts = _LAYERS[name], _EXPERTS[name]
     say(f"writing a model of {name} experts")
     random = np.random.default_rng(7)
@@ -103,7 +110,7 @@ def _write(folder: Path, name: str, say: Callable[[str], None]) -> Path:
         [[random.permutation(n_experts)[:_TOP_K] for _ in range(layers)] for _ in range(_STEPS + _PROMPT)],
         np.int32,
     )
-    width, n_ff = (512, 256) if name == "small" else (1024, 1024)
+    width, n_ff = widths
     shape = ModelShape(
         layers=layers, experts=n_experts, top_k=_TOP_K, n_embd=width, n_ff=n_ff, heads=width // 64,
         kv_heads=max(width // 256, 1), head_dim=64, vocab=FIRST_TOKEN + len(ids), seed=3, gate_up_type="Q4_K",
@@ -112,14 +119,14 @@ def _write(folder: Path, name: str, say: Callable[[str], None]) -> Path:
     return write_trace_model(folder / f"{name}.gguf", ids, shape, repeat=True).path
 
 
-def _configs(table: ExpertTable) -> dict[str, TierConfig]:
+def _configs(table: ExpertTable, device: str) -> dict[str, TierConfig]:
     demands = table.layer_demands()
     few = sum(demand.bytes_for(demand.n_experts // 2) for demand in demands)
     everything = full_bytes(demands)
+    budgets = {"all": (everything, 0), "page cache": (few, 0), "pool": (few, 2 * everything)}
     return {
-        "all": TierConfig(expert_cache_bytes=everything, host_pool_bytes=0),
-        "page cache": TierConfig(expert_cache_bytes=few, host_pool_bytes=0),
-        "pool": TierConfig(expert_cache_bytes=few, host_pool_bytes=2 * everything),
+        kind: TierConfig(expert_cache_bytes=slots, host_pool_bytes=pool, engine_device=device)
+        for kind, (slots, pool) in budgets.items()
     }
 
 

@@ -97,8 +97,11 @@ def run_probe(
     *,
     model: Path | None = None,
     n_threads: int = 0,
+    engine_device: str = "CPU",
 ) -> Probe:
     """Measure, and keep the result. `model` is read instead of a file in the cache folder, whose disk may be another.
+
+    `engine_device` is the engine's own name of `device`.
 
     Raises ConfigError where nothing can be written, and what opening models on the engine raises.
     """
@@ -107,7 +110,9 @@ def run_probe(
     files = _measure_file(model)
     say(f"copying on {device.name}")
     moved = measure_device(device)
-    ran = measure_engine(engine, say, n_threads=n_threads) if engine is not None else None
+    ran = None
+    if engine is not None:
+        ran = measure_engine(engine, say, n_threads=n_threads, device=engine_device)
     details: dict[str, Any] = {
         "files": {name: getattr(files, name) for name in FileRates.__slots__},
         "device": {name: getattr(moved, name) for name in DeviceRates.__slots__},
@@ -124,12 +129,12 @@ def run_probe(
 def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> MachineRates:
     """Return the rates that follow from what was measured.
 
-    On a device with a link, the engine's own rates are of the host's processors and do not count: weights are
-    read at a share of the device's copy rate, and missed experts cross the link.
+    Where the engine was not run on a device with a link, weights are taken to be read at a share of the device's
+    copy rate, and missed experts to cross the link as copies do.
     """
     cached = files.page_cache or 2e9
     disk = max(files.disk_cold or 0.0, files.disk_direct or 0.0) or 5e8
-    if moved.link is not None:
+    if moved.link is not None and ran is None:
         weights = PathRate(
             2 * moved.between_slots * _READ_SHARE, (moved.read_back_s or 0.0) + 1e-5, 0.4, True
         )

@@ -256,22 +256,20 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         used: set[ExpertKey] | None = None,
         moved: bool = False,
         ok: bool = True,
+        unsure: Iterable[ExpertKey] = (),
     ) -> View:
         """Check what a call did beside its purpose, and return what can be seen now.
 
         `fetched` are the experts that it may have brought from L2 or the source, `asked` those that it looked
         up, and `used` those whose copies in L2 became the youngest: what was fetched and what left L1, unless
         it is given. `moved` says that the boundary moved before experts were looked up, and `ok` that it did not
-        fail: then all of `fetched` came.
+        fail: then all of `fetched` came, but perhaps not those of `unsure`.
         """
         after = self.inside.view()
         gone = before.gone_until(after)
         if used is None:
             used = fetched | gone
-        unsure = set() if ok else set(fetched)
-        if not fetched:  # they left with a move: one run in thousands had one that was not refreshed
-            unsure |= gone
-        self.check_order_of_use(before, after, used, unsure=unsure)
+        self.check_order_of_use(before, after, used, unsure=set(unsure) if ok else fetched | set(unsure))
         self._check_reads(fetched)
         self._check_speculation(before, after, asked, moved=moved)
         return after

@@ -69,7 +69,9 @@ class LeaseRules(MachineBase):
             moves and not ok
         ):  # the move may have been interrupted before it refreshed those in L2 that it dropped
             missed |= before.gone_until(self.inside.view())
-        after = self.check_call(before, missed, asked, moved=moves, ok=ok)
+        # After a move of its own it may have hit what was there before, or missed it as the move had dropped it.
+        stayed = {(layer, expert) for expert in before.residents[layer]} & asked if moves else set()
+        after = self.check_call(before, missed, asked, moved=moves, ok=ok, unsure=stayed)
         if not ok:
             new = set(after.residents[layer]) - set(before.residents[layer])
             # A wait that could not be queued may fail the call when all is filled: then all of it stays.

@@ -1,0 +1,164 @@
+"""Whether two devices fill from host memory at once: each alone against both, side by side.
+
+    python benchmarks/two_devices.py [--devices cuda:0 cuda:1] [--rounds N] [--gib N] [--expert-mib N] [--json]
+
+    copies   pinned host memory to the device, an expert's size at a time, by the driver: no tiers
+    fills    TierManager.acquire of 8 experts that L1 lacks and L2 has, through a `TierSet` of one manager a device
+
+In a round the first device runs alone, then the second, then both on a thread each; rounds take turns. A ratio is the
+bytes a second of both over the sum of what each had alone: 1 is two links that know nothing of each other, 0.5 one that
+they share. `--devices host host` tries it without GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import logging
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import expertier as et
+from expertier.hip.device import Device
+from expertier.testing.pattern_source import PatternSource
+from expertier.testing.synthetic_table import LayerShape, synthetic_table
+from expertier.tiers.budget import all_copies_bytes
+from expertier.tiers.tier_set import DevicePart, TierSet
+from expertier.units import GIB, MIB
+
+AT_ONCE = 8
+N_FF = 1024
+BYTES_A_ROW = 3 * N_FF // 32 * 34  # Q8_0, of gate, up and down
+
+
+def run_at_once(jobs: Sequence[Callable[[], None]]) -> float:
+    """Run every job on a thread of its own; returns the seconds until all are done."""
+    threads = [threading.Thread(target=job) for job in jobs]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return time.perf_counter() - start
+
+
+def compare(jobs: Sequence[Callable[[], None]], n_bytes: int, rounds: int) -> dict[str, Any]:
+    """Run each job alone and all together, in turns; `n_bytes` is what each of them moves."""
+    alone: list[list[float]] = [[] for _ in jobs]
+    both, ratios = [], []
+    run_at_once(jobs)  # warm
+    for _ in range(rounds):
+        speeds = [n_bytes / run_at_once([job]) / 1e9 for job in jobs]
+        together = len(jobs) * n_bytes / run_at_once(jobs) / 1e9
+        for found, speed in zip(alone, speeds, strict=True):
+            found.append(speed)
+        both.append(together)
+        ratios.append(together / sum(speeds))
+    return {
+        "alone_gb_s": [statistics.median(found) for found in alone],
+        "both_gb_s": statistics.median(both),
+        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+    }
+
+
+def copies(devices: Sequence[Device], expert_bytes: int, total: int, rounds: int) -> dict[str, Any]:
+    """Copy pinned memory in pieces of an expert's size."""
+    with ExitStack() as undo:
+        jobs = []
+        for device in devices:
+            source, target = device.alloc_pinned(total), device.alloc(total)
+            undo.callback(device.free, source)
+            undo.callback(device.free, target)
+            ctypes.memset(source, 1, total)
+            stream = device.create_stream() if device.has_streams else 0
+            if stream:
+                undo.callback(device.destroy_stream, stream)
+
+            def job(
+                device: Device = device, source: int = source, target: int = target, stream: int = stream
+            ) -> None:
+                for offset in range(0, total - expert_bytes + 1, expert_bytes):
+                    device.copy_in(target + offset, source + offset, expert_bytes, stream)
+                device.synchronize()
+
+            jobs.append(job)
+        return compare(jobs, total // expert_bytes * expert_bytes, rounds)
+
+
+def fills(devices: Sequence[Device], expert_bytes: int, total: int, rounds: int) -> dict[str, Any]:
+    """Bring experts from L2 into the slots of two layers a device, of which every batch lacks all."""
+    n_experts = max(total // expert_bytes // 2, 4 * AT_ONCE)
+    rows = max(expert_bytes // BYTES_A_ROW, 32) // 32 * 32
+    shape = LayerShape(n_experts, rows, N_FF, ("Q8_0",) * 3)
+    table = synthetic_table([shape] * (2 * len(devices)), top_k=AT_ONCE)
+    demands = table.layer_demands()
+    config = et.TierConfig(
+        expert_cache_bytes=sum(demand.bytes_for(2 * AT_ONCE) for demand in demands),
+        host_pool_bytes=all_copies_bytes(table),
+    )
+    parts = [DevicePart(device, (2 * i, 2 * i + 1)) for i, device in enumerate(devices)]
+    with TierSet(table, parts, config=config, source=PatternSource()) as tiers:
+        batches = [
+            (layer, list(range(begin, begin + AT_ONCE)))
+            for begin in range(0, n_experts - AT_ONCE + 1, AT_ONCE)
+            for layer in range(2)
+        ]
+
+        def job(manager: et.TierManager, device: Device) -> None:
+            for layer, experts in batches:
+                manager.acquire(layer, experts).release()
+            device.synchronize()
+
+        for manager, device in zip(tiers.managers, devices, strict=True):
+            job(manager, device)  # into L2
+        jobs = [
+            lambda manager=manager, device=device: job(manager, device)
+            for manager, device in zip(tiers.managers, devices, strict=True)
+        ]
+        before = tiers.stats()
+        found = compare(jobs, len(batches) * AT_ONCE * table.layers[0].expert_bytes, rounds)
+        after = tiers.stats()
+        found["expert_bytes"] = table.layers[0].expert_bytes
+        found["l1_hits"] = after.l1.hits - before.l1.hits
+        found["file_reads"] = after.file.reads - before.file.reads
+        return found
+
+
+def main() -> None:
+    """Measure what was asked for, and print it."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--devices", nargs="+", default=["cuda:0", "cuda:1"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--gib", type=float, default=1.0, help="What each device gets a round.")
+    parser.add_argument("--expert-mib", type=float, default=6.75)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    expert_bytes, total = int(options.expert_mib * MIB), int(options.gib * GIB)
+    with ExitStack() as closing:
+        devices = [closing.enter_context(et.open_device(name)) for name in options.devices]
+        found = {way.__name__: way(devices, expert_bytes, total, options.rounds) for way in (copies, fills)}
+    if options.json:
+        print(json.dumps({"devices": options.devices, **found}))
+        return
+    for name, each in found.items():
+        speeds = zip(options.devices, each["alone_gb_s"], strict=True)
+        alone = ", ".join(f"{device} {speed:.1f}" for device, speed in speeds)
+        ratio = each["ratio"]
+        print(
+            f"{name}: {alone} GB/s alone, {each['both_gb_s']:.1f} GB/s together; together over the sum of alone "
+            f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
+        )
+    if found["fills"]["l1_hits"] or found["fills"]["file_reads"]:
+        print(f"not all fills came from L2: {found['fills']}")
+
+
+if __name__ == "__main__":
+    main()
