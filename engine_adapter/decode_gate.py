@@ -24,15 +24,16 @@ _log = logging.getLogger(__name__)
 
 _VENDORS = {"CUDA": Vendor.CUDA, "ROCm": Vendor.HIP}
 _ERROR_BYTES = 4096
+_AUTO_LAYERS = 1  # nearer layers are foretold better
 
 
 class DecodeGate:
     """What a gate needs from the driver, until `close`: the kernels, loaded, and a stream of its own."""
 
     def __init__(
-        self, vendor: Vendor, ordinal: int, environ: Mapping[str, str], prefetch: int = abi.PREFETCH_OFF
+        self, vendor: Vendor, ordinal: int, environ: Mapping[str, str], prefetch: int | Literal["auto"] = 0
     ) -> None:
-        """Compile and load the kernels; `prefetch` is one of `proxy_abi.PREFETCH_...`.
+        """Compile and load the kernels; experts are fetched `prefetch` layers ahead.
 
         Raises `DeviceError` where driver, compiler or GPU are missing.
         """
@@ -53,9 +54,10 @@ class DecodeGate:
                 event_record=driver.address("event_record"),
                 function=kernel("gate"),
                 stream=stream.handle,
-                predict=kernel("predict") if prefetch != abi.PREFETCH_OFF else None,
+                predict=kernel("predict") if prefetch else None,
                 event_query=driver.address("event_query"),
-                prefetch=prefetch,
+                layers_ahead=_AUTO_LAYERS if prefetch == "auto" else prefetch,
+                prefetch_pauses=int(prefetch == "auto"),
             )
             self._undo = undo.pop_all()
 
@@ -70,13 +72,13 @@ def open_gate(
     device: str,
     wanted: bool | Literal["auto"],
     *,
-    prefetch: bool | Literal["auto"] = "auto",
+    prefetch: int | Literal["auto"] = "auto",
     environ: Mapping[str, str] = os.environ,
 ) -> DecodeGate | None:
     """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
 
-    `auto` wants one on CUDA: nobody has run it on HIP. With `prefetch` it fetches what the next layer is predicted to
-    use, for `auto` as long as that pays. The engine computes the same without.
+    `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
+    ahead (0: nothing), for `auto` as long as that pays. The engine computes the same without.
     """
     found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
     if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
@@ -85,8 +87,7 @@ def open_gate(
     try:
         if found is None:
             raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
-        mode = abi.PREFETCH_AUTO if prefetch == "auto" else abi.PREFETCH_ON if prefetch else abi.PREFETCH_OFF
-        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ, mode)
+        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ, prefetch)
         error = ct.create_string_buffer(_ERROR_BYTES)
         if not proxy.expertier_tiers_open_gate(tiers, ct.byref(gate.calls), error, len(error)):
             raise DeviceError(error.value.decode(errors="replace"))

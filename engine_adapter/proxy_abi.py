@@ -19,7 +19,6 @@ LoadCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
 )
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
-PREFETCH_OFF, PREFETCH_ON, PREFETCH_AUTO = range(3)  # expertier_prefetch in abi.h
 FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
@@ -57,7 +56,8 @@ class Gate(ct.Structure):
         ("patience", ct.c_uint32),
         ("predict", ct.c_void_p),
         ("event_query", ct.c_void_p),
-        ("prefetch", ct.c_int32),
+        ("layers_ahead", ct.c_int32),
+        ("prefetch_pauses", ct.c_int32),
     )
 
 

@@ -13,9 +13,9 @@ another choice of experts until its own layer's attention has put it right:
 
 Attention is made so that each token attends to itself alone: queries and keys are the same projection of the signature.
 Its values are the layer's changes, which its output adds to the layer's part. So the routing is exactly the
-recording's, and the router of layer l + 1 on the state of layer l finds `recall` of it. What it finds instead is drawn
-from the others by how often the layer uses them. Of experts that the layer has not used for a while it may find less:
-real models do, and these are the ones that a cache lacks.
+recording's, and the router of a layer on the state of one before it, however far, finds `recall` of it (a real model's
+finds less from farther). What it finds instead is drawn from the others by how often the layer uses them. Of experts
+that the layer has not used for a while it may find less: real models do, and these are the ones that a cache lacks.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from expertier.planner.policy_kind import PolicyKind
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.variable import (
     AutoBytes,
+    AutoLayers,
     AutoShares,
     AutoSwitch,
     AutoTokens,
@@ -22,6 +23,7 @@ from expertier.tiers.variable import (
     parse_auto_switch,
     parse_device,
     parse_file_mode,
+    parse_layers,
     parse_mib,
     parse_path,
     parse_percent,
@@ -64,7 +66,9 @@ VARIABLES: tuple[Variable[Any], ...] = (
         parse_shares,
     ),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
-    Variable("MOE_DECODE_PREFETCH", "decode_prefetch", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable(
+        "MOE_DECODE_PREFETCH", "decode_prefetch", "`auto` or a number of layers from 0 to 4", parse_layers
+    ),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
@@ -105,7 +109,7 @@ class TierConfig:
     engine_device: str = "auto"
     tensor_split: AutoShares = "auto"
     decode_gate: AutoSwitch = "auto"
-    decode_prefetch: AutoSwitch = "auto"
+    decode_prefetch: AutoLayers = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"

@@ -107,7 +107,7 @@ class TierManager:
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_prefetch = config.decode_prefetch
-        """Whether a gate's engine fetches the next layer's predicted experts; `auto`: as long as that pays."""
+        """How many layers ahead a gate's engine fetches predicted experts; `auto`: as long as that pays."""
         budgets = resolve(
             config,
             table,

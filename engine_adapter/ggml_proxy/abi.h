@@ -34,13 +34,6 @@ struct expertier_policy {
     int32_t (*coldest)(const int64_t * directory, int32_t layer, int32_t * slots, int32_t n, int32_t * experts);
 };
 
-// Whether the next layer's experts are predicted and fetched ahead (ahead.h).
-enum expertier_prefetch : int32_t {
-    EXPERTIER_PREFETCH_OFF  = 0,
-    EXPERTIER_PREFETCH_ON   = 1,
-    EXPERTIER_PREFETCH_AUTO = 2, // as long as it pays
-};
-
 // Driver calls and kernels for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery
 // are, and HIP's.
 struct expertier_gate {
@@ -54,7 +47,8 @@ struct expertier_gate {
     uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about a minute
     void *   predict;  // the kernel that predicts; null: there is none
     int32_t (*event_query)(void * event); // 0: what was recorded is done
-    int32_t prefetch; // expertier_prefetch
+    int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
+    int32_t prefetch_pauses; // 1: only as long as it pays
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is

@@ -10,8 +10,8 @@ namespace expertier {
 
 namespace {
 
-// Takes about as long as a demand may have to wait for it: 20 us on PCIe 5, and copies are not much slower so.
-constexpr size_t piece_bytes = 1 << 20;
+// A demand may have to wait for two of them: 20 us on PCIe 5, where copies are hardly slower so.
+constexpr size_t piece_bytes = 1 << 19;
 
 } // namespace
 
@@ -27,7 +27,7 @@ PrefetchEvents::PrefetchEvents(ggml_backend_dev_t device) {
 Ahead::Ahead(Tiers & tiers, Gate & gate, Predictor & predictor, const PrefetchEvents & events, size_t n_calls)
     : tiers_(tiers), gate_(gate), predictor_(predictor), events_(events), evicted_(1) {
     predictions_.reserve(n_calls); // with gates queued, nothing may fail for want of memory
-    wanted_.reserve(Predictor::most_chosen);
+    wanted_.reserve(n_calls * Predictor::most_chosen);
     for (Prefetch & prefetch : prefetches_) {
         prefetch.reads = HostReads(tiers.host_copies(), 1);
     }
@@ -72,18 +72,14 @@ void Ahead::attend() {
 }
 
 void Ahead::take() {
-    if (n_ended_ == predictions_.size()) {
-        return;
-    }
-    Prediction & prediction = predictions_[n_ended_];
-    if (prediction.is_taken || !predictor_.has_arrived(prediction.layer)) {
-        return;
-    }
-    prediction.is_taken = true;
-    for (int i = predictor_.n_chosen(prediction.layer); i-- > 0;) {
-        const int candidate = predictor_.candidate(prediction.layer, i);
-        wanted_.push_back(
-            { predictor_.chosen(prediction.layer, i), prediction.slots[candidate], prediction.experts[candidate] });
+    for (; n_taken_ < predictions_.size() && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
+        const Prediction & prediction = predictions_[n_taken_];
+        const int          layer      = prediction.layer;
+        for (int i = 0; i < predictor_.n_chosen(layer); i++) {
+            const int candidate = predictor_.candidate(layer, i);
+            wanted_.push_back(
+                { layer, predictor_.chosen(layer, i), prediction.slots[candidate], prediction.experts[candidate] });
+        }
     }
 }
 
@@ -95,19 +91,19 @@ Ahead::Prefetch * Ahead::next() {
         }
     }
     while (!wanted_.empty()) {
-        const Wanted wanted = wanted_.back();
-        const int    layer  = predictions_[n_ended_].layer;
-        wanted_.pop_back();
-        if (Prefetch * prefetch = begin(layer, wanted)) {
+        const Wanted wanted = wanted_.front();
+        wanted_.erase(wanted_.begin());
+        if (Prefetch * prefetch = begin(wanted)) {
             return prefetch;
         }
-        restore(layer, wanted);
+        restore(wanted);
     }
     return nullptr;
 }
 
 // Null when the host pool has no copy of the expert, or the slot cannot be had.
-Ahead::Prefetch * Ahead::begin(int layer, const Wanted & wanted) {
+Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
+    const int  layer = wanted.layer;
     const auto free = std::find_if(prefetches_.begin(), prefetches_.end(),
                                    [](const Prefetch & prefetch) { return prefetch.state == State::none; });
     if (free == prefetches_.end()) {
@@ -202,17 +198,17 @@ void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) 
     if (n_ended_ == predictions_.size() || predictions_[n_ended_].layer != layer) {
         return;
     }
-    while (!predictions_[n_ended_].is_taken) { // it came before the gate, on the same stream
+    while (n_taken_ == n_ended_) { // it came before the gate, on the same stream
         take();
     }
     count(predictions_[n_ended_], experts);
     n_ended_ += 1;
-    for (const Wanted & wanted : wanted_) {
+    while (!wanted_.empty() && wanted_.front().layer == layer) {
         if (!waits) { // else the whole table goes up
-            restore(layer, wanted);
+            restore(wanted_.front());
         }
+        wanted_.erase(wanted_.begin());
     }
-    wanted_.clear();
     for (Prefetch & prefetch : prefetches_) {
         if (prefetch.layer == layer && prefetch.state != State::none && !prefetch.is_over) {
             end_at_gate(prefetch, std::binary_search(experts.begin(), experts.end(), prefetch.expert));
@@ -279,7 +275,7 @@ void Ahead::end() {
             prefetch.state = State::none;
         }
     }
-    for (; n_ended_ < predictions_.size(); n_ended_++) { // gates that were not served
+    for (; n_ended_ < predictions_.size(); n_ended_++) { // their gates were not served
         const int layer = predictions_[n_ended_].layer;
         while (!predictor_.has_arrived(layer)) {
             std::this_thread::yield();
@@ -294,9 +290,9 @@ void Ahead::end() {
 }
 
 // The device's table lost an expert that stays after all.
-void Ahead::restore(int layer, const Wanted & wanted) {
+void Ahead::restore(const Wanted & wanted) {
     if (wanted.leaves >= 0) {
-        gate_.upload_entry(layer, wanted.leaves);
+        gate_.upload_entry(wanted.layer, wanted.leaves);
         is_dirty_ = true;
     }
 }

@@ -1,4 +1,4 @@
-// Fetches experts that the next layer is predicted to use, while this layer computes.
+// Fetches experts that a layer to come is predicted to use, while this layer computes.
 //
 // All copies go through the gate's stream of uploads, and never more than two small pieces of a prefetch are queued at a
 // time: so what a gate turns out to wait for is never far behind. When the layer's gate is served, each prefetch ends:
@@ -72,22 +72,22 @@ class Ahead {
         uint64_t     last    = 0;           // the number of its last piece
     };
     struct Wanted {
+        int     layer;
         int32_t expert, slot, leaves;
     };
     struct Prediction { // that was queued
         int  layer;
         int  n_rows;
-        bool is_taken = false;
         std::array<int32_t, Predictor::n_candidates> slots, experts; // its candidates
     };
 
     void       take();
     Prefetch * next();
-    Prefetch * begin(int layer, const Wanted & wanted);
+    Prefetch * begin(const Wanted & wanted);
     void       queue_piece(Prefetch & prefetch, bool is_paced);
     void       land();
     void       end_at_gate(Prefetch & prefetch, bool is_used);
-    void       restore(int layer, const Wanted & wanted);
+    void       restore(const Wanted & wanted);
     void       count(const Prediction & prediction, const std::vector<int32_t> & experts);
     void       note_version(int layer);
 
@@ -97,8 +97,9 @@ class Ahead {
     const PrefetchEvents &  events_;
     std::vector<Prediction> predictions_;
     size_t                  n_ended_ = 0; // predictions whose gates have arrived
-    std::vector<Wanted>     wanted_;      // by the next one, the likeliest last
-    std::array<Prefetch, 2 * Predictor::most_chosen> prefetches_;
+    size_t                  n_taken_ = 0; // that have arrived themselves
+    std::vector<Wanted>     wanted_;      // in that order, of each the likeliest first
+    std::array<Prefetch, 4 * Predictor::most_chosen> prefetches_;
     uint64_t                n_queued_ = 0, n_done_ = 0; // paced pieces
     bool                    is_dirty_ = false;          // something was queued since the uploads were waited for
     std::vector<int32_t>    evicted_;

@@ -14,6 +14,8 @@
 #include <deque>
 #include <numeric>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 namespace expertier {
 
@@ -115,44 +117,64 @@ class GatedRun {
             return;
         }
         size_t n_floats = 0;
-        bool   is_used  = false;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
-            if (predicts_from(i)) {
-                is_used  = true;
-                n_floats = std::max<size_t>(n_floats, ggml_nelements(plan_.calls[i].router.input));
+            const auto [first, last] = predicted_by(i);
+            for (size_t next = first; next <= last; next++) {
+                if (can_predict(i, next)) {
+                    n_floats = std::max<size_t>(n_floats, ggml_nelements(plan_.calls[i].router.input));
+                }
             }
         }
-        if (is_used && predictor->reserve(n_floats)) {
+        if (n_floats > 0 && predictor->reserve(n_floats)) {
             ahead_.emplace(tiers_, gate_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
         }
     }
 
-    // Whether the call after this one has experts that can be predicted here, and slots for more than it uses.
-    bool predicts_from(size_t i) const {
-        if (i + 1 >= plan_.calls.size() || is_whole_[i] || is_whole_[i + 1]) {
+    // The calls that are to be predicted by call `i`, first and last; the first call does so for all those close by.
+    std::pair<size_t, size_t> predicted_by(size_t i) const {
+        const size_t last = i + tiers_.predictor()->layers_ahead();
+        return { i == 0 ? 1 : last, std::min(last, plan_.calls.size() - 1) };
+    }
+
+    // Whether experts of call `to` can be predicted at call `from`, and there are slots for more than it uses.
+    bool can_predict(size_t from, size_t to) const {
+        if (is_whole_[from] || is_whole_[to]) {
             return false;
         }
-        const GatePlan::Call & call = plan_.calls[i];
-        const GatePlan::Call & next = plan_.calls[i + 1];
+        const GatePlan::Call & call = plan_.calls[from];
+        const GatePlan::Call & next = plan_.calls[to];
         const int              n    = tiers_.n_slots(next.layer);
         return n < tiers_.n_experts(next.layer) && n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
                Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
     }
 
-    // Queues a layer's gate, and behind it the prediction for the next layer.
-    bool queue_gate(int index, const ggml_tensor * ids, ggml_tensor * slot_ids) {
-        const GatePlan::Call & call     = plan_.calls[index];
-        const bool             predicts = ahead_ && predicts_from(index);
+    // Queues a layer's gate, and behind it predictions for layers to come.
+    bool queue_gate(size_t index, const ggml_tensor * ids, ggml_tensor * slot_ids) {
+        const GatePlan::Call & call = plan_.calls[index];
+        size_t                 next = 1, last = 0; // none
         KeptRows               keep;
-        if (predicts) {
-            keep = tiers_.predictor()->keep(call.router, plan_.calls[index + 1].router);
+        if (ahead_) {
+            std::tie(next, last) = predicted_by(index);
+            while (next <= last && !can_predict(index, next)) {
+                next += 1;
+            }
+        }
+        if (next <= last) {
+            keep = tiers_.predictor()->keep(call.router, plan_.calls[next].router);
         }
         if (!gate_.queue(backend_.inner, call.layer, ids, slot_ids, keep)) {
             return false;
         }
         queued_.push_back({ call.layer, (int) (ids->ne[0] * ids->ne[1]) });
-        const GatePlan::Call * next = predicts ? &plan_.calls[index + 1] : nullptr;
-        return next == nullptr || ahead_->queue(next->layer, call.router, next->router, next->n_used);
+        for (; next <= last; next++) {
+            const GatePlan::Call & to = plan_.calls[next];
+            // Others than the rows that were kept are not there.
+            if (can_predict(index, next) && tiers_.predictor()->keep(call.router, to.router).rows == keep.rows &&
+                !ahead_->queue(to.layer, call.router, to.router, to.n_used)) {
+                return false;
+            }
+        }
+        return true;
     }
 
     ggml_status queue_all() {

@@ -22,7 +22,7 @@ namespace expertier {
 // Whether prefetches pay: the share of the last ones that were of use. While it is low they pause, each time for longer.
 class Payoff {
   public:
-    explicit Payoff(expertier_prefetch wish) : wish_(wish) {}
+    explicit Payoff(bool may_pause) : may_pause_(may_pause) {}
     // Asked once for each graph.
     bool is_on();
     // False when it has just been found not to pay.
@@ -30,7 +30,7 @@ class Payoff {
 
   private:
     static constexpr int     one = 1 << 16;
-    expertier_prefetch       wish_;
+    bool                     may_pause_;
     int                      share_ = one;
     int                      n_ = 0, pause_ = 0, next_pause_ = 0;
 };
@@ -63,6 +63,9 @@ class Predictor {
     int32_t         chosen(int layer, int i) const;    // an expert to be fetched
     int             candidate(int layer, int i) const; // the index of whom it replaces
     const int32_t * predicted(int layer) const;        // tokens times experts of each; -1 where the scores are no numbers
+
+    // How many layers before its own a layer's experts are predicted.
+    int layers_ahead() const { return gate_.driver().layers_ahead; }
 
     Payoff payoff;
 

@@ -115,7 +115,7 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
         n_experts.push_back(layer.n_experts);
     }
     gate_ = std::make_unique<Gate>(driver, device_.inner, n_experts);
-    if (driver.predict == nullptr || driver.prefetch == EXPERTIER_PREFETCH_OFF) {
+    if (driver.predict == nullptr || driver.layers_ahead <= 0) {
         return {};
     }
     try {

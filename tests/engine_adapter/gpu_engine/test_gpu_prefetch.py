@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from architecture_models import MODELS
-from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp import LlamaModel, ProxyCounters
 from expertier.engine_adapter.trace_model import trace_shape, trace_tokens, write_trace_model
 from fake_ggml_gpu.gates import open_gate, tiered_model
@@ -85,7 +84,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     path = model_path(gpus, kind, MODELS[kind])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
-    with tiered_model(gpus, path, n_slots, pool_bytes, prefetch=abi.PREFETCH_ON) as (model, calls):
+    with tiered_model(gpus, path, n_slots, pool_bytes, layers_ahead=1) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
@@ -112,7 +111,7 @@ def test_batches_of_a_few_tokens(gpus: GpuSession, n_tokens):
 
     with LlamaModel.open(gpus.engine, path, repack=False, inner_device="FAKE0") as stock:
         expected = logits(stock)
-    with tiered_model(gpus, path, 12, POOL_BYTES, prefetch=abi.PREFETCH_ON) as (model, calls):
+    with tiered_model(gpus, path, 12, POOL_BYTES, layers_ahead=1) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         for _ in range(3):
             assert_same(logits(model), expected)
@@ -122,11 +121,18 @@ def test_batches_of_a_few_tokens(gpus: GpuSession, n_tokens):
     assert n_tokens == 8 or counters.predicted > 0
 
 
-@pytest.mark.parametrize("recall", [0.0, 0.75, pytest.param(1.0, marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    ("recall", "ahead"),
+    [
+        (0.0, 2),
+        (0.75, 1),
+        *(pytest.param(*case, marks=pytest.mark.deep) for case in ((1.0, 1), (1.0, 2), (0.75, 4))),
+    ],
+)
 @on_fake_gpus
-def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall):
+def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall, ahead):
     path = drifting_model(gpus, recall)
-    with tiered_model(gpus, path, EXPERTS // 2, POOL_BYTES, prefetch=abi.PREFETCH_ON) as (model, calls):
+    with tiered_model(gpus, path, EXPERTS // 2, POOL_BYTES, layers_ahead=ahead) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         replay(model, 2)
         counters = counted(model.binding.counters())
@@ -154,7 +160,10 @@ def test_what_does_not_pay_pauses(gpus: GpuSession):
     found = {}
     for recall in (0.0, 1.0):
         path = drifting_model(gpus, recall)
-        with tiered_model(gpus, path, EXPERTS // 2, POOL_BYTES, prefetch=abi.PREFETCH_AUTO) as (model, calls):
+        with tiered_model(gpus, path, EXPERTS // 2, POOL_BYTES, layers_ahead=1, may_pause=True) as (
+            model,
+            calls,
+        ):
             assert open_gate(gpus, model, calls) == ""
             replay(model, 3)
             found[recall] = counted(model.binding.counters())
@@ -168,7 +177,7 @@ def test_prefetches_meanwhile(gpus: GpuSession):
     """Others prefetch into the same slots between two graphs."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, prefetch=abi.PREFETCH_ON) as (model, calls):
+    with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         with prefetched_meanwhile(model.binding.manager, 1):
             for _ in range(3):
@@ -186,7 +195,7 @@ def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
         pass  # its file is in the page cache
     without = 0
     for nth in range(1, 20):
-        with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, prefetch=abi.PREFETCH_ON) as (
+        with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (
             model,
             calls,
         ):

@@ -16,7 +16,13 @@ from tiered_runs import assert_nothing_held
 
 @contextmanager
 def tiered_model(
-    gpus: GpuSession, path: Path, n_slots: int, pool_bytes: int, *, prefetch: int = abi.PREFETCH_OFF
+    gpus: GpuSession,
+    path: Path,
+    n_slots: int,
+    pool_bytes: int,
+    *,
+    layers_ahead: int = 0,
+    may_pause: bool = False,
 ) -> Iterator[tuple[LlamaModel, abi.Gate]]:
     """A model with tiers on a device, and what a gate for it takes; nothing is held at the end."""
     with (
@@ -24,7 +30,7 @@ def tiered_model(
         gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
         gpu_model(gpus, tiers) as model,
     ):
-        calls.prefetch = prefetch
+        calls.layers_ahead, calls.prefetch_pauses = layers_ahead, int(may_pause)
         yield model, calls
         assert_nothing_held(tiers)
 
