@@ -54,6 +54,9 @@ bool Ahead::queue(int layer, const Router & from, const Router & to, int64_t n_u
 }
 
 void Ahead::attend() {
+    if (is_stopped_) {
+        return;
+    }
     take();
     const uint64_t before = n_done_;
     while (n_done_ < n_queued_ && gate_.driver().event_query(events_[n_done_]->context) == 0) {
@@ -263,7 +266,11 @@ bool Ahead::make_room(int layer) {
     return has_some;
 }
 
-void Ahead::end() {
+void Ahead::stop() {
+    if (is_stopped_) {
+        return;
+    }
+    is_stopped_ = true;
     for (Prefetch & prefetch : prefetches_) {
         if (prefetch.state != State::none && !prefetch.is_over) { // its gate was not served
             tiers_.counters.prefetch_wasted_bytes += prefetch.n_bytes;
@@ -275,6 +282,14 @@ void Ahead::end() {
             prefetch.state = State::none;
         }
     }
+    if (is_dirty_) {
+        ggml_backend_synchronize(gate_.uploads());
+    }
+    synchronized();
+}
+
+void Ahead::end() {
+    stop();
     for (; n_ended_ < predictions_.size(); n_ended_++) { // their gates were not served
         const int layer = predictions_[n_ended_].layer;
         while (!predictor_.has_arrived(layer)) {
@@ -282,11 +297,6 @@ void Ahead::end() {
         }
         tiers_.gate_version(layer) = -1;
     }
-    wanted_.clear();
-    if (is_dirty_) {
-        ggml_backend_synchronize(gate_.uploads());
-    }
-    synchronized();
 }
 
 // The device's table lost an expert that stays after all.

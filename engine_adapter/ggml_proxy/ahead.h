@@ -52,7 +52,10 @@ class Ahead {
     void synchronized();
     // Waits until no slot of the layer is FILLING for a prefetch any more; false when none was.
     bool make_room(int layer);
-    // Waits until nothing is under way any more. What was predicted and not taken leaves the device's tables old.
+    // Begins nothing any more, and waits until no copy is under way: gates are about to let pass what is not there, and
+    // whoever computes with it reads any slot.
+    void stop();
+    // The same for predictions, which all gates must have been answered for. What was predicted and not taken leaves the device's tables old.
     void end();
 
   private:
@@ -101,6 +104,7 @@ class Ahead {
     std::vector<Wanted>     wanted_;      // in that order, of each the likeliest first
     std::array<Prefetch, 4 * Predictor::most_chosen> prefetches_;
     uint64_t                n_queued_ = 0, n_done_ = 0; // paced pieces
+    bool                    is_stopped_ = false;
     bool                    is_dirty_ = false;          // something was queued since the uploads were waited for
     std::vector<int32_t>    evicted_;
 };

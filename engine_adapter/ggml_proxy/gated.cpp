@@ -230,6 +230,9 @@ class GatedRun {
             release_previous(); // its kernels came before this gate
             const bool waits = gate_.n_missing(layer) > 0;
             const bool go    = !retreats_ && !fails_ && serve(layer, n_rows, waits);
+            if (ahead_ && (retreats_ || fails_)) {
+                ahead_->stop();
+            }
             if (waits && !gate_.answer(layer, go) && go) {
                 Tiers::fail("layer " + std::to_string(layer) + ": its experts came so late that the device had given up "
                             "waiting for them; the process was stopped or starved for a minute");
