@@ -1,4 +1,4 @@
-"""The gate of decode graphs: a kernel of ours between the engine's (ggml_proxy/gate.h), and the driver that runs it."""
+"""The gate of decode graphs: kernels of ours between the engine's (ggml_proxy/gate.h), and the driver for them."""
 
 from __future__ import annotations
 
@@ -24,27 +24,40 @@ _log = logging.getLogger(__name__)
 
 _VENDORS = {"CUDA": Vendor.CUDA, "ROCm": Vendor.HIP}
 _ERROR_BYTES = 4096
+_AUTO_LAYERS = 1  # nearer layers are foretold better
 
 
 class DecodeGate:
-    """What a gate needs from the driver, until `close`: the kernel, loaded, and a stream of its own."""
+    """What a gate needs from the driver, until `close`: the kernels, loaded, and a stream of its own."""
 
-    def __init__(self, vendor: Vendor, ordinal: int, environ: Mapping[str, str]) -> None:
-        """Compile and load the kernel. Raises `DeviceError` where driver, compiler or GPU are missing."""
+    def __init__(
+        self, vendor: Vendor, ordinal: int, environ: Mapping[str, str], prefetch: int | Literal["auto"] = 0
+    ) -> None:
+        """Compile and load the kernels; experts are fetched `prefetch` layers ahead.
+
+        Raises `DeviceError` where driver, compiler or GPU are missing.
+        """
         with ExitStack() as undo:
             self._gpu = open_driver_gpu(vendor, ordinal, environ)
             undo.callback(self._gpu.close)
             compiler = RuntimeCompiler(vendor, load_compiler(vendor, self._gpu.driver.library, environ))
-            code = compiled(compiler, kernel_source("gate.cu"), self._gpu.architecture())
-            module = undo.enter_context(KernelModule(self._gpu, code))
+
+            def kernel(name: str) -> int:
+                code = compiled(compiler, kernel_source(f"{name}.cu"), self._gpu.architecture())
+                return undo.enter_context(KernelModule(self._gpu, code)).function(name).handle
+
             stream = undo.enter_context(Stream(self._gpu))
             driver = self._gpu.driver
             self.calls = abi.Gate(
                 launch=driver.address("launch"),
                 stream_wait=driver.address("stream_wait_event"),
                 event_record=driver.address("event_record"),
-                function=module.function("gate").handle,
+                function=kernel("gate"),
                 stream=stream.handle,
+                predict=kernel("predict") if prefetch else None,
+                event_query=driver.address("event_query"),
+                layers_ahead=_AUTO_LAYERS if prefetch == "auto" else prefetch,
+                prefetch_pauses=int(prefetch == "auto"),
             )
             self._undo = undo.pop_all()
 
@@ -59,11 +72,13 @@ def open_gate(
     device: str,
     wanted: bool | Literal["auto"],
     *,
+    prefetch: int | Literal["auto"] = "auto",
     environ: Mapping[str, str] = os.environ,
 ) -> DecodeGate | None:
     """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
 
-    `auto` wants one on CUDA: nobody has run it on HIP. The engine computes the same without.
+    `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
+    ahead (0: nothing), for `auto` as long as that pays. The engine computes the same without.
     """
     found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
     if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
@@ -72,10 +87,14 @@ def open_gate(
     try:
         if found is None:
             raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
-        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ)
+        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ, prefetch)
         error = ct.create_string_buffer(_ERROR_BYTES)
         if not proxy.expertier_tiers_open_gate(tiers, ct.byref(gate.calls), error, len(error)):
             raise DeviceError(error.value.decode(errors="replace"))
+        if error.value:
+            _log.warning(
+                "event=prefetch enabled=0 device=%s reason=%s", device, error.value.decode(errors="replace")
+            )
     except DeviceError as error:
         if gate is not None:
             gate.close()

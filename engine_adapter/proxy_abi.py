@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 6  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 7  # EXPERTIER_ABI in abi.h
 HOST_ABI = 8  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -34,6 +34,8 @@ POLICY_FUNCTIONS = (
     "is_whole",
     "version",
     "replaced",
+    "begin_prefetch_into",
+    "coldest",
 )
 
 
@@ -44,7 +46,7 @@ class Policy(ct.Structure):
 
 
 class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of a kernel and of a stream, and how long a gate waits."""
+    """expertier_gate: addresses of driver calls, of kernels and of a stream; how long a gate waits; look-ahead."""
 
     _fields_ = (
         ("launch", ct.c_void_p),
@@ -53,6 +55,10 @@ class Gate(ct.Structure):
         ("function", ct.c_void_p),
         ("stream", ct.c_void_p),
         ("patience", ct.c_uint32),
+        ("predict", ct.c_void_p),
+        ("event_query", ct.c_void_p),
+        ("layers_ahead", ct.c_int32),
+        ("prefetch_pauses", ct.c_int32),
     )
 
 
@@ -173,6 +179,16 @@ class Counters(ct.Structure):
             "gated_calls",
             "gate_waits",
             "gate_retreats",
+            "predicted",
+            "predicted_right",
+            "missing",
+            "missing_predicted",
+            "prefetches",
+            "prefetches_useful",
+            "prefetches_in_time",
+            "prefetch_bytes",
+            "prefetch_wasted_bytes",
+            "prefetch_pauses",
             "staged_calls",
             "staged_bytes",
             "dropped_writes",

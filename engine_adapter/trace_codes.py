@@ -51,7 +51,7 @@ class TraceCodes:
             rows[:, first : first + self.n_experts] = np.eye(self.n_experts, dtype=np.float32) * gain
             return rows
         scores = np.zeros((n_steps, self.n_experts), np.float32)
-        np.put_along_axis(scores, self.ids[:, layer], _rank_scores(top_k), axis=1)
+        np.put_along_axis(scores, self.ids[:, layer], rank_scores(top_k), axis=1)
         return (scores.T @ self.codes) * np.float32(_LOGIT_GAP / n_embd)
 
 
@@ -71,7 +71,7 @@ def make_codes(ids: I32, n_experts: int, n_embd: int, seed: int) -> TraceCodes:
     if slices:
         codes = np.zeros((n_steps, n_embd), np.float32)
         columns = ids + (np.arange(n_layers, dtype=np.int32) * n_experts)[None, :, None]
-        scores = np.broadcast_to(_rank_scores(top_k), ids.shape)
+        scores = np.broadcast_to(rank_scores(top_k), ids.shape)
         np.put_along_axis(codes, columns.reshape(n_steps, -1), scores.reshape(n_steps, -1), axis=1)
         size = np.float32(_NOISE * sqrt(n_layers * top_k / n_embd))
         codes += np.where(rng.integers(0, 2, codes.shape, np.int8), size, -size)
@@ -88,6 +88,6 @@ def make_codes(ids: I32, n_experts: int, n_embd: int, seed: int) -> TraceCodes:
     return TraceCodes(codes, ids, n_experts, slices)
 
 
-def _rank_scores(top_k: int) -> F32:
+def rank_scores(top_k: int) -> F32:
     """Scores of a step's experts, the first the highest and the last 1: [top-k]."""
     return (1 + _RANK_STEP * np.arange(top_k - 1, -1, -1)).astype(np.float32)

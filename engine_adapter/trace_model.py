@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
@@ -29,10 +29,11 @@ from gguf import MODEL_TENSOR, GGUFWriter
 from expertier.engine_adapter.model_shape import N_SPECIAL_TOKENS, ModelShape
 from expertier.engine_adapter.synth import Progress, model_tensors, write_tensors
 from expertier.engine_adapter.synth_arch import ARCHITECTURES, Tensor, WritableTensor, parts
-from expertier.engine_adapter.synth_arch.given import GivenTensor
+from expertier.engine_adapter.synth_arch.given import GivenTensor, given_kind
 from expertier.engine_adapter.synth_arch.repeated import repeat_experts
 from expertier.engine_adapter.synth_blocks import WeightType, block_elements
 from expertier.engine_adapter.trace_codes import F32, I32, TraceCodes, make_codes
+from expertier.engine_adapter.trace_drift import make_drifting_codes
 from expertier.errors import ConfigError
 
 FIRST_TOKEN = N_SPECIAL_TOKENS
@@ -87,21 +88,31 @@ def write_trace_model(
     shape: ModelShape,
     *,
     repeat: bool = False,
+    recall: float | None = None,
+    recall_of_rare: float | None = None,
     progress: Progress | None = None,
 ) -> TraceModel:
     """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), whole or not at all.
 
     `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
     experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as
-    the disk does. A few MiB are in memory at a time, and the codes.
+    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its
+    experts, and `recall_of_rare` of those not used for a while (`trace_drift`); else it finds all. A few MiB are
+    in memory at a time, and the codes.
     Raises ConfigError for a shape that cannot be or cannot hold the recording, OSError when the file cannot be
     written.
     """
     shape = trace_shape(ids, shape)
-    codes = make_codes(ids, shape.experts, shape.n_embd, shape.seed)
+    if recall is None:
+        codes = make_codes(ids, shape.experts, shape.n_embd, shape.seed)
+        start, attention = codes.codes, {}
+    else:
+        drifting = make_drifting_codes(ids, shape, recall, recall_of_rare)
+        codes, start = drifting.codes, drifting.start
+        attention = drifting.attention(_code_scale(start))
     drawn = list(model_tensors(shape))
     random: Sequence[Tensor | WritableTensor] = repeat_experts(drawn, shape.seed) if repeat else drawn
-    tensors = _with_codes(random, codes)
+    tensors = _with_codes(random, codes, start, attention)
 
     def add_keys(writer: GGUFWriter) -> None:
         writer.add_uint32("expertier.trace.steps", len(ids))
@@ -117,8 +128,16 @@ def default_width(n_layers: int, n_experts: int, kind: WeightType) -> int:
     return -(-n_layers * n_experts // block) * block
 
 
-def _with_codes(random: Sequence[Tensor | WritableTensor], codes: TraceCodes) -> list[WritableTensor]:
-    """Put the codes, the routers and the output in the place of the random tensors of these names."""
+def _with_codes(
+    random: Sequence[Tensor | WritableTensor],
+    codes: TraceCodes,
+    start: F32,
+    attention: Mapping[str, Callable[[], F32]],
+) -> list[WritableTensor]:
+    """Put codes, routers, the output and `attention` in the place of the random tensors of these names.
+
+    `start` holds the codes as embeddings have them.
+    """
     n_steps, n_embd = codes.codes.shape
     vocab = FIRST_TOKEN + n_steps
     embedding, output = parts.name(MODEL_TENSOR.TOKEN_EMBD), parts.name(MODEL_TENSOR.OUTPUT)
@@ -126,12 +145,17 @@ def _with_codes(random: Sequence[Tensor | WritableTensor], codes: TraceCodes) ->
     n_routers = 0
     for tensor in random:
         if tensor.name == embedding:
-            tensors.append(GivenTensor(embedding, "F16", (vocab, n_embd), lambda: _embedding(codes)))
+            tensors.append(GivenTensor(embedding, "F16", (vocab, n_embd), lambda: _embedding(start)))
         elif tensor.name == output:
             tensors.append(GivenTensor(output, "F16", (vocab, n_embd), lambda: _output(codes)))
         elif _ROUTER.fullmatch(tensor.name):
             tensors.append(GivenTensor(tensor.name, "F32", tensor.dims, _router_of(codes, n_routers)))
             n_routers += 1
+        elif tensor.name in attention:
+            assert isinstance(tensor, Tensor)
+            tensors.append(
+                GivenTensor(tensor.name, given_kind(tensor.kind), tensor.dims, attention[tensor.name])
+            )
         elif _ROUTER_BIAS.fullmatch(tensor.name):
             tensors.append(Tensor(tensor.name, "F32", tensor.dims, fill=0.0))
         else:
@@ -144,11 +168,14 @@ def _router_of(codes: TraceCodes, layer: int) -> Callable[[], F32]:
     return lambda: codes.router(layer)
 
 
-def _embedding(codes: TraceCodes) -> F32:
-    special = np.broadcast_to(codes.codes[-1], (FIRST_TOKEN, codes.codes.shape[1]))
+def _embedding(codes: F32) -> F32:
+    special = np.broadcast_to(codes[-1], (FIRST_TOKEN, codes.shape[1]))
+    return np.concatenate([special, codes]) * np.float32(_code_scale(codes))
+
+
+def _code_scale(codes: F32) -> float:
     # The largest value of a code of few experts among many coordinates must stay below F16's 65504.
-    scale = min(CODE_SCALE, 60000 / float(np.abs(codes.codes).max()))
-    return np.concatenate([special, codes.codes]) * np.float32(scale)
+    return min(CODE_SCALE, 60000 / float(np.abs(codes).max()))
 
 
 def _output(codes: TraceCodes) -> F32:

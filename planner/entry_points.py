@@ -18,6 +18,8 @@ class EntryPoints:
     release: int
     resident_first: int
     begin_prefetch: int
+    begin_prefetch_into: int
+    coldest: int
     hold_ready: int
     is_whole: int
     version: int

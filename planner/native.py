@@ -9,6 +9,8 @@ Every function takes a directory (`Residency.directory_address`) first; the call
     int32 release       (const int64 *directory, int32 layer, const int32 *slots, int32 n)
     int32 resident_first(const int64 *directory, int32 layer, int32 *experts, int32 n)
     int32 begin_prefetch(const int64 *directory, int32 layer, int32 expert)
+    int32 begin_prefetch_into(const int64 *directory, int32 layer, int32 expert, int32 slot)
+    int32 coldest       (const int64 *directory, int32 layer, int32 *slots, int32 n, int32 *experts)
     int32 hold_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
     int32 is_whole      (const int64 *directory, int32 layer)
     int32 version       (const int64 *directory, int32 layer)
@@ -32,6 +34,7 @@ from expertier.planner import policy
 from expertier.planner.c_calls import (
     BEGIN_SIGNATURE,
     HOLD_SIGNATURE,
+    INTO_SLOT_SIGNATURE,
     ON_EXPERT_SIGNATURE,
     ON_LAYER_SIGNATURE,
     ON_SLOTS_SIGNATURE,
@@ -139,6 +142,20 @@ def _build(stamp: int) -> EntryPoints:
             return _BAD_CALL
         return policy.begin_prefetch(layer_view(directory, layer), expert)
 
+    @cfunc(INTO_SLOT_SIGNATURE, cache=True)
+    def begin_prefetch_into(directory: int, layer: int, expert: int, slot: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.begin_prefetch_into(layer_view(directory, layer), expert, slot)
+
+    @cfunc(HOLD_SIGNATURE, cache=True)
+    def coldest(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        return policy.coldest(
+            layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
+        )
+
     @cfunc(HOLD_SIGNATURE, cache=True)
     def hold_ready(directory: int, layer: int, experts: int, n: int, slots: int) -> int:
         if not accepts(directory, layer, stamp):
@@ -174,6 +191,8 @@ def _build(stamp: int) -> EntryPoints:
         "release": release,
         "resident_first": resident_first,
         "begin_prefetch": begin_prefetch,
+        "begin_prefetch_into": begin_prefetch_into,
+        "coldest": coldest,
         "hold_ready": hold_ready,
         "is_whole": is_whole,
         "version": version,

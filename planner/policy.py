@@ -7,8 +7,9 @@ A slot is in one of three states, and these calls are the arrows between them:
       ▲                                       │  ▲                   │
       └─────────────── abort ─────────────────┘  └─ begin (evicts) ──┘
 
-`begin_prefetch` takes the same two arrows as `begin`, for an expert that nobody has asked for yet. Both pin
-every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING ones, are never victims.
+`begin_prefetch` and `begin_prefetch_into` take the same two arrows as `begin`, for an expert that nobody has
+asked for yet. All pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING
+ones, are never victims.
 
 The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
 touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was
@@ -225,6 +226,51 @@ def begin_prefetch(view: LayerView, expert: int) -> int:
     _occupy(view, slot, expert, SPECULATIVE)
     view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot
     return slot
+
+
+@compiled
+def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
+    """Do what `begin_prefetch` does, with a slot of the caller's choice: one that `coldest` told of.
+
+    Returns the slot; PRESENT or BAD_EXPERT as `begin_prefetch`; BUSY where the slot is pinned; BAD_CALL where
+    the layer has no such slot.
+    """
+    if slot < 0 or slot >= len(view.owner):
+        return _BAD_CALL
+    if expert < 0 or expert >= len(view.slot_of):
+        return _BAD_EXPERT
+    if view.slot_of[expert] >= 0:
+        return _PRESENT
+    if view.pins[slot] != 0:
+        return _BUSY
+    _occupy(view, slot, expert, SPECULATIVE)
+    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot
+    return slot
+
+
+@compiled
+def coldest(view: LayerView, slots: I32, n: int, experts: I32) -> int:
+    """Write down the up to `n` unpinned slots that `begin` would take next, in order, and who is in them.
+
+    `experts[i]` becomes the owner of `slots[i]`, -1 where it is FREE. Changes nothing else. Returns how many.
+    """
+    if n < 0:
+        return _BAD_CALL
+    found = 0
+    above = -PINNED
+    while found < n:
+        lowest = PINNED
+        for slot in range(len(view.order)):
+            order = view.order[slot]
+            if order > above and view.pins[slot] == 0:
+                lowest = min(lowest, order)
+        if lowest == PINNED:
+            break
+        slots[found] = lowest & _SLOT_MASK
+        experts[found] = view.owner[lowest & _SLOT_MASK]
+        above = lowest
+        found += 1
+    return found
 
 
 @compiled

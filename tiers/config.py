@@ -15,6 +15,7 @@ from expertier.tiers.file_mode import FileMode
 from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.variable import (
     AutoBytes,
+    AutoLayers,
     AutoShares,
     AutoSwitch,
     AutoTokens,
@@ -23,6 +24,7 @@ from expertier.tiers.variable import (
     parse_auto_switch,
     parse_device,
     parse_file_mode,
+    parse_layers,
     parse_mib,
     parse_path,
     parse_percent,
@@ -68,6 +70,9 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable("MOE_SPLIT_MODE", "split_mode", "`layer` or `tensor`", parse_split_mode),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_COMPUTE", "slab_compute", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable(
+        "MOE_DECODE_PREFETCH", "decode_prefetch", "`auto` or a number of layers from 0 to 4", parse_layers
+    ),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
@@ -111,6 +116,7 @@ class TierConfig:
     split_mode: SplitMode = SplitMode.LAYER
     decode_gate: AutoSwitch = "auto"
     slab_compute: AutoSwitch = "auto"
+    decode_prefetch: AutoLayers = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"

@@ -109,6 +109,8 @@ class TierManager:
         """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
+        self.decode_prefetch = config.decode_prefetch
+        """How many layers ahead a gate's engine fetches predicted experts; `auto`: as long as that pays."""
         budgets = resolve(
             config,
             table,
@@ -589,12 +591,14 @@ class TierManager:
             pins = self._residency.pins_of(layer)
             assert pins == expected or self._usage.bound, f"layer {layer}: pins {pins}, leases {expected}"
         stats = self.stats()
-        asked = stats.l1.misses + stats.prefetch.asked
-        filled = self._residency.totals()["fills"]
-        assert filled <= asked, (
-            f"{filled} fills for {stats.l1.misses} misses and {stats.prefetch.asked} prefetches"
+        totals = self._residency.totals()
+        misses, filled, prefetched = stats.l1.misses, totals["fills"], totals["prefetches"]
+        assert filled <= misses + prefetched, (
+            f"{filled} fills for {misses} misses and {prefetched} prefetches"
         )
         if not self.stream_tokens:  # staged layers ask L2 too, and never L1
+            # An engine's prefetches are not asked for here; those that it gives up end as aborts.
+            asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]
             assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
 
     def close(self) -> None:

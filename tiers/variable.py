@@ -28,6 +28,10 @@ AutoSwitch: TypeAlias = bool | Literal["auto"]
 AutoShares: TypeAlias = tuple[float, ...] | Literal["auto"]
 """Numbers in whose proportion something is shared out, or `auto`."""
 
+AutoLayers: TypeAlias = int | Literal["auto"]
+"""A number of layers, or `auto`."""
+
+_MAX_LAYERS_AHEAD = 4
 _MAX_MIB = 1 << 40
 _MAX_TOKENS = 1 << 30
 _MAX_SHARE = 1e6
@@ -93,6 +97,15 @@ def parse_switch(text: str) -> bool:
 def parse_auto_switch(text: str) -> AutoSwitch:
     """Read `auto`, `0` or `1`."""
     return "auto" if text == "auto" else parse_switch(text)
+
+
+def parse_layers(text: str) -> AutoLayers:
+    """Read `auto` or a small number of layers."""
+    if text == "auto":
+        return "auto"
+    if not re.fullmatch(r"\d+", text, re.ASCII) or int(text) > _MAX_LAYERS_AHEAD:
+        raise ValueError(text)
+    return int(text)
 
 
 def parse_device(text: str) -> str:

@@ -22,6 +22,10 @@ class ModelKind:
     about: str
     shape: ModelShape
     replays_recording: bool
+    recall: float | None = None
+    """What share of a layer's experts the layer before foretells; all of them where none is given."""
+    recall_of_rare: float | None = None
+    """The same of experts that the layer has not used for a while, where it is another."""
 
 
 def _shape(**changes: object) -> ModelShape:
@@ -40,6 +44,24 @@ MODELS = {
             "gpt-oss-20b's routing, 24 layers of 32 experts of 6.75 MiB (5.1 GiB), top-4, Q4_0",
             _shape(),
             True,
+        ),
+        *(
+            ModelKind(
+                f"gptoss-r{percent}",
+                f"the same, where a layer's state foretells {percent} % of the next layer's experts",
+                _shape(),
+                True,
+                percent / 100,
+            )
+            for percent in (60, 75, 90)
+        ),
+        ModelKind(
+            "gptoss-ahead",
+            "the same, where it foretells 90 % of the usual and 60 % of the rarer experts",
+            _shape(),
+            True,
+            0.9,
+            0.6,
         ),
         ModelKind(
             "gptoss-mxfp4",
@@ -99,7 +121,9 @@ def ensure_model(
     say(f"writing {path}: {kind.about}")
     start = time.perf_counter()
     ids = _routing(kind, steps, trace)
-    written = write_trace_model(path, ids, kind.shape, repeat=True)
+    written = write_trace_model(
+        path, ids, kind.shape, repeat=True, recall=kind.recall, recall_of_rare=kind.recall_of_rare
+    )
     seconds = time.perf_counter() - start
     table = ExpertTable.from_gguf(path)
     largest = max(layout.block_bytes for layout in table.slot_layouts)

@@ -35,6 +35,7 @@ def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]], link_gbs:
         cache = rows.get(f"cache-{row.get('percent')}", {}) if row.get("side") == "ours" else {}
         lines.append(_line(name, row, rows.get("vram", {}), cache, sizes, link_gbs))
     print_table(head, lines)
+    print_predictions(rows)
     for name, row in rows.items():
         if "failed" in row:
             print(f"{name} FAILED: {row['failed']}")
@@ -42,6 +43,49 @@ def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]], link_gbs:
             print(
                 f"{name}: the output is WRONG: after the last step, another token than the model's was likeliest"
             )
+
+
+def print_predictions(rows: dict[str, dict[str, Any]]) -> None:
+    """Print what rows foretold of the next layer's experts in their timed decode, and what came of it."""
+    lines = []
+    for name, row in rows.items():
+        decode = row.get("decode", {})
+        counts = {
+            key.removeprefix("proxy."): value
+            for key, value in decode.get("counts", {}).items()
+            if key.startswith("proxy.")
+        }
+        if not counts.get("predicted"):
+            continue
+        begun, steps = counts.get("prefetches", 0), decode["steps"]
+        lines.append(
+            [
+                name,
+                _percent(counts, "predicted_right", "predicted"),
+                _percent(counts, "missing_predicted", "missing"),
+                f"{begun / steps:.2f}",
+                _percent(counts, "prefetches_useful", "prefetches"),
+                _percent(counts, "prefetches_in_time", "prefetches"),
+                f"{counts.get('prefetch_bytes', 0) / steps / 1e6:.1f}",
+                f"{counts.get('prefetch_wasted_bytes', 0) / steps / 1e6:.1f}",
+                f"{counts.get('gate_waits', 0) / steps:.2f}",
+                str(counts.get("prefetch_pauses", 0)),
+            ]
+        )
+    if lines:
+        print()
+        print_table(
+            [
+                "predictions", "recall %", "of missing %", "begun/step", "used %", "in time %", "MB/step", "wasted",
+                "waits/step", "pauses",
+            ],
+            lines,
+        )  # fmt: skip
+
+
+def _percent(counts: dict[str, int], part: str, whole: str) -> str:
+    total = counts.get(whole, 0)
+    return f"{100 * counts.get(part, 0) / total:.1f}" if total else "-"
 
 
 def _line(

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 6
+#define EXPERTIER_ABI 7
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -30,9 +30,12 @@ struct expertier_policy {
     int32_t (*is_whole)(const int64_t * directory, int32_t layer);
     int32_t (*version)(const int64_t * directory, int32_t layer);
     int32_t (*replaced)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n, int32_t * experts);
+    int32_t (*begin_prefetch_into)(const int64_t * directory, int32_t layer, int32_t expert, int32_t slot);
+    int32_t (*coldest)(const int64_t * directory, int32_t layer, int32_t * slots, int32_t n, int32_t * experts);
 };
 
-// Driver calls and a kernel for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent and cuEventRecord are, and HIP's.
+// Driver calls and kernels for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery
+// are, and HIP's.
 struct expertier_gate {
     int32_t (*launch)(void * function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
                       uint32_t block_y, uint32_t block_z, uint32_t shared_bytes, void * stream, void ** arguments,
@@ -42,6 +45,10 @@ struct expertier_gate {
     void * function;
     void * stream;
     uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about a minute
+    void *   predict;  // the kernel that predicts; null: there is none
+    int32_t (*event_query)(void * event); // 0: what was recorded is done
+    int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
+    int32_t prefetch_pauses; // 1: only as long as it pays
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
@@ -162,6 +169,16 @@ struct expertier_counters {
     int64_t gated_calls;    // layer calls whose ids were looked up on the device
     int64_t gate_waits;     // those of them that waited for missing experts
     int64_t gate_retreats;  // graphs that were begun so and run again without
+    int64_t predicted;       // experts that gates were asked for, where a prediction had been made
+    int64_t predicted_right; // those of them that were predicted
+    int64_t missing;           // those of the first that were in no slot when the prediction was made
+    int64_t missing_predicted; // those of them that were predicted
+    int64_t prefetches;            // experts whose copies began before anyone had asked for them
+    int64_t prefetches_useful;     // that the layer then asked for
+    int64_t prefetches_in_time;    // those of them whose last byte had been queued by then
+    int64_t prefetch_bytes;        // that were copied ahead
+    int64_t prefetch_wasted_bytes; // those of experts that the layer did not ask for
+    int64_t prefetch_pauses;       // how often it was found not to pay
     int64_t staged_calls;   // layer calls that ran on a staged layer
     int64_t staged_bytes;   // bytes that came from the host for these
     int64_t dropped_writes; // bytes that the loader wrote to expert tensors and the buffer dropped

@@ -9,6 +9,7 @@
 #include <exception>
 #include <map>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 
 namespace expertier {
@@ -35,6 +36,16 @@ Buffer new_device_buffer(ggml_backend_dev_t device, size_t size) {
         ggml_backend_buffer_clear(buffer.get(), 0);
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     }
+    return buffer;
+}
+
+Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size) {
+    ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
+    Buffer                     buffer(type ? ggml_backend_buft_alloc_buffer(type, size) : nullptr);
+    if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != type) {
+        throw std::runtime_error("there is no pinned host memory for it");
+    }
+    ggml_backend_buffer_clear(buffer.get(), 0);
     return buffer;
 }
 

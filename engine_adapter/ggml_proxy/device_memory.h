@@ -18,6 +18,9 @@ using Buffer = std::unique_ptr<ggml_backend_buffer, FreeBuffer>;
 // Zeroed memory in the device's default buffer type; null when there is none left.
 Buffer new_device_buffer(ggml_backend_dev_t device, size_t size);
 
+// Zeroed host memory that the device reads and writes, too; throws std::runtime_error when there is none.
+Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size);
+
 // `n_bytes` at `address` within `buffer`, as a tensor without a context.
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes);
 

@@ -16,22 +16,14 @@ namespace {
 constexpr int arrived = 0, answered = 1, go = 2, missing = 3, late = 4, rows = 8;
 constexpr size_t door_words = 128;
 
+constexpr unsigned threads_that_keep = 256; // copying rows is on the engine's way
+
 constexpr uint32_t usual_patience = 60'000'000; // reads of host memory, about a microsecond each
 
 constexpr auto trial_limit = std::chrono::seconds(5);
 
 uint32_t load(const uint32_t * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
 void     store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
-
-Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size) {
-    ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
-    Buffer                     buffer(type ? ggml_backend_buft_alloc_buffer(type, size) : nullptr);
-    if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != type) {
-        throw std::runtime_error("there is no pinned host memory for it");
-    }
-    ggml_backend_buffer_clear(buffer.get(), 0);
-    return buffer;
-}
 
 } // namespace
 
@@ -64,13 +56,14 @@ uint32_t * Gate::door(int layer) const {
     return static_cast<uint32_t *>(ggml_backend_buffer_get_base(doors_.get())) + layer * door_words;
 }
 
-bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots) {
+bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
+                 const KeptRows & keep) {
     ggml_backend_event_record(before_.get(), compute);
     if (driver_.stream_wait(driver_.stream, before_->context, 0) != 0) {
         return false;
     }
     const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
-    if (!launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data) ||
+    if (!launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, keep) ||
         driver_.event_record(after_->context, driver_.stream) != 0) {
         return false;
     }
@@ -78,19 +71,23 @@ bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggm
     return true;
 }
 
-bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots) {
+bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
+                  const KeptRows & keep) {
     uint64_t ids_address   = reinterpret_cast<uint64_t>(ids);
     uint64_t column_bytes  = nb[0], row_bytes = nb[1];
-    uint64_t table_address = reinterpret_cast<uint64_t>(
-        static_cast<int32_t *>(ggml_backend_buffer_get_base(device_tables_.get())) + first_[layer]);
+    uint64_t table_address = reinterpret_cast<uint64_t>(device_table(layer));
     uint32_t n_experts     = (uint32_t) tables_[layer].size();
     uint64_t slots_address = reinterpret_cast<uint64_t>(slots);
     uint64_t door_address  = reinterpret_cast<uint64_t>(door(layer));
     uint32_t ticket        = tickets_[layer] + 1;
     uint32_t until         = patience_;
-    void *   arguments[]   = { &ids_address, &column_bytes,  &row_bytes,    &n_used, &n_rows, &table_address,
-                               &n_experts,   &slots_address, &door_address, &ticket, &until };
-    if (driver_.launch(driver_.function, 1, 1, 1, (unsigned) max_rows, 1, 1, 0, driver_.stream, arguments, nullptr) != 0) {
+    KeptRows kept          = keep;
+    uint64_t hidden        = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
+    void *   arguments[]   = { &ids_address,   &column_bytes, &row_bytes, &n_used, &n_rows, &table_address,
+                               &n_experts,     &slots_address, &door_address, &ticket, &until, &hidden,
+                               &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address };
+    const unsigned n_threads = kept.n_tokens ? threads_that_keep : (unsigned) max_rows;
+    if (driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) != 0) {
         return false;
     }
     tickets_[layer] = ticket;
@@ -111,12 +108,15 @@ bool Gate::answer(int layer, bool is_go) {
 
 void Gate::upload_table(int layer) {
     const size_t n_bytes = tables_[layer].size() * sizeof(int32_t);
-    int32_t *    host    = static_cast<int32_t *>(ggml_backend_buffer_get_base(host_tables_.get())) + first_[layer];
-    memcpy(host, tables_[layer].data(), n_bytes);
-    ggml_tensor target = bytes_at(
-        device_tables_.get(), static_cast<int32_t *>(ggml_backend_buffer_get_base(device_tables_.get())) + first_[layer],
-        n_bytes);
-    ggml_backend_tensor_set_async(uploads_.get(), &target, host, 0, n_bytes);
+    memcpy(host_table(layer), tables_[layer].data(), n_bytes);
+    ggml_tensor target = bytes_at(device_tables_.get(), device_table(layer), n_bytes);
+    ggml_backend_tensor_set_async(uploads_.get(), &target, host_table(layer), 0, n_bytes);
+}
+
+void Gate::upload_entry(int layer, int32_t expert) {
+    store(reinterpret_cast<uint32_t *>(host_table(layer) + expert), (uint32_t) tables_[layer][expert]);
+    ggml_tensor target = bytes_at(device_tables_.get(), device_table(layer) + expert, sizeof(int32_t));
+    ggml_backend_tensor_set_async(uploads_.get(), &target, host_table(layer) + expert, 0, sizeof(int32_t));
 }
 
 // One row asks for expert 0, which is missing; the answer puts it into slot 7.

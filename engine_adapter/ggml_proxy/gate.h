@@ -19,6 +19,15 @@
 
 namespace expertier {
 
+// Rows of a hidden state that a gate keeps a copy of, for whoever predicts from them.
+struct KeptRows {
+    const void * rows      = nullptr;
+    uint64_t     row_bytes = 0;
+    uint32_t     n_hidden  = 0; // floats a row
+    uint32_t     n_tokens  = 0; // 0: none
+    float *      kept      = nullptr;
+};
+
 class Gate {
   public:
     static constexpr int64_t max_rows = 64;
@@ -29,7 +38,7 @@ class Gate {
 
     // Queues the gate of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as the
     // ids are) gets the slot ids. False when the driver refused.
-    bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots);
+    bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots, const KeptRows & keep = {});
 
     // What came of the gate that was queued last for the layer.
     bool            has_arrived(int layer) const;
@@ -43,6 +52,11 @@ class Gate {
     std::vector<int32_t> & table(int layer) { return tables_[layer]; }
     void                   upload_table(int layer); // queued on `uploads()`
     ggml_backend_t         uploads() const { return uploads_.get(); }
+    void                   upload_entry(int layer, int32_t expert); // the same for one expert's
+    int32_t *              device_table(int layer) const {
+        return static_cast<int32_t *>(ggml_backend_buffer_get_base(device_tables_.get())) + first_[layer];
+    }
+    const expertier_gate & driver() const { return driver_; }
 
   private:
     struct FreeBackend {
@@ -53,7 +67,11 @@ class Gate {
     };
 
     uint32_t * door(int layer) const;
-    bool       launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots);
+    bool       launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
+                      const KeptRows & keep);
+    int32_t *  host_table(int layer) const {
+        return static_cast<int32_t *>(ggml_backend_buffer_get_base(host_tables_.get())) + first_[layer];
+    }
     void       try_out(ggml_backend_dev_t device);
 
     expertier_gate                                driver_;

@@ -43,7 +43,7 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
                 }
             }
             ids = node->src[2];
-            plan.calls.push_back({ i, layer });
+            plan.calls.push_back({ i, layer, ids->ne[0], ids->ne[1], find_router(ids) });
         }
         if (n_rows > Gate::max_rows || n_rows > plan.tiers->n_slots(layer) || ids->type != GGML_TYPE_I32 ||
             (plan.tiers->staging() && ids->ne[1] >= plan.tiers->stream_tokens())) {

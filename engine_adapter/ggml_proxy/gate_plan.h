@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kept_inputs.h"
+#include "router.h"
 
 #include <cstdint>
 #include <memory>
@@ -21,8 +22,10 @@ struct GatePlan {
         int call;   // index in `calls`
     };
     struct Call { // one layer's
-        int first; // its first node
-        int layer;
+        int     first; // its first node
+        int     layer;
+        int64_t n_used, n_tokens;
+        Router  router;
     };
 
     uint64_t               uid    = 0; // of the graph that this is about; 0: of none

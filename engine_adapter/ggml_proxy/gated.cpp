@@ -1,5 +1,6 @@
 #include "gated.h"
 
+#include "ahead.h"
 #include "device.h"
 #include "expert_call.h"
 #include "gate.h"
@@ -13,6 +14,8 @@
 #include <deque>
 #include <numeric>
 #include <thread>
+#include <tuple>
+#include <utility>
 
 namespace expertier {
 
@@ -54,6 +57,7 @@ class GatedRun {
             locks_.emplace_back(tiers_.locks(), layer);
         }
         bring_tables();
+        open_ahead();
 
         if (!plan_.inputs.keep(backend_.inner)) {
             return {};
@@ -62,6 +66,9 @@ class GatedRun {
         ggml_status status = queue_all();
         while (n_served_ < queued_.size()) { // also after a failure: nobody may be left waiting
             serve(true);
+        }
+        if (ahead_) {
+            ahead_->end();
         }
         if (status != GGML_STATUS_SUCCESS || retreats_ || fails_) {
             ggml_backend_synchronize(backend_.inner);
@@ -106,6 +113,73 @@ class GatedRun {
         }
     }
 
+    // Has the next layers' experts fetched, unless that does not pay.
+    void open_ahead() {
+        Predictor * predictor = tiers_.predictor();
+        if (predictor == nullptr || !predictor->payoff.is_on()) {
+            return;
+        }
+        size_t n_floats = 0;
+        for (size_t i = 0; i < plan_.calls.size(); i++) {
+            const auto [first, last] = predicted_by(i);
+            for (size_t next = first; next <= last; next++) {
+                if (can_predict(i, next)) {
+                    n_floats = std::max<size_t>(n_floats, ggml_nelements(plan_.calls[i].router.input));
+                }
+            }
+        }
+        if (n_floats > 0 && predictor->reserve(n_floats)) {
+            ahead_.emplace(tiers_, gate_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
+        }
+    }
+
+    // The calls that are to be predicted by call `i`, first and last; the first call does so for all those close by.
+    std::pair<size_t, size_t> predicted_by(size_t i) const {
+        const size_t last = i + tiers_.predictor()->layers_ahead();
+        return { i == 0 ? 1 : last, std::min(last, plan_.calls.size() - 1) };
+    }
+
+    // Whether experts of call `to` can be predicted at call `from`, and there are slots for more than it uses.
+    bool can_predict(size_t from, size_t to) const {
+        if (is_whole_[from] || is_whole_[to]) {
+            return false;
+        }
+        const GatePlan::Call & call = plan_.calls[from];
+        const GatePlan::Call & next = plan_.calls[to];
+        const int              n    = tiers_.n_slots(next.layer);
+        return n < tiers_.n_experts(next.layer) && n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
+               Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
+    }
+
+    // Queues a layer's gate, and behind it predictions for layers to come.
+    bool queue_gate(size_t index, const ggml_tensor * ids, ggml_tensor * slot_ids) {
+        const GatePlan::Call & call = plan_.calls[index];
+        size_t                 next = 1, last = 0; // none
+        KeptRows               keep;
+        if (ahead_) {
+            std::tie(next, last) = predicted_by(index);
+            while (next <= last && !can_predict(index, next)) {
+                next += 1;
+            }
+        }
+        if (next <= last) {
+            keep = tiers_.predictor()->keep(call.router, plan_.calls[next].router);
+        }
+        if (!gate_.queue(backend_.inner, call.layer, ids, slot_ids, keep)) {
+            return false;
+        }
+        queued_.push_back({ call.layer, (int) (ids->ne[0] * ids->ne[1]) });
+        for (; next <= last; next++) {
+            const GatePlan::Call & to = plan_.calls[next];
+            // Others than the rows that were kept are not there.
+            if (can_predict(index, next) && tiers_.predictor()->keep(call.router, to.router).rows == keep.rows &&
+                !ahead_->queue(to.layer, call.router, to.router, to.n_used)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
     ggml_status queue_all() {
         int           last     = -1;
         ggml_tensor * slot_ids = nullptr;
@@ -126,10 +200,9 @@ class GatedRun {
                 }
                 const ggml_tensor * ids = node->src[2];
                 slot_ids = backend_.ids[tiers_.slots({ at.layer, 0 })].reserve(backend_.inner, ids->ne[0], ids->ne[1]);
-                if (slot_ids == nullptr || !gate_.queue(backend_.inner, at.layer, ids, slot_ids)) {
+                if (slot_ids == nullptr || !queue_gate(at.call, ids, slot_ids)) {
                     return GGML_STATUS_FAILED;
                 }
-                queued_.push_back({ at.layer, (int) (ids->ne[0] * ids->ne[1]) });
                 serve(false);
             }
             slices_.redirect(node, pool, slot_ids);
@@ -141,7 +214,13 @@ class GatedRun {
     void serve(bool must) {
         while (n_served_ < queued_.size()) {
             const auto [layer, n_rows] = queued_[n_served_];
+            if (ahead_ && !must) {
+                ahead_->attend();
+            }
             for (int i = 0; must && !gate_.has_arrived(layer); i++) {
+                if (ahead_) {
+                    ahead_->attend();
+                }
                 if (i > 20'000) {
                     std::this_thread::yield();
                 }
@@ -154,6 +233,9 @@ class GatedRun {
             release_previous(); // its kernels came before this gate
             const bool waits = gate_.n_missing(layer) > 0;
             const bool go    = !retreats_ && !fails_ && serve(layer, n_rows, waits);
+            if (ahead_ && (retreats_ || fails_)) {
+                ahead_->stop();
+            }
             if (waits && !gate_.answer(layer, go) && go) {
                 Tiers::fail("layer " + std::to_string(layer) + ": its experts came so late that the device had given up "
                             "waiting for them; the process was stopped or starved for a minute");
@@ -174,8 +256,16 @@ class GatedRun {
         tiers_.counters.gated_calls += 1;
         tiers_.counters.gate_waits += waits;
         tiers_.counters.lookups += 1;
-        const int32_t n_misses =
-            tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index_.data());
+        if (ahead_) {
+            ahead_->arrive(layer, experts, waits);
+        }
+        const auto begin = [&] {
+            return tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index_.data());
+        };
+        int32_t n_misses = begin();
+        if (n_misses == EXPERTIER_BUSY && ahead_ && ahead_->make_room(layer)) {
+            n_misses = begin();
+        }
         if (n_misses < 0) { // an id out of range, or slots that a lease holds: the other way tells
             retreats_ = true;
             return false;
@@ -187,7 +277,7 @@ class GatedRun {
             fails_ = true;
             return false;
         }
-        if (!fill(layer, experts, slots, miss_index_, n_misses)) {
+        if (waits && !fill(layer, experts, slots, miss_index_, n_misses)) {
             tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n); // its victims are gone: the version tells
             retreats_ = true;
             return false;
@@ -197,7 +287,7 @@ class GatedRun {
         return true;
     }
 
-    // Has missing experts and the new table on the device; false when the host pool lacks one.
+    // Has missing experts and the table on the device; false when the host pool lacks one.
     bool fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots,
               const std::vector<int32_t> & miss_index, int32_t n_misses) {
         copies_.clear();
@@ -219,10 +309,13 @@ class GatedRun {
             std::replace(table.begin(), table.end(), slot, -1);
             table[experts[miss_index[i]]] = slot;
         }
+        gate_.upload_table(layer);
+        ggml_backend_synchronize(gate_.uploads());
+        if (ahead_) {
+            ahead_->synchronized();
+        }
         if (n_misses > 0) {
             tiers_.note_missed(layer, n_misses);
-            gate_.upload_table(layer);
-            ggml_backend_synchronize(gate_.uploads());
             reads_.release();
             tiers_.policy().complete(tiers_.directory(), layer, slots.data(), (int32_t) slots.size());
             tiers_.counters.host_fills += n_misses;
@@ -272,6 +365,7 @@ class GatedRun {
     std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
     std::vector<const char *> copies_;
     size_t                n_served_ = 0;
+    std::optional<Ahead>  ahead_;
     std::vector<int32_t>  held_; // slots that the gate served last leads to
     int                   held_layer_ = -1;
     bool                  retreats_ = false, fails_ = false;

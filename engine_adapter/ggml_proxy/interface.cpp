@@ -70,11 +70,12 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
     }
 }
 
-// Has ids looked up on the device from now on; 0 and `error` filled when that does not work.
+// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With 1, too, `error` may say
+// why nothing is predicted.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const expertier_gate * driver, char * error,
                                                    size_t error_size) {
     try {
-        self->tiers->open_gate(*driver);
+        copy_text(self->tiers->open_gate(*driver), error, error_size);
         return 1;
     } catch (const std::exception & problem) {
         copy_text(problem.what(), error, error_size);
@@ -185,6 +186,16 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->gated_calls             = from.gated_calls;
     out->gate_waits              = from.gate_waits;
     out->gate_retreats           = from.gate_retreats;
+    out->predicted = from.predicted;
+    out->predicted_right = from.predicted_right;
+    out->missing = from.missing;
+    out->missing_predicted = from.missing_predicted;
+    out->prefetches = from.prefetches;
+    out->prefetches_useful = from.prefetches_useful;
+    out->prefetches_in_time = from.prefetches_in_time;
+    out->prefetch_bytes = from.prefetch_bytes;
+    out->prefetch_wasted_bytes = from.prefetch_wasted_bytes;
+    out->prefetch_pauses = from.prefetch_pauses;
     out->staged_calls            = from.staged_calls;
     out->staged_bytes            = from.staged_bytes;
     out->dropped_writes          = from.dropped_writes;

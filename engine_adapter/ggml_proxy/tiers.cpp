@@ -1,10 +1,12 @@
 #include "tiers.h"
 
+#include "ahead.h"
 #include "device.h"
 #include "embedded.h"
 #include "gate.h"
 #include "ggml-backend-impl.h"
 #include "layer_lock.h"
+#include "predictor.h"
 #include "staging.h"
 
 #include <algorithm>
@@ -104,7 +106,7 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
 
 Tiers::~Tiers() = default;
 
-void Tiers::open_gate(const expertier_gate & driver) {
+std::string Tiers::open_gate(const expertier_gate & driver) {
     if (sees_all_) {
         throw std::runtime_error("every look-up is being recorded, on the host");
     }
@@ -113,6 +115,17 @@ void Tiers::open_gate(const expertier_gate & driver) {
         n_experts.push_back(layer.n_experts);
     }
     gate_ = std::make_unique<Gate>(driver, device_.inner, n_experts);
+    if (driver.predict == nullptr || driver.layers_ahead <= 0) {
+        return {};
+    }
+    try {
+        prefetch_events_ = std::make_unique<PrefetchEvents>(device_.inner);
+        predictor_       = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
+    } catch (const std::runtime_error & problem) { // the gate does without
+        prefetch_events_.reset();
+        return std::string("nothing is predicted: ") + problem.what();
+    }
+    return {};
 }
 
 ggml_tensor Tiers::slot_piece(int, int32_t slot, const expertier_copy & copy) const {

@@ -25,6 +25,8 @@ struct MatrixRef {
 
 class ComputeRegion;
 class Gate;
+class PrefetchEvents;
+class Predictor;
 class Staging;
 class Tiers;
 
@@ -113,7 +115,11 @@ class Tiers {
     Staging *   staging() const { return staging_.get(); }
     // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
     Gate *      gate() const { return gate_.get(); }
-    void        open_gate(const expertier_gate & driver);
+    // Empty, or why there are no predictions though they were asked for.
+    std::string open_gate(const expertier_gate & driver);
+    // Tells what a gate will be asked for; null when there is none.
+    Predictor *            predictor() const { return predictor_.get(); }
+    const PrefetchEvents & prefetch_events() const { return *prefetch_events_; }
     int32_t &   gate_version(int layer) { return layers_[layer].gate_version; } // of the device's table
     bool        serves_fills() const { return fills_ == EXPERTIER_FILLS_SERVED; }
     int32_t     stream_tokens() const { return stream_tokens_; }
@@ -142,7 +148,7 @@ class Tiers {
 
     struct Counters {
         std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
-            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, gated_calls{0}, gate_waits{0}, gate_retreats{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
+            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, gated_calls{0}, gate_waits{0}, gate_retreats{0}, predicted{0}, predicted_right{0}, missing{0}, missing_predicted{0}, prefetches{0}, prefetches_useful{0}, prefetches_in_time{0}, prefetch_bytes{0}, prefetch_wasted_bytes{0}, prefetch_pauses{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
     };
     Counters counters;
 
@@ -210,6 +216,8 @@ class Tiers {
     std::unique_ptr<Gate>                      gate_;
     std::shared_ptr<ComputeRegion>             region_;
     std::atomic<int>                           epoch_{ 0 };
+    std::unique_ptr<PrefetchEvents>            prefetch_events_;
+    std::unique_ptr<Predictor>                 predictor_;
 };
 
 } // namespace expertier

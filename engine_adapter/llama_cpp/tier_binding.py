@@ -40,6 +40,16 @@ class ProxyCounters:
     gated_calls: int
     gate_waits: int
     gate_retreats: int
+    predicted: int
+    predicted_right: int
+    missing: int
+    missing_predicted: int
+    prefetches: int
+    prefetches_useful: int
+    prefetches_in_time: int
+    prefetch_bytes: int
+    prefetch_wasted_bytes: int
+    prefetch_pauses: int
     staged_calls: int
     staged_bytes: int
     dropped_writes: int
@@ -101,7 +111,13 @@ class TierBinding:
                 self._compute = SlabCompute(
                     engine.proxy, self._handle, manager, self._struct, self._note_error
                 )
-            self._gate = open_gate(engine.proxy, self._handle, inner_device, manager.decode_gate)
+            self._gate = open_gate(
+                engine.proxy,
+                self._handle,
+                inner_device,
+                manager.decode_gate,
+                prefetch=manager.decode_prefetch,
+            )
         except BaseException:
             if self._handle:
                 engine.proxy.expertier_tiers_unbind(self._handle)

@@ -2,59 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes as ct
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import numpy as np
 import pytest
 
 from architecture_models import MODELS
-from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError, SourceError
 from failing_reads import FailingReads
+from fake_ggml_gpu.gates import open_gate, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,
-    gpu_model,
-    gpu_tiers,
     logits_of,
     model_path,
     prefetched_meanwhile,
     stock_logits,
 )
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
+from tiered_runs import SMALL, prompt_tokens
 
 PROMPT = prompt_tokens(20)
 TOKENS = 32
 KIND = "qwen3moe"
 POOL_BYTES = 64 << 20
 SMALL_POOL_BYTES = 2 << 20
-
-
-@contextmanager
-def tiered_model(
-    gpus: GpuSession, kind: str, n_slots: int, pool_bytes: int
-) -> Iterator[tuple[LlamaModel, abi.Gate]]:
-    """A model with tiers on a device, and what a gate for it takes."""
-    path = model_path(gpus, kind, MODELS[kind])
-    with (
-        gpus.fakes.gate() as calls,
-        gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
-        gpu_model(gpus, tiers) as model,
-    ):
-        yield model, calls
-        assert_nothing_held(tiers)
-
-
-def open_gate(gpus: GpuSession, model: LlamaModel, calls: abi.Gate) -> str:
-    """Give the model a gate; return why it got none, if it did not."""
-    error = ct.create_string_buffer(4096)
-    opened = gpus.engine.proxy.expertier_tiers_open_gate(
-        model.binding._open_handle(), ct.byref(calls), error, len(error)
-    )
-    return "" if opened else error.value.decode()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +43,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     path = model_path(gpus, kind, MODELS[kind])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
-    with tiered_model(gpus, kind, n_slots, pool_bytes) as (model, calls):
+    with tiered_model(gpus, path, n_slots, pool_bytes) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # what the first one misses is on disk
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
@@ -93,7 +63,7 @@ def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
     """Others change the slots between two graphs, and the device's tables follow."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, KIND, n_slots, POOL_BYTES) as (model, calls):
+    with tiered_model(gpus, path, n_slots, POOL_BYTES) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         with prefetched_meanwhile(model.binding.manager, n_slots):
             for _ in range(3):
@@ -111,7 +81,7 @@ def test_a_gate_that_gave_up_waiting_fails_the_step(gpus: GpuSession):
         for _ in range(4):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
 
-    with tiered_model(gpus, KIND, SMALL.top_k, POOL_BYTES) as (model, calls):
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
         calls.patience = 1
         assert open_gate(gpus, model, calls) == ""
         with pytest.raises(DecodeError, match="given up waiting"):
@@ -127,7 +97,7 @@ def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with (
         pytest.MonkeyPatch.context() as patch,
-        tiered_model(gpus, KIND, SMALL.top_k, pool_bytes) as (model, calls),
+        tiered_model(gpus, path, SMALL.top_k, pool_bytes) as (model, calls),
         model.context(n_ctx=512, n_threads=1) as context,
     ):
         assert open_gate(gpus, model, calls) == ""
@@ -159,7 +129,7 @@ def test_a_device_that_has_nothing_for_a_gate(gpus: GpuSession, call):
     """It says so, and everything goes on without."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, KIND, SMALL.top_k, POOL_BYTES) as (model, calls):
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
         for nth in range(1, 20):
             live = gpus.fakes.devices[0].live()
             gpus.fakes.fail(call, nth)
@@ -178,7 +148,7 @@ def test_two_contexts_do_without(gpus: GpuSession):
     """A gate that waits would hold a stream, and its host the layers that the other one needs."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, KIND, SMALL.top_k, POOL_BYTES) as (model, calls):
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
         assert_same(logits_of(model, PROMPT, TOKENS), expected)
         gated = model.binding.counters().gated_calls

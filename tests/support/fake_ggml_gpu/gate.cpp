@@ -1,4 +1,4 @@
-// The driver calls that the gate of decode graphs makes (engine_adapter/ggml_proxy/gate.h), and its kernel, compiled for
+// The driver calls that the gate of decode graphs makes (engine_adapter/ggml_proxy/gate.h), and its kernels, compiled for
 // this machine: events are ggml's own, as on CUDA and HIP, and streams are ours.
 
 #include "backend.h"
@@ -7,7 +7,9 @@
 #define EXPERTIER_FAKE_BARRIERS
 #include <cpu_device.h>
 #include <gate.cu>
+#include <predict.cu>
 EXPERTIER_FAKE_KERNEL(gate)
+EXPERTIER_FAKE_KERNEL(predict)
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -23,12 +25,43 @@ struct Arguments {
     uint32_t n_experts;
     uint64_t slots, door;
     uint32_t ticket, patience;
+    uint64_t hidden, hidden_row_bytes;
+    uint32_t n_hidden, n_tokens;
+    uint64_t kept;
+    size_t   kept_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
 };
 
 Arguments read(void ** values) {
     const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
     const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
-    return { u64(0), u64(1), u64(2), u32(3), u32(4), u64(5), u32(6), u64(7), u64(8), u32(9), u32(10) };
+    return { u64(0), u64(1), u64(2), u32(3), u32(4), u64(5), u32(6), u64(7), u64(8), u32(9), u32(10),
+             u64(11), u64(12), u32(13), u32(14), u64(15) };
+}
+
+// The predicting kernel's.
+struct Prediction {
+    uint64_t hidden;
+    uint32_t n_hidden, n_tokens;
+    uint64_t router, router_row_bytes;
+    uint32_t router_type;
+    uint64_t norm;
+    float    epsilon;
+    uint64_t bias;
+    uint32_t is_sigmoid;
+    uint64_t late_bias;
+    uint32_t n_used, n_spared;
+    Candidates candidates;
+    uint32_t n_candidates, most;
+    uint64_t scores, n_done, table, door;
+    uint32_t ticket;
+};
+
+Prediction read_prediction(void ** values) {
+    const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
+    const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
+    return { u64(0), u32(1), u32(2), u64(3), u64(4), u32(5), u64(6), *static_cast<float *>(values[7]), u64(8), u32(9),
+             u64(10), u32(11), u32(12), *static_cast<Candidates *>(values[13]), u32(14), u32(15), u64(16), u64(17),
+             u64(18), u64(19), u32(20) };
 }
 
 // Puts the address of the bytes in place of the device's; false when it is none of the device's.
@@ -45,11 +78,17 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     }
     // The table is no race: the host may change it while the kernel waits for the host's answer, and only then.
     touch(stream.device, reinterpret_cast<char *>(a.slots), a.n_rows * sizeof(int32_t), true, "a gate's slots");
+    for (uint32_t token = 0; token < a.n_tokens; token++) {
+        touch(stream.device, reinterpret_cast<char *>(a.hidden + token * a.hidden_row_bytes), a.n_hidden * sizeof(float),
+              false, "a gate's hidden state");
+    }
+    touch(stream.device, reinterpret_cast<char *>(a.kept), a.kept_bytes(), true, "a gate's kept rows");
     if (a.patience > 1000) { // not a test's own choice
         a.patience = UINT32_MAX; // a look at the door takes a nanosecond here
     }
-    void *         values[] = { &a.ids,       &a.column_bytes, &a.row_bytes, &a.n_used, &a.n_rows,  &a.table,
-                                &a.n_experts, &a.slots,        &a.door,      &a.ticket, &a.patience };
+    void *         values[] = { &a.ids,    &a.column_bytes,     &a.row_bytes, &a.n_used,   &a.n_rows, &a.table,
+                                &a.n_experts, &a.slots,         &a.door,      &a.ticket,   &a.patience, &a.hidden,
+                                &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens, &a.kept };
     const unsigned grid[]   = { 1, 1, 1 };
     const unsigned block[]  = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
@@ -57,22 +96,80 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     if (reinterpret_cast<const uint32_t *>(a.door)[MISSING]) {
         stream.acquire_host(); // has filled slots since this was queued
     }
+    // An entry that is found in the table was written behind the bytes that it leads to.
+    stream.acquire(published(reinterpret_cast<char *>(a.table), a.n_experts * sizeof(int32_t)));
 }
 
-int32_t launch(void *, uint32_t, uint32_t, uint32_t, uint32_t n_threads, uint32_t, uint32_t, uint32_t, void * at,
-               void ** values, void **) {
-    Stream &     stream = *static_cast<Stream *>(at);
-    Arguments    a      = read(values);
-    const size_t span   = (a.n_rows - 1) / a.n_used * a.row_bytes + (a.n_used - 1) * a.column_bytes + sizeof(int32_t);
+void run_prediction(Stream & stream, Prediction p, unsigned n_experts, unsigned n_threads) {
+    const auto reads = [&](uint64_t at, size_t size, const char * what) {
+        if (at) {
+            touch(stream.device, reinterpret_cast<char *>(at), size, false, what);
+        }
+    };
+    reads(p.hidden, (size_t) p.n_tokens * p.n_hidden * sizeof(float), "a prediction's rows");
+    for (unsigned expert = 0; expert < n_experts; expert++) {
+        reads(p.router + expert * p.router_row_bytes, p.n_hidden * (p.router_type == TYPE_F32 ? 4 : 2), "a router");
+    }
+    reads(p.norm, p.n_hidden * sizeof(float), "a norm");
+    reads(p.bias, n_experts * sizeof(float), "a router's bias");
+    reads(p.late_bias, n_experts * sizeof(float), "a router's late bias");
+    stream.tell_host();
+    void *         values[] = { &p.hidden, &p.n_hidden, &p.n_tokens, &p.router, &p.router_row_bytes, &p.router_type,
+                                &p.norm,   &p.epsilon,  &p.bias,     &p.is_sigmoid, &p.late_bias,    &p.n_used,
+                                &p.n_spared, &p.candidates, &p.n_candidates, &p.most, &p.scores,     &p.n_done,
+                                &p.table,  &p.door,     &p.ticket };
+    const unsigned grid[]   = { n_experts, 1, 1 };
+    const unsigned block[]  = { n_threads, 1, 1 };
+    expertier_fake_kernel_predict.run(expertier_fake_kernel_predict.pack(values), grid, block, 32);
+}
+
+bool launch_gate(Stream & stream, unsigned n_threads, void ** values) {
+    Arguments    a    = read(values);
+    const size_t span = (a.n_rows - 1) / a.n_used * a.row_bytes + (a.n_used - 1) * a.column_bytes + sizeof(int32_t);
+    const size_t rows = a.n_tokens ? (a.n_tokens - 1) * a.hidden_row_bytes + a.n_hidden * sizeof(float) : 0;
     if (!find_bytes(stream.device, a.ids, span) || !find_bytes(stream.device, a.table, a.n_experts * sizeof(int32_t)) ||
         !find_bytes(stream.device, a.slots, a.n_rows * sizeof(int32_t)) ||
-        !is_pinned(reinterpret_cast<void *>(a.door), (ROWS + a.n_rows) * sizeof(uint32_t))) {
-        fault(stream.device, "a gate has addresses outside of the device's memory, or a door that is not pinned");
-        return 1;
+        !is_pinned(reinterpret_cast<void *>(a.door), (ROWS + a.n_rows) * sizeof(uint32_t)) ||
+        (rows && (!find_bytes(stream.device, a.hidden, rows) || !find_bytes(stream.device, a.kept, a.kept_bytes())))) {
+        return false;
     }
+    share(reinterpret_cast<char *>(a.table), a.n_experts * sizeof(int32_t));
     stream.push([&stream, a, n_threads] { run(stream, a, n_threads); });
-    return 0;
+    return true;
 }
+
+bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, void ** values) {
+    Prediction   p     = read_prediction(values);
+    const size_t row   = p.n_hidden * (p.router_type == TYPE_F32 ? 4 : 2);
+    const auto   found = [&](uint64_t & at, size_t size) { return at == 0 || find_bytes(stream.device, at, size); };
+    if (!p.hidden || !p.router || !p.scores || !p.n_done || !p.table ||
+        !found(p.hidden, (size_t) p.n_tokens * p.n_hidden * sizeof(float)) ||
+        !found(p.router, (n_experts - 1) * p.router_row_bytes + row) || !found(p.norm, p.n_hidden * sizeof(float)) ||
+        !found(p.bias, n_experts * sizeof(float)) || !found(p.late_bias, n_experts * sizeof(float)) ||
+        !found(p.scores, (size_t) p.n_tokens * n_experts * sizeof(float)) || !found(p.n_done, sizeof(uint32_t)) ||
+        !found(p.table, n_experts * sizeof(int32_t)) ||
+        !is_pinned(reinterpret_cast<void *>(p.door), (PREDICTED + p.n_tokens * p.n_used) * sizeof(uint32_t)) ||
+        n_experts > MOST_EXPERTS || p.n_tokens * n_experts > MOST_SCORES || p.n_tokens * p.n_used > MOST_ROWS ||
+        n_threads > MOST_THREADS || (n_threads & (n_threads - 1)) || p.n_candidates > MOST_CANDIDATES) {
+        return false;
+    }
+    stream.push([&stream, p, n_experts, n_threads] { run_prediction(stream, p, n_experts, n_threads); });
+    return true;
+}
+
+int32_t launch(void * function, uint32_t n_blocks, uint32_t, uint32_t, uint32_t n_threads, uint32_t, uint32_t, uint32_t,
+               void * at, void ** values, void **) {
+    Stream & stream = *static_cast<Stream *>(at);
+    const bool done = function == &expertier_fake_kernel_gate ? launch_gate(stream, n_threads, values)
+                                                              : launch_prediction(stream, n_blocks, n_threads, values);
+    if (!done) {
+        fault(stream.device, "a gate or a prediction has addresses outside of the device's memory, a door that is not "
+                             "pinned, or too much to do");
+    }
+    return !done;
+}
+
+int32_t event_query(void * event) { return !(*static_cast<EventPointer *>(event))->is_done(); }
 
 int32_t stream_wait(void * stream, void * event, uint32_t) {
     static_cast<Stream *>(stream)->wait(*static_cast<EventPointer *>(event));
@@ -88,8 +185,7 @@ int32_t event_record(void * event, void * stream) {
 
 } // namespace fake_gpu
 
-// As expertier_gate of ggml_proxy/abi.h, with a new stream of the device: launch, stream_wait, event_record, function,
-// stream.
+// As expertier_gate of ggml_proxy/abi.h, with a new stream of the device: all but the numbers.
 EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
     using namespace fake_gpu;
     out[0] = reinterpret_cast<void *>(launch);
@@ -97,6 +193,8 @@ EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
     out[2] = reinterpret_cast<void *>(event_record);
     out[3] = &expertier_fake_kernel_gate;
     out[4] = new Stream(device);
+    out[6] = &expertier_fake_kernel_predict; // after the patience
+    out[7] = reinterpret_cast<void *>(event_query);
 }
 
 EXPORT void fake_gpu_close_gate(void * stream) { delete static_cast<fake_gpu::Stream *>(stream); }

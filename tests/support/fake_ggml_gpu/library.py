@@ -20,8 +20,10 @@ from native_build import build_library
 _SOURCES = Path(__file__).parent
 _LIBRARY = "libfake_ggml_gpu.so"
 _FLAGS = ("-O1",)
-_KERNEL_FOLDERS = ("expertier.hip.fake", "expertier.hip.kernels")
-_KERNEL_SOURCES = ("cpu_device.h", "gate.cu")
+_KERNEL_SOURCES = {
+    "expertier.hip.fake": ("cpu_device.h",),
+    "expertier.hip.kernels": ("gate.cu", "predict.cu"),
+}
 _CALLS = ("memory", "pinned", "stream", "event")  # Call of state.h
 _FAULTS_BYTES = 1 << 16
 
@@ -29,8 +31,9 @@ _FAULTS_BYTES = 1 << 16
 def build_fake_gpu() -> Path:
     """Return the library for the pinned engine, compiled the first time and kept in the cache folder."""
     sources = sorted(_SOURCES.glob("*.cpp"))
-    folders = [Path(str(files(package))) for package in _KERNEL_FOLDERS]
-    kernels = [folder / name for folder, name in zip(folders, _KERNEL_SOURCES, strict=True)]
+    folders = [Path(str(files(package))) for package in _KERNEL_SOURCES]
+    names = zip(folders, _KERNEL_SOURCES.values(), strict=True)
+    kernels = [folder / name for folder, sources_there in names for name in sources_there]
     parts = [path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h")), *kernels)]
     parts += [word.encode() for word in (str(XLLAMACPP), *COMPILE_FLAGS, *_FLAGS, str(find_compiler()))]
     parent = make_subfolder("fake-ggml-gpu")

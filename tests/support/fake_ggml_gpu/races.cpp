@@ -28,6 +28,12 @@ std::mutex                   mutex; // guards what follows
 std::map<uintptr_t, Segment> segments; // by their first address; they do not overlap
 std::set<uint64_t>           gone;     // streams
 
+struct Shared {
+    uintptr_t end;
+    Clock     clock; // of all writes
+};
+std::map<uintptr_t, Shared> shared; // by their first address; they do not overlap
+
 thread_local const Ticket * doing = nullptr;
 
 // Has a segment begin at `address`, where one lies across it.
@@ -91,6 +97,23 @@ bool touch_segment(int device, Segment & segment, const Ticket & ticket, bool wr
     return is_ordered;
 }
 
+// Adds what is done for sure once the writing is.
+void publish(uintptr_t begin, uintptr_t end, const Ticket & ticket) {
+    auto at = shared.upper_bound(begin);
+    if (at == shared.begin()) {
+        return;
+    }
+    auto & [first, range] = *--at;
+    if (first <= begin && end <= range.end) {
+        join(range.clock, *ticket.before);
+        if (ticket.acquired) {
+            join(range.clock, *ticket.acquired);
+        }
+        uint64_t & number = range.clock[ticket.stream];
+        number            = std::max(number, ticket.number);
+    }
+}
+
 } // namespace
 
 void join(Clock & into, const Clock & other) {
@@ -112,6 +135,9 @@ void touch(int device, const char * bytes, size_t size, bool writes, const std::
     const uintptr_t             begin = (uintptr_t) bytes, end = begin + size;
     split(begin);
     split(end);
+    if (writes) {
+        publish(begin, end, ticket);
+    }
     bool      is_ordered = true; // so far: one report a touch is enough
     uintptr_t next       = begin;
     auto      segment    = segments.lower_bound(begin);
@@ -128,9 +154,21 @@ void touch(int device, const char * bytes, size_t size, bool writes, const std::
     }
 }
 
+void share(const char * bytes, size_t size) {
+    std::lock_guard<std::mutex> guard(mutex);
+    shared.try_emplace((uintptr_t) bytes, Shared{ (uintptr_t) bytes + size, {} });
+}
+
+Clock published(const char * bytes, size_t) {
+    std::lock_guard<std::mutex> guard(mutex);
+    const auto                  found = shared.find((uintptr_t) bytes);
+    return found == shared.end() ? Clock() : found->second.clock;
+}
+
 void forget(const char * bytes, size_t size) {
     std::lock_guard<std::mutex> guard(mutex);
     const uintptr_t             begin = (uintptr_t) bytes, end = begin + size;
+    shared.erase(shared.lower_bound(begin), shared.lower_bound(end));
     split(begin);
     split(end);
     segments.erase(segments.lower_bound(begin), segments.lower_bound(end));

@@ -40,6 +40,11 @@ class Doing {
 // something else touches them too, in no order. `what` is for the message.
 void touch(int device, const char * bytes, size_t size, bool writes, const std::string & what);
 
+// Bytes through which streams tell each other something: whoever reads them may know what was done before they were
+// written. `touch` of a write publishes that.
+void  share(const char * bytes, size_t size);
+Clock published(const char * bytes, size_t size);
+
 // Has nothing be known of them any more: they were freed.
 void forget(const char * bytes, size_t size);
 

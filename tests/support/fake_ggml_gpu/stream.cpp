@@ -61,6 +61,16 @@ void Event::synchronize() const {
     join(host_clock, acquired_);
 }
 
+bool Event::is_done() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (done_ < queued_) {
+        return false;
+    }
+    join(host_clock, clock_);
+    join(host_clock, acquired_);
+    return true;
+}
+
 Stream::Stream(int on_device) : device(on_device), number_([] {
     std::lock_guard<std::mutex> lock(mutex);
     return ++n_streams;
@@ -173,6 +183,11 @@ void Stream::tell_host() {
 void Stream::acquire_host() {
     std::lock_guard<std::mutex> lock(mutex);
     join(acquired_, host_clock);
+}
+
+void Stream::acquire(const Clock & clock) {
+    std::lock_guard<std::mutex> lock(mutex);
+    join(acquired_, clock);
 }
 
 Ticket host_ticket() {

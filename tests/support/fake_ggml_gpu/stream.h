@@ -17,6 +17,7 @@ class Event {
   public:
     explicit Event(int device) : device_(device) {}
     void synchronize() const;
+    bool is_done() const; // what was recorded last; then the host knows of it
 
   private:
     friend class Stream;
@@ -48,6 +49,8 @@ class Stream {
     void tell_host();
     // The other way: it has heard from the host, and so of all that the host has waited for.
     void acquire_host();
+    // The same from work on another stream.
+    void acquire(const Clock & clock);
 
     const int device;
 

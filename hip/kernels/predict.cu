@@ -1,0 +1,148 @@
+// Predicts which experts a later layer will use: its router, applied to the hidden state of a layer before it. Those that
+// are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both compile this file; it
+// includes nothing, and nothing in it depends on the wave size.
+//
+// One block an expert. The block that is done last ranks all scores. For each expert to be fetched it takes the next of
+// `candidates`, the experts that the layer's table can do without, out of the table: the layer's gate, which runs later on
+// this stream, will not lead to their slots any more, so the host may fill these at once.
+
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define MOST_EXPERTS 512
+#define MOST_SCORES 4096   // of all tokens
+#define MOST_ROWS 64       // tokens times experts of each
+#define MOST_THREADS 256
+#define MOST_CANDIDATES 8
+
+// Types of the router's matrix, as ggml numbers them.
+#define TYPE_F32 0
+#define TYPE_F16 1
+#define TYPE_BF16 30
+
+// Words of a door.
+#define POSTED 0     // the ticket, written last
+#define N_CHOSEN 1
+#define CHOSEN 2     // an expert to be fetched, and the index of the candidate that it replaces; up to 4 of these
+#define PREDICTED 16 // every row's predicted expert, the likeliest of all tokens first
+
+struct Candidates {
+    int expert[MOST_CANDIDATES];  // -1: a slot with nobody in it
+};
+
+static __device__ float of_bits(u32 bits) {
+    union { u32 bits; float value; } either;
+    either.bits = bits;
+    return either.value;
+}
+
+static __device__ float of_half(u16 half) {
+    u32 sign = (u32)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * (1.0f / 16777216.0f);
+    if (exponent == 31) exponent = 255 - 112;
+    return of_bits(sign | (exponent + 112) << 23 | fraction << 13);
+}
+
+static __device__ float weight(const char* row, u32 type, u32 i) {
+    if (type == TYPE_F32) return ((const float*)row)[i];
+    u16 bits = ((const u16*)row)[i];
+    return type == TYPE_BF16 ? of_bits((u32)bits << 16) : of_half(bits);
+}
+
+extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_tokens, const char* router,
+                                   u64 router_row_bytes, u32 router_type, const float* norm, float epsilon,
+                                   const float* bias, u32 is_sigmoid, const float* late_bias, u32 n_used,
+                                   u32 n_spared, Candidates candidates, u32 n_candidates, u32 most, float* scores,
+                                   u32* n_done, int* table, u32* door_memory, u32 ticket) {
+    __shared__ float products[MOST_THREADS];
+    __shared__ float squares[MOST_THREADS];
+    __shared__ u32 is_last;
+    u32 thread = threadIdx.x, n_threads = blockDim.x, n_experts = gridDim.x, mine = blockIdx.x;
+
+    const char* row = router + mine * router_row_bytes;
+    for (u32 token = 0; token < n_tokens; token++) {
+        const float* state = hidden + token * n_hidden;
+        float product = 0, square = 0;
+        for (u32 i = thread; i < n_hidden; i += n_threads) {
+            float value = state[i];
+            square += value * value;
+            product += (norm ? value * norm[i] : value) * weight(row, router_type, i);
+        }
+        products[thread] = product;
+        squares[thread] = square;
+        for (u32 half = n_threads / 2; half > 0; half /= 2) {
+            __syncthreads();
+            if (thread < half) {
+                products[thread] += products[thread + half];
+                squares[thread] += squares[thread + half];
+            }
+        }
+        if (thread == 0) {
+            float score = products[0];
+            if (norm) score /= sqrtf(squares[0] / (float)n_hidden + epsilon);
+            if (bias) score += bias[mine];
+            if (is_sigmoid) score = 1.0f / (1.0f + expf(-score));
+            if (late_bias) score += late_bias[mine];
+            scores[token * n_experts + mine] = score;
+        }
+        __syncthreads();
+    }
+    if (thread == 0) {
+        __threadfence();
+        is_last = atomicAdd(n_done, 1u) == n_experts - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (!is_last) return;
+
+    __shared__ float all[MOST_SCORES];
+    __shared__ int order[MOST_ROWS];
+    __shared__ int is_there[MOST_EXPERTS];
+    __shared__ int is_spared[MOST_EXPERTS];
+    u32 n_scores = n_tokens * n_experts, n_rows = n_tokens * n_used;
+    volatile float* of_all_blocks = scores;
+    for (u32 i = thread; i < n_scores; i += n_threads) all[i] = of_all_blocks[i];
+    for (u32 i = thread; i < n_rows; i += n_threads) order[i] = -1;
+    for (u32 i = thread; i < n_experts; i += n_threads) {
+        is_there[i] = table[i] >= 0;
+        is_spared[i] = 0;
+    }
+    __syncthreads();
+    for (u32 i = thread; i < n_scores; i += n_threads) {
+        u32 token = i / n_experts, expert = i % n_experts, rank = 0;
+        const float* others = all + token * n_experts;
+        float score = all[i];
+        for (u32 other = 0; other < n_experts; other++)
+            rank += others[other] > score || (others[other] == score && other < expert);
+        if (rank < n_used) order[rank * n_tokens + token] = (int)expert;
+        if (rank < n_used + n_spared) is_spared[expert] = 1;
+    }
+    __syncthreads();
+
+    volatile u32* door = door_memory;
+    for (u32 i = thread; i < n_rows; i += n_threads) door[PREDICTED + i] = (u32)order[i];
+    if (thread == 0) {
+        u32 n = 0, candidate = 0;
+        for (u32 i = 0; i < n_rows && n < most; i++) {
+            int expert = order[i];
+            if (expert < 0 || is_there[expert]) continue;
+            while (candidate < n_candidates && candidates.expert[candidate] >= 0 &&
+                   is_spared[candidates.expert[candidate]])
+                candidate++;
+            if (candidate == n_candidates) break;
+            int leaves = candidates.expert[candidate];
+            if (leaves >= 0) table[leaves] = -1;
+            is_there[expert] = 1;
+            door[CHOSEN + 2 * n] = (u32)expert;
+            door[CHOSEN + 2 * n + 1] = candidate;
+            candidate++;
+            n++;
+        }
+        door[N_CHOSEN] = n;
+        *n_done = 0;
+    }
+    __threadfence_system();
+    __syncthreads();
+    if (thread == 0) door[POSTED] = ticket;
+}

@@ -1,0 +1,44 @@
+"""Models on a fake device whose decode graphs go through the gate."""
+
+from __future__ import annotations
+
+import ctypes as ct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.llama_cpp import LlamaModel
+from fake_ggml_gpu.models import gpu_model, gpu_tiers
+from fake_ggml_gpu.process import GpuSession
+from tiered_runs import assert_nothing_held
+
+
+@contextmanager
+def tiered_model(
+    gpus: GpuSession,
+    path: Path,
+    n_slots: int,
+    pool_bytes: int,
+    *,
+    layers_ahead: int = 0,
+    may_pause: bool = False,
+) -> Iterator[tuple[LlamaModel, abi.Gate]]:
+    """A model with tiers on a device, and what a gate for it takes; nothing is held at the end."""
+    with (
+        gpus.fakes.gate() as calls,
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
+        gpu_model(gpus, tiers) as model,
+    ):
+        calls.layers_ahead, calls.prefetch_pauses = layers_ahead, int(may_pause)
+        yield model, calls
+        assert_nothing_held(tiers)
+
+
+def open_gate(gpus: GpuSession, model: LlamaModel, calls: abi.Gate) -> str:
+    """Give the model a gate; return why it got none, or no predictions."""
+    error = ct.create_string_buffer(4096)
+    gpus.engine.proxy.expertier_tiers_open_gate(
+        model.binding._open_handle(), ct.byref(calls), error, len(error)
+    )
+    return error.value.decode()
