@@ -119,12 +119,20 @@ class BindingSet:
         )
 
     def take_error(self) -> tuple[str, BaseException | None]:
-        """Return and clear this thread's last message of the proxy, and the exception of its last failed fill."""
+        """Return and clear this thread's last message of the proxy, and the exception of its last failed fill.
+
+        The message counts layers as one device does, so it tells which one that is.
+        """
         message, cause = "", None
-        for part in self.parts:
+        for part, layers in zip(self.parts, self._tiers.layers, strict=True):
             said, error = part.take_error()
-            message, cause = message or said, cause or error
-        return message, cause
+            message = message or said
+            if error is not None and cause is None:
+                cause = error
+                message += (
+                    f" (on {part.device_name}, which has the model's layers {layers[0]} to {layers[-1]})"
+                )
+        return message.strip(), cause
 
     def close(self) -> None:
         """Unbind, once the engine has freed the model; a second call does nothing.

@@ -187,6 +187,8 @@ def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, strea
                 context.decode(PROMPT, 0)
             assert isinstance(caught.value.__cause__, DeviceError)
             assert device in str(caught.value.__cause__)
+            layers = "0 to 1" if device == "FAKE0" else "2 to 4"
+            assert f"(on TIER_{device}, which has the model's layers {layers})" in str(caught.value)
             for manager in tiers.managers:
                 assert_nothing_held(manager)
         patch.undo()
