@@ -138,6 +138,7 @@ class Compute(ct.Structure):
         ("compute_bytes", ct.c_uint64),
         ("most_bytes", ct.c_uint64),
         ("move_cost_bytes", ct.c_int64),
+        ("cut_cost_bytes", ct.c_int64),
     )
 
 

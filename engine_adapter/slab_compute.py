@@ -23,6 +23,12 @@ Each of the two takes about ten milliseconds whatever it moves (docs/measurement
 link of PCIe 5 brings so many bytes in twenty.
 """
 
+CUT_LAYER_BYTES = 256 << 10
+"""What a graph costs, in missed bytes, for each layer that has lost its slot for every expert to the boundary.
+
+Its ids are looked up where they would be slot ids: that takes about as long as a link of PCIe 5 needs for so many.
+"""
+
 _ERROR_BYTES = 4096
 
 
@@ -86,6 +92,7 @@ class SlabCompute:
             compute_bytes=manager.compute_bytes,
             most_bytes=manager.most_compute_bytes,
             move_cost_bytes=MOVE_COST_BYTES,
+            cut_cost_bytes=CUT_LAYER_BYTES * manager.n_cut_layers,
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
         if not proxy.expertier_tiers_open_compute(tiers, ct.byref(self._struct), error, len(error)):
@@ -108,6 +115,7 @@ class SlabCompute:
                 self._manager.move_boundary(n_bytes)
             finally:
                 rewrite(self._binding, self._manager.engine_layout())
+                self._struct.cut_cost_bytes = CUT_LAYER_BYTES * self._manager.n_cut_layers
                 # With work left to do before slots are used, nothing counts as free: the next graph asks again.
                 self._struct.compute_bytes = self._manager.compute_bytes * self._manager.slots_are_sound
             done[0] = abi.FILLED

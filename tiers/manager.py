@@ -346,6 +346,12 @@ class TierManager:
         return self._slab.layout.compute_bytes
 
     @property
+    def n_cut_layers(self) -> int:
+        """How many layers would have a slot for every expert if nothing were kept free of slots, and have not."""
+        sizes = zip(self._boundary.quotas, self.slots, self._table.layers, strict=True)
+        return sum(quota == layer.n_experts > n_slots for quota, n_slots, layer in sizes)
+
+    @property
     def slots_are_sound(self) -> bool:
         """False after a move that failed, and could not be undone: the next one will try again before all else."""
         return not self._slab.stale_guards

@@ -142,6 +142,7 @@ struct expertier_compute {
     uint64_t                  compute_bytes;   // free of slots now
     uint64_t                  most_bytes;      // that can be free of them
     int64_t                   move_cost_bytes; // missed bytes that are worth a move, beside those that it gives room to
+    int64_t                   cut_cost_bytes;  // missed bytes that a graph costs because layers lack a slot for each expert
 };
 
 struct expertier_compute_counts {

@@ -110,6 +110,9 @@ void ComputeRegion::settle_down() {
     };
     {
         std::lock_guard<std::mutex> guard(mutex_);
+        if (total() < boundary_) {
+            missed_ += compute_.cut_cost_bytes;
+        }
         if (closed_ || !pays()) {
             return;
         }

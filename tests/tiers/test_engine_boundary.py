@@ -86,6 +86,25 @@ def test_down_and_up_again(tiers: TierManager) -> None:
     assert tiers.stats().moves.moves == moves, "there was nothing to move"
 
 
+def test_layers_that_lack_slots_only_for_computing() -> None:
+    device = HostDevice()
+    demands = TABLE.layer_demands()
+    budget = sum(demand.bytes_for(demand.n_experts - 1) for demand in demands)
+    config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=0, fill_threads=0)
+    for compute_bytes, n_cut in ((COMPUTE_BYTES * 2, 2), (0, 0)):
+        with TierManager(
+            TABLE, device=device, config=config, source=PatternSource(), compute_bytes=compute_bytes
+        ) as tiers:
+            assert tiers.n_cut_layers == n_cut
+            tiers.bind_engine()
+            if compute_bytes:
+                tiers.move_boundary(0)
+                assert tiers.slots == tuple(demand.n_experts for demand in demands)
+                assert tiers.n_cut_layers == 0
+            tiers.unbind_engine()
+    device.close()
+
+
 def test_more_than_one_slot_a_layer_leaves_is_refused(tiers: TierManager) -> None:
     tiers.bind_engine()
     before = tiers.slots
