@@ -36,8 +36,8 @@ def open_slice_tiers(
     for name, value in (("MOE_DECODE_GATE", config.decode_gate), ("MOE_SLAB_COMPUTE", config.slab_compute)):
         if value is True:
             raise ConfigError(
-                f"{name}=1 was asked for together with MOE_SPLIT_MODE=tensor, where devices share every graph and cannot "
-                "have it: set it to `auto`, or use MOE_SPLIT_MODE=layer"
+                f"{name}=1 was asked for together with MOE_SPLIT_MODE=tensor, where devices share every graph and "
+                "cannot have it: set it to `auto`, or use MOE_SPLIT_MODE=layer"
             )
     proxy = engine.proxy
     names = candidates(proxy, config.engine_device)
