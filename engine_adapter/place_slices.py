@@ -33,6 +33,12 @@ def open_slice_tiers(
             below what the model needs; it names the device. DeviceError: there is no such device, or it has no memory
             left. ConfigError: these devices cannot share the model. EngineError: the engine cannot split it.
     """
+    for name, value in (("MOE_DECODE_GATE", config.decode_gate), ("MOE_SLAB_COMPUTE", config.slab_compute)):
+        if value is True:
+            raise ConfigError(
+                f"{name}=1 was asked for together with MOE_SPLIT_MODE=tensor, where devices share every graph and "
+                "cannot have it: set it to `auto`, or use MOE_SPLIT_MODE=layer"
+            )
     proxy = engine.proxy
     names = candidates(proxy, config.engine_device)
     if len(names) < 2 or not all(has_own_memory(proxy, name) for name in names):

@@ -155,6 +155,8 @@ def test_an_architecture_that_llama_cpp_does_not_split_is_refused_with_its_words
         ({"engine_device": "FAKE0"}, "takes two GPUs or more"),
         ({"engine_device": "FAKE0,CPU"}, "FAKE0,CPU names CPU, which has no memory of its own"),
         ({"tensor_split": (1.0, 2.0, 3.0)}, "3 shares for 2 devices"),
+        ({"decode_gate": True}, "MOE_DECODE_GATE=1 was asked for together with MOE_SPLIT_MODE=tensor"),
+        ({"slab_compute": True}, "MOE_SLAB_COMPUTE=1 was asked for together with MOE_SPLIT_MODE=tensor"),
     ],
 )
 @on_fake_gpus
