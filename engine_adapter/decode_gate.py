@@ -24,16 +24,24 @@ _log = logging.getLogger(__name__)
 
 _VENDORS = {"CUDA": Vendor.CUDA, "ROCm": Vendor.HIP}
 _ERROR_BYTES = 4096
-_AUTO_LAYERS = 1  # nearer layers are foretold better
+_SOON_BYTES = 4 << 20
+"""Experts of up to so many bytes arrive while one layer computes, so that the next one's are fetched, which are
+foretold best; larger ones take two (docs/measurements.md, "The GPU engine")."""
 
 
 class DecodeGate:
     """What a gate needs from the driver, until `close`: the kernels, loaded, and a stream of its own."""
 
     def __init__(
-        self, vendor: Vendor, ordinal: int, environ: Mapping[str, str], prefetch: int | Literal["auto"] = 0
+        self,
+        vendor: Vendor,
+        ordinal: int,
+        environ: Mapping[str, str],
+        prefetch: int | Literal["auto"] = 0,
+        *,
+        expert_bytes: int = 0,
     ) -> None:
-        """Compile and load the kernels; experts are fetched `prefetch` layers ahead.
+        """Compile and load the kernels; experts of `expert_bytes` are fetched `prefetch` layers ahead.
 
         Raises `DeviceError` where driver, compiler or GPU are missing.
         """
@@ -56,7 +64,7 @@ class DecodeGate:
                 stream=stream.handle,
                 predict=kernel("predict") if prefetch else None,
                 event_query=driver.address("event_query"),
-                layers_ahead=_AUTO_LAYERS if prefetch == "auto" else prefetch,
+                layers_ahead=1 + (expert_bytes > _SOON_BYTES) if prefetch == "auto" else prefetch,
                 prefetch_pauses=int(prefetch == "auto"),
             )
             self._undo = undo.pop_all()
@@ -73,12 +81,14 @@ def open_gate(
     wanted: bool | Literal["auto"],
     *,
     prefetch: int | Literal["auto"] = "auto",
+    expert_bytes: int = 0,
     environ: Mapping[str, str] = os.environ,
 ) -> DecodeGate | None:
     """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
 
     `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
-    ahead (0: nothing), for `auto` as long as that pays. The engine computes the same without.
+    ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. The engine computes the same
+    without.
     """
     found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
     if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
@@ -87,7 +97,7 @@ def open_gate(
     try:
         if found is None:
             raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
-        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ, prefetch)
+        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ, prefetch, expert_bytes=expert_bytes)
         error = ct.create_string_buffer(_ERROR_BYTES)
         if not proxy.expertier_tiers_open_gate(tiers, ct.byref(gate.calls), error, len(error)):
             raise DeviceError(error.value.decode(errors="replace"))

@@ -16,11 +16,11 @@ from expertier.tiers.manager import TierManager
 
 _log = logging.getLogger(__name__)
 
-MOVE_COST_BYTES = 1 << 30
+MOVE_COST_BYTES = 1 << 29
 """Missed bytes that are worth a move of the boundary down and up again, beside those that it gives room to.
 
-Each of the two takes about ten milliseconds whatever it moves (docs/measurements.md, "The boundary under an engine"); a
-link of PCIe 5 brings so many bytes in twenty.
+Each of the two took five milliseconds on an H200 (docs/measurements.md, "The boundary under an engine"), whose link
+brings so many bytes in ten.
 """
 
 CUT_LAYER_BYTES = 256 << 10

@@ -10,8 +10,8 @@ namespace expertier {
 
 namespace {
 
-// A demand may have to wait for two of them: 20 us on PCIe 5, where copies are hardly slower so.
-constexpr size_t piece_bytes = 1 << 19;
+// A demand may have to wait for two of them: 40 us on PCIe 5. Half of that kept the host too busy to feed the link.
+constexpr size_t piece_bytes = 1 << 20;
 
 } // namespace
 

@@ -384,6 +384,10 @@ std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph
         !plan.tiers->serves_fills()) {
         return {};
     }
+    const auto is_whole = [&plan](const GatePlan::Call & call) { return plan.tiers->is_whole(call.layer); };
+    if (std::all_of(plan.calls.begin(), plan.calls.end(), is_whole)) {
+        return {}; // no ids to look up: all of it is queued at once anyway
+    }
     return GatedRun(backend, graph).run();
 }
 

@@ -117,6 +117,7 @@ class TierBinding:
                 inner_device,
                 manager.decode_gate,
                 prefetch=manager.decode_prefetch,
+                expert_bytes=max(layer.expert_bytes for layer in manager.table.layers),
             )
         except BaseException:
             if self._handle:
