@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-llama
 	$(BIN)/expertier demo
 
 test: lint
-	$(BIN)/pytest -q -m "not deep"
+	$(BIN)/pytest -q -m "not deep" -n 2 --dist loadfile
 
 test-deep: lint
 	$(BIN)/pytest -q --hypothesis-profile=deep

@@ -28,7 +28,7 @@ constexpr int64_t  small_hidden = 1024;
 constexpr auto trial_limit = std::chrono::seconds(5);
 
 // A share of the last so many prefetches: below the first part of it they pause, above the second all is well again.
-constexpr int memory = 32, low = 45, high = 60; // percent
+constexpr int memory = 128, low = 45, high = 60; // percent
 constexpr int first_pause = 256, longest_pause = 8192; // graphs
 
 uint32_t load(const uint32_t * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
