@@ -19,12 +19,9 @@ from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.budget import HEADROOM_BYTES
 from expertier.tiers.config import TierConfig
 from expertier.tiers.model_needs import ModelNeeds, room_for_blocks
-from expertier.tiers.staged_batches import resolve_stream_tokens
+from expertier.tiers.staged_batches import resolve_stream_tokens, staged_bytes
 from expertier.tiers.table import ExpertTable
 from expertier.units import mib
-
-N_STAGED_LAYERS = 2
-"""Layers that large batches pass through at the same time (ggml_proxy/staging.h)."""
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +69,7 @@ class DeviceChoice:
         )
 
     def _staging(self, device: Device) -> int:
-        if not resolve_stream_tokens(self.config, device):
-            return 0
-        table = self.model.table
-        layers = zip(table.layers, table.slot_layouts, strict=True)
-        return N_STAGED_LAYERS * max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
+        return staged_bytes(self.model.table) if resolve_stream_tokens(self.config, device) else 0
 
 
 def place_blocks(

@@ -28,6 +28,7 @@ from expertier.tiers.config import TierConfig
 from expertier.tiers.device_needs import device_needs
 from expertier.tiers.model_needs import ModelNeeds, room_for_blocks
 from expertier.tiers.slot_layout import SlotLayout
+from expertier.tiers.staged_batches import staged_bytes
 from expertier.tiers.table import ExpertTable
 from expertier.units import GIB, MIB
 
@@ -173,17 +174,19 @@ def _split(inputs: Inputs) -> list[_Part]:
     n_layers = len(inputs.demands)
     if not cards:
         return []
+    staged = 0 if inputs.config.stream_tokens == 0 else staged_bytes(inputs.table)
     if len(cards) == 1:
-        needs = _kept(inputs, device_needs(inputs.geometry, inputs.shape, free_bytes=cards[0]))
+        needs = device_needs(inputs.geometry, inputs.shape, free_bytes=cards[0], staging_bytes=staged)
+        needs = _kept(inputs, needs)
         return [_Part(list(inputs.demands), list(range(n_layers)), needs, 1.0)]
     model = ModelNeeds(inputs.table, inputs.geometry, read_block_weights(inputs.table.path), inputs.shape)
-    rooms = [room_for_blocks(_kept(inputs, model.whole(vram))) for vram in cards]
+    rooms = [room_for_blocks(_kept(inputs, model.whole(vram, staging_bytes=staged))) for vram in cards]
     ends = list(accumulate(units_by_room(rooms, model.blocks(), model.output_bytes)))
     parts = []
     for begin, end, vram in zip([0, *ends], ends, cards, strict=False):
         layers = [n for n, layer in enumerate(inputs.table.layers) if begin <= layer.block < end]
         demands = [_renumbered(inputs.demands[layer], place) for place, layer in enumerate(layers)]
-        needs = _kept(inputs, model.part(range(begin, end), vram))
+        needs = _kept(inputs, model.part(range(begin, end), vram, staging_bytes=staged))
         parts.append(_Part(demands, layers, needs, len(layers) / n_layers))
     return parts
 

@@ -19,6 +19,8 @@ from expertier.errors import ExpertierError
 from expertier.planner.trace_archive import write_trace
 from expertier.planner.trace_recorder import RoutingRecorder
 from expertier.testing.fake_device import FakeDevice
+from expertier.tiers.staged_batches import N_STAGED_LAYERS
+from expertier.tiers.table import ExpertTable
 from expertier.units import GIB, MIB
 
 QWEN = ModelShape(
@@ -118,6 +120,18 @@ def test_a_card(ours, qwen):
     assert text.status == 0, text.err
     for words in ("arena", "limited by rail", "kv", "tokens/s", "assumed for the card", "one more GiB"):
         assert words in text.out
+
+
+def test_what_an_engine_stages_on_a_card_is_planned_for(ours, qwen, monkeypatch):
+    (ledger,) = ours("plan", qwen, *CARD, "--json").document["devices"]
+    layer_bytes = max(
+        layout.range_bytes(128) for layout in ExpertTable.from_gguf(qwen).slot_layouts
+    )  # a layer with all its experts
+    assert ledger["entries"]["staging"] == N_STAGED_LAYERS * layer_bytes
+    monkeypatch.setenv("MOE_PREFILL_STREAM_TOKENS", "0")
+    (without,) = ours("plan", qwen, *CARD, "--json").document["devices"]
+    assert without["entries"]["staging"] == 0
+    assert without["entries"]["arena"] > ledger["entries"]["arena"]
 
 
 def test_a_card_of_this_machine(ours, tiny, monkeypatch):
