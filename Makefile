@@ -21,7 +21,7 @@ demo: $(VENV)/.installed-llama
 	$(BIN)/expertier demo
 
 test: lint
-	$(BIN)/pytest -q -m "not deep" -n 2 --dist loadfile
+	$(BIN)/pytest -q -m "not deep" -n 2 --dist worksteal
 
 test-deep: lint
 	$(BIN)/pytest -q --hypothesis-profile=deep

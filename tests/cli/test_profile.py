@@ -61,6 +61,7 @@ def test_what_cannot_be_made_or_read(expertier, ids, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.deep
 def test_a_run_begins_with_the_profile_of_the_run_before(expertier, tiny, tmp_path):
     table = ExpertTable.from_gguf(tiny)
     budget = sum(demand.bytes_for(8) for demand in table.layer_demands()) / MIB

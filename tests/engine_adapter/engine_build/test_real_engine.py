@@ -47,6 +47,7 @@ def test_every_field_of_the_default_parameters_is_recorded(pin: EnginePin, struc
     assert fields == list(pin.defaults[structure])
 
 
+@pytest.mark.deep
 def test_the_sources_compile_against_backend_api_2_too(tmp_path: Path) -> None:
     headers = ensure_headers(LLAMA_CPP_PYTHON)
     proxy, host = compile_libraries(find_compiler(), installed_sources(), headers, tmp_path)

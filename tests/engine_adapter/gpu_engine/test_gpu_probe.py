@@ -9,6 +9,7 @@ from expertier.probe.engine_rates import measure_engine
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 
 
+@pytest.mark.deep
 @on_fake_gpus
 def test_the_models_run_on_the_device(gpus: GpuSession) -> None:
     used = gpus.fakes.devices[1].counters()["graphs"]
