@@ -259,8 +259,12 @@ TABLES = (
     Mutant(
         "prefetched experts outlive those that were asked for",
         "planner/policy.py",
-        "    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot\n",
-        "    view.order[slot] = (255 << 38 << SLOT_BITS) | slot\n",
+        "        return _BUSY\n    _occupy(view, slot, expert, SPECULATIVE)\n"
+        "    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot\n    return slot\n\n\n"
+        "@compiled\ndef begin_prefetch_into",
+        "        return _BUSY\n    _occupy(view, slot, expert, SPECULATIVE)\n"
+        "    view.order[slot] = (255 << 38 << SLOT_BITS) | slot\n    return slot\n\n\n"
+        "@compiled\ndef begin_prefetch_into",
     ),
     Mutant(
         "wasted bytes are not counted",
