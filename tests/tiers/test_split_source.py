@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -141,6 +142,34 @@ def test_devices_that_ask_at_the_same_time_share_a_read():
             list(threads.map(ask, range(N_DEVICES)))
         assert sorted(pattern.reads) == sorted(set(pattern.reads))
         source.check_valid()
+
+
+class SlowPattern(Pattern):
+    """Its first read goes on until a second one begins, or for a while."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.began, self.second = threading.Event(), threading.Event()
+
+    def read_into(self, span: Span, buffer: memoryview) -> None:
+        if self.began.is_set():
+            self.second.set()
+        self.began.set()
+        self.second.wait(0.3)
+        super().read_into(span, buffer)
+
+
+def test_a_device_waits_for_the_read_of_another_that_has_its_slice_too():
+    pattern = SlowPattern()
+    source = SplitSource(pattern, SPLIT, kept_bytes=TABLE.expert_bytes_total)
+    asked = [wanted(device, 0, 0, 0) for device in range(2)]
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(read, source, 0, asked[0][0])
+        assert pattern.began.wait(10)
+        second = threads.submit(read, source, 1, asked[1][0])
+        for found, (_, expected) in zip((first, second), asked, strict=True):
+            assert (found.result() == expected).all()
+    assert len(pattern.reads) == 1
 
 
 @pytest.mark.parametrize("nth", range(1, 2 * N_LAYERS * N_EXPERTS + 1))
