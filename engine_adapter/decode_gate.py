@@ -50,8 +50,8 @@ class DecodeGate:
             undo.callback(self._gpu.close)
             compiler = RuntimeCompiler(vendor, load_compiler(vendor, self._gpu.driver.library, environ))
 
-            def kernel(name: str) -> int:
-                code = compiled(compiler, kernel_source(f"{name}.cu"), self._gpu.architecture())
+            def kernel(name: str, file: str = "") -> int:
+                code = compiled(compiler, kernel_source(f"{file or name}.cu"), self._gpu.architecture())
                 return undo.enter_context(KernelModule(self._gpu, code)).function(name).handle
 
             stream = undo.enter_context(Stream(self._gpu))
@@ -66,6 +66,7 @@ class DecodeGate:
                 event_query=driver.address("event_query"),
                 layers_ahead=1 + (expert_bytes > _SOON_BYTES) if prefetch == "auto" else prefetch,
                 prefetch_pauses=int(prefetch == "auto"),
+                copy=kernel("move_rows_by_value", "moves"),
             )
             self._undo = undo.pop_all()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 7  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 8  # EXPERTIER_ABI in abi.h
 HOST_ABI = 8  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -59,6 +59,7 @@ class Gate(ct.Structure):
         ("event_query", ct.c_void_p),
         ("layers_ahead", ct.c_int32),
         ("prefetch_pauses", ct.c_int32),
+        ("copy", ct.c_void_p),
     )
 
 

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 7
+#define EXPERTIER_ABI 8
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -49,6 +49,7 @@ struct expertier_gate {
     int32_t (*event_query)(void * event); // 0: what was recorded is done
     int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
     int32_t prefetch_pauses; // 1: only as long as it pays
+    void *  copy;            // the kernel that copies many pieces (moves.cu); null: there is none
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is

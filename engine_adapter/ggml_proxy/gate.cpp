@@ -2,6 +2,7 @@
 
 #include "ggml-backend-impl.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -12,11 +13,20 @@ namespace expertier {
 
 namespace {
 
-// Words of a door, as in hip/kernels/gate.cu.
-constexpr int arrived = 0, answered = 1, go = 2, missing = 3, late = 4, rows = 8;
-constexpr size_t door_words = 128;
+// Words of a door, as in hip/kernels/gate.cu; below the ticket's half where the device writes.
+constexpr int answered = 0, go = 1, late = 2, missing = 3, rows = 8;
+constexpr size_t   door_words = 128;
+constexpr uint32_t below      = 0xffff;
 
-constexpr unsigned threads_that_keep = 256; // copying rows is on the engine's way
+constexpr int most_experts = 0xfffe; // one number stands for all that are out of range
+
+// As in hip/kernels/moves.cu.
+constexpr uint32_t rows_by_value = 64, chunk_bytes = 16 << 10;
+struct CopyRows {
+    CopyRow row[rows_by_value];
+};
+
+constexpr unsigned threads_that_keep = 256, threads_that_copy = 256; // both are on the engine's way
 
 constexpr uint32_t usual_patience = 60'000'000; // reads of host memory, about a microsecond each
 
@@ -28,9 +38,12 @@ void     store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, 
 } // namespace
 
 Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts)
-    : driver_(driver), patience_(usual_patience), tickets_(n_experts.size(), 0) {
+    : driver_(driver), patience_(usual_patience), tickets_(n_experts.size(), 0), n_rows_(n_experts.size(), 0) {
     size_t n = 0;
     for (int experts : n_experts) {
+        if (experts > most_experts) {
+            throw std::runtime_error("a layer has " + std::to_string(experts) + " experts, more than it can tell apart");
+        }
         first_.push_back(n);
         tables_.emplace_back(experts, -1);
         n += experts;
@@ -58,17 +71,49 @@ uint32_t * Gate::door(int layer) const {
 
 bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
                  const KeptRows & keep) {
-    ggml_backend_event_record(before_.get(), compute);
-    if (driver_.stream_wait(driver_.stream, before_->context, 0) != 0) {
+    const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
+    return follow(compute) && launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, keep) &&
+           hold(compute);
+}
+
+bool Gate::copy(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
+    if (rows.empty()) {
+        return true;
+    }
+    if (driver_.copy == nullptr || !follow(compute)) {
         return false;
     }
-    const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
-    if (!launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, keep) ||
-        driver_.event_record(after_->context, driver_.stream) != 0) {
+    for (size_t first = 0; first < rows.size(); first += rows_by_value) {
+        if (!launch_copies(&rows[first], (uint32_t) std::min<size_t>(rows.size() - first, rows_by_value))) {
+            return false;
+        }
+    }
+    return hold(compute);
+}
+
+bool Gate::follow(ggml_backend_t compute) {
+    ggml_backend_event_record(before_.get(), compute);
+    return driver_.stream_wait(driver_.stream, before_->context, 0) == 0;
+}
+
+bool Gate::hold(ggml_backend_t compute) {
+    if (driver_.event_record(after_->context, driver_.stream) != 0) {
         return false;
     }
     ggml_backend_event_wait(compute, after_.get());
     return true;
+}
+
+bool Gate::launch_copies(const CopyRow * rows, uint32_t n) {
+    CopyRows given = {};
+    std::copy_n(rows, n, given.row);
+    const uint64_t longest = std::max_element(rows, rows + n, [](const CopyRow & a, const CopyRow & b) {
+                                 return a.n_bytes < b.n_bytes;
+                             })->n_bytes;
+    uint32_t chunk = chunk_bytes;
+    void *   arguments[] = { &given, &n, &chunk };
+    return driver_.launch(driver_.copy, (uint32_t) ((longest + chunk - 1) / chunk), n, 1, threads_that_copy, 1, 1, 0,
+                          driver_.stream, arguments, nullptr) == 0;
 }
 
 bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
@@ -82,6 +127,9 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
     uint32_t ticket        = tickets_[layer] + 1;
     uint32_t until         = patience_;
     KeptRows kept          = keep;
+    const uint32_t unlike  = ~(ticket << 16); // nothing that is there may be taken for what this one writes
+    door(layer)[missing]   = unlike;
+    std::fill_n(door(layer) + rows, n_rows, unlike);
     uint64_t hidden        = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
     void *   arguments[]   = { &ids_address,   &column_bytes, &row_bytes, &n_used, &n_rows, &table_address,
                                &n_experts,     &slots_address, &door_address, &ticket, &until, &hidden,
@@ -91,12 +139,33 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
         return false;
     }
     tickets_[layer] = ticket;
+    n_rows_[layer]  = n_rows;
     return true;
 }
 
-bool            Gate::has_arrived(int layer) const { return load(door(layer) + arrived) == tickets_[layer]; }
-int             Gate::n_missing(int layer) const { return (int) load(door(layer) + missing); }
-const int32_t * Gate::experts(int layer) const { return reinterpret_cast<const int32_t *>(door(layer) + rows); }
+bool Gate::has_arrived(int layer) const {
+    const uint32_t * words = door(layer);
+    const uint32_t   mark  = tickets_[layer] << 16;
+    const auto       came  = [mark](uint32_t word) { return (word & ~below) == mark; };
+    if (!came(load(words + missing))) {
+        return false;
+    }
+    for (uint32_t row = 0; row < n_rows_[layer]; row++) {
+        if (!came(load(words + rows + row))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+int Gate::n_missing(int layer) const { return (int) (load(door(layer) + missing) & below); }
+
+void Gate::experts(int layer, std::vector<int32_t> & experts) const {
+    experts.resize(n_rows_[layer]);
+    for (uint32_t row = 0; row < n_rows_[layer]; row++) {
+        experts[row] = (int32_t) (load(door(layer) + rows + row) & below);
+    }
+}
 
 bool Gate::answer(int layer, bool is_go) {
     store(door(layer) + go, is_go);
@@ -140,7 +209,8 @@ void Gate::try_out(ggml_backend_dev_t device) {
     while (!has_arrived(0) && std::chrono::steady_clock::now() < deadline) {
         std::this_thread::yield();
     }
-    const bool came   = has_arrived(0) && n_missing(0) == 1 && experts(0)[0] == 0;
+    std::vector<int32_t> asked;
+    const bool came = has_arrived(0) && n_missing(0) == 1 && (experts(0, asked), asked[0] == 0);
     tables_[0][0]     = 7;
     upload_table(0);
     ggml_backend_synchronize(uploads_.get());

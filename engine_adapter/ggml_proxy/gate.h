@@ -28,6 +28,11 @@ struct KeptRows {
     float *      kept      = nullptr;
 };
 
+// Bytes that are copied within the device, as in hip/kernels/moves.cu.
+struct CopyRow {
+    uint64_t target, source, n_bytes;
+};
+
 class Gate {
   public:
     static constexpr int64_t max_rows = 64;
@@ -40,10 +45,14 @@ class Gate {
     // ids are) gets the slot ids. False when the driver refused.
     bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots, const KeptRows & keep = {});
 
+    // Queues copies behind what is queued on `compute`, which waits for them; false when the driver refused, or has no
+    // kernel for it.
+    bool copy(ggml_backend_t compute, const std::vector<CopyRow> & rows);
+
     // What came of the gate that was queued last for the layer.
-    bool            has_arrived(int layer) const;
-    int             n_missing(int layer) const;
-    const int32_t * experts(int layer) const; // of each row
+    bool has_arrived(int layer) const;
+    int  n_missing(int layer) const;
+    void experts(int layer, std::vector<int32_t> & rows) const; // the expert of each row; 65,535: one out of range
     // Lets go of a gate that waits. What it needs must be complete. False when it had given up waiting, and perhaps let
     // pass what was not there.
     bool            answer(int layer, bool go);
@@ -67,6 +76,9 @@ class Gate {
     };
 
     uint32_t * door(int layer) const;
+    bool       follow(ggml_backend_t compute); // our stream waits for what is queued there
+    bool       hold(ggml_backend_t compute);   // what is queued there from now on waits for our stream
+    bool       launch_copies(const CopyRow * rows, uint32_t n);
     bool       launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
                       const KeptRows & keep);
     int32_t *  host_table(int layer) const {
@@ -79,6 +91,7 @@ class Gate {
     std::vector<std::vector<int32_t>>             tables_;
     std::vector<size_t>                           first_;   // of each layer, in the tables' buffers
     std::vector<uint32_t>                         tickets_; // the last one of each layer
+    std::vector<uint32_t>                         n_rows_;  // ... and its rows
     Buffer                                        device_tables_, host_tables_, doors_;
     std::unique_ptr<ggml_backend, FreeBackend>    uploads_;
     std::unique_ptr<ggml_backend_event, FreeEvent> before_, after_;

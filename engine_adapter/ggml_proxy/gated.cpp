@@ -59,7 +59,7 @@ class GatedRun {
         bring_tables();
         open_ahead();
 
-        if (!plan_.inputs.keep(backend_.inner)) {
+        if (!plan_.inputs.keep(backend_.inner, gate_)) {
             return {};
         }
         tiers_.counters.graphs += 1;
@@ -168,7 +168,7 @@ class GatedRun {
         if (!gate_.queue(backend_.inner, call.layer, ids, slot_ids, keep)) {
             return false;
         }
-        queued_.push_back({ call.layer, (int) (ids->ne[0] * ids->ne[1]) });
+        queued_.push_back(call.layer);
         for (; next <= last; next++) {
             const GatePlan::Call & to = plan_.calls[next];
             // Others than the rows that were kept are not there.
@@ -213,7 +213,7 @@ class GatedRun {
     // Serves gates in order, as far as they have arrived; waits for one if it `must`.
     void serve(bool must) {
         while (n_served_ < queued_.size()) {
-            const auto [layer, n_rows] = queued_[n_served_];
+            const int layer = queued_[n_served_];
             if (ahead_ && !must) {
                 ahead_->attend();
             }
@@ -232,7 +232,7 @@ class GatedRun {
             n_served_ += 1;
             release_previous(); // its kernels came before this gate
             const bool waits = gate_.n_missing(layer) > 0;
-            const bool go    = !retreats_ && !fails_ && serve(layer, n_rows, waits);
+            const bool go    = !retreats_ && !fails_ && serve(layer, waits);
             if (ahead_ && (retreats_ || fails_)) {
                 ahead_->stop();
             }
@@ -244,9 +244,9 @@ class GatedRun {
         }
     }
 
-    bool serve(int layer, int n_rows, bool waits) {
+    bool serve(int layer, bool waits) {
         std::vector<int32_t> & experts = experts_;
-        experts.assign(gate_.experts(layer), gate_.experts(layer) + n_rows);
+        gate_.experts(layer, experts);
         std::sort(experts.begin(), experts.end());
         experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
         const int32_t          n     = (int32_t) experts.size();
@@ -347,11 +347,6 @@ class GatedRun {
         tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
     }
 
-    struct Queued {
-        int layer;
-        int n_rows;
-    };
-
     ProxyBackend &        backend_;
     ggml_cgraph *         graph_;
     GatePlan &            plan_;
@@ -361,7 +356,7 @@ class GatedRun {
     HostReads             reads_;
     std::vector<bool>     is_whole_; // of each call
     std::deque<LayerLock> locks_;
-    std::vector<Queued>   queued_;
+    std::vector<int>      queued_; // layers whose gates are
     std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
     std::vector<const char *> copies_;
     size_t                n_served_ = 0;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "device_memory.h"
+#include "gate.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 
@@ -16,7 +17,7 @@ class KeptInputs {
   public:
     void find(const ggml_cgraph * graph);
     // Queues copies of all of them behind what is queued on `backend`; false when the device has no memory for it.
-    bool keep(ggml_backend_t backend);
+    bool keep(ggml_backend_t backend, Gate & gate);
     // Queues the way back.
     void restore(ggml_backend_t backend);
 
@@ -27,11 +28,13 @@ class KeptInputs {
         size_t                n_bytes;
         size_t                offset; // of the copy
     };
-    void copy(ggml_backend_t backend, bool back);
+    void   copy(ggml_backend_t backend, bool back);
+    char * copy_of(const Input & input) const;
 
-    std::vector<Input> inputs_;
-    size_t             n_bytes_ = 0;
-    Buffer             copies_;
+    std::vector<Input>   inputs_;
+    std::vector<CopyRow> rows_;
+    size_t               n_bytes_ = 0;
+    Buffer               copies_;
 };
 
 } // namespace expertier

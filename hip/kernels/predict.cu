@@ -44,10 +44,27 @@ static __device__ float of_half(u16 half) {
     return of_bits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-static __device__ float weight(const char* row, u32 type, u32 i) {
-    if (type == TYPE_F32) return ((const float*)row)[i];
+template <u32 TYPE> static __device__ float weight(const char* row, u32 i) {
+    if (TYPE == TYPE_F32) return ((const float*)row)[i];
     u16 bits = ((const u16*)row)[i];
-    return type == TYPE_BF16 ? of_bits((u32)bits << 16) : of_half(bits);
+    return TYPE == TYPE_BF16 ? of_bits((u32)bits << 16) : of_half(bits);
+}
+
+struct Sums {
+    float product, square;
+};
+
+// A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at once.
+template <u32 TYPE>
+static __device__ Sums sums_of(const float* state, const float* norm, const char* row, u32 n_hidden) {
+    Sums sums = {0, 0};
+#pragma unroll 4
+    for (u32 i = threadIdx.x; i < n_hidden; i += blockDim.x) {
+        float value = state[i];
+        sums.square += value * value;
+        sums.product += (norm ? value * norm[i] : value) * weight<TYPE>(row, i);
+    }
+    return sums;
 }
 
 extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_tokens, const char* router,
@@ -63,14 +80,11 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
     const char* row = router + mine * router_row_bytes;
     for (u32 token = 0; token < n_tokens; token++) {
         const float* state = hidden + token * n_hidden;
-        float product = 0, square = 0;
-        for (u32 i = thread; i < n_hidden; i += n_threads) {
-            float value = state[i];
-            square += value * value;
-            product += (norm ? value * norm[i] : value) * weight(row, router_type, i);
-        }
-        products[thread] = product;
-        squares[thread] = square;
+        Sums sums = router_type == TYPE_F32   ? sums_of<TYPE_F32>(state, norm, row, n_hidden)
+                    : router_type == TYPE_F16 ? sums_of<TYPE_F16>(state, norm, row, n_hidden)
+                                              : sums_of<TYPE_BF16>(state, norm, row, n_hidden);
+        products[thread] = sums.product;
+        squares[thread] = sums.square;
         for (u32 half = n_threads / 2; half > 0; half /= 2) {
             __syncthreads();
             if (thread < half) {
@@ -96,27 +110,30 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
     __syncthreads();
     if (!is_last) return;
 
-    __shared__ float all[MOST_SCORES];
+    // Little shared memory: an SM that has to part its cache anew for this kernel keeps the engine's waiting.
+    __shared__ float of_token[MOST_EXPERTS];
     __shared__ int order[MOST_ROWS];
-    __shared__ int is_there[MOST_EXPERTS];
-    __shared__ int is_spared[MOST_EXPERTS];
-    u32 n_scores = n_tokens * n_experts, n_rows = n_tokens * n_used;
+    __shared__ unsigned char is_there[MOST_EXPERTS];
+    __shared__ unsigned char is_spared[MOST_EXPERTS];
+    u32 n_rows = n_tokens * n_used;
     volatile float* of_all_blocks = scores;
-    for (u32 i = thread; i < n_scores; i += n_threads) all[i] = of_all_blocks[i];
     for (u32 i = thread; i < n_rows; i += n_threads) order[i] = -1;
     for (u32 i = thread; i < n_experts; i += n_threads) {
         is_there[i] = table[i] >= 0;
         is_spared[i] = 0;
     }
-    __syncthreads();
-    for (u32 i = thread; i < n_scores; i += n_threads) {
-        u32 token = i / n_experts, expert = i % n_experts, rank = 0;
-        const float* others = all + token * n_experts;
-        float score = all[i];
-        for (u32 other = 0; other < n_experts; other++)
-            rank += others[other] > score || (others[other] == score && other < expert);
-        if (rank < n_used) order[rank * n_tokens + token] = (int)expert;
-        if (rank < n_used + n_spared) is_spared[expert] = 1;
+    for (u32 token = 0; token < n_tokens; token++) {
+        __syncthreads();
+        for (u32 i = thread; i < n_experts; i += n_threads) of_token[i] = of_all_blocks[token * n_experts + i];
+        __syncthreads();
+        for (u32 expert = thread; expert < n_experts; expert += n_threads) {
+            u32 rank = 0;
+            float score = of_token[expert];
+            for (u32 other = 0; other < n_experts; other++)
+                rank += of_token[other] > score || (of_token[other] == score && other < expert);
+            if (rank < n_used) order[rank * n_tokens + token] = (int)expert;
+            if (rank < n_used + n_spared) is_spared[expert] = 1;
+        }
     }
     __syncthreads();
 

@@ -7,8 +7,10 @@
 #define EXPERTIER_FAKE_BARRIERS
 #include <cpu_device.h>
 #include <gate.cu>
+#include <moves.cu>
 #include <predict.cu>
 EXPERTIER_FAKE_KERNEL(gate)
+EXPERTIER_FAKE_KERNEL(move_rows_by_value)
 EXPERTIER_FAKE_KERNEL(predict)
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -93,7 +95,7 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     const unsigned block[]  = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
     expertier_fake_kernel_gate.run(expertier_fake_kernel_gate.pack(values), grid, block, 32);
-    if (reinterpret_cast<const uint32_t *>(a.door)[MISSING]) {
+    if (reinterpret_cast<const uint32_t *>(a.door)[MISSING] & 0xffff) {
         stream.acquire_host(); // has filled slots since this was queued
     }
     // An entry that is found in the table was written behind the bytes that it leads to.
@@ -157,14 +159,44 @@ bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, 
     return true;
 }
 
-int32_t launch(void * function, uint32_t n_blocks, uint32_t, uint32_t, uint32_t n_threads, uint32_t, uint32_t, uint32_t,
-               void * at, void ** values, void **) {
-    Stream & stream = *static_cast<Stream *>(at);
-    const bool done = function == &expertier_fake_kernel_gate ? launch_gate(stream, n_threads, values)
-                                                              : launch_prediction(stream, n_blocks, n_threads, values);
+bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned n_threads, void ** values) {
+    Rows           rows  = *static_cast<Rows *>(values[0]);
+    uint32_t       n     = *static_cast<uint32_t *>(values[1]);
+    uint32_t       chunk = *static_cast<uint32_t *>(values[2]);
+    if (n > ROWS_BY_VALUE || n != n_rows) {
+        return false;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        uint64_t target = rows.row[i].target, source = rows.row[i].source;
+        if (!find_bytes(stream.device, target, rows.row[i].bytes) || !find_bytes(stream.device, source, rows.row[i].bytes) ||
+            rows.row[i].bytes > (uint64_t) n_chunks * chunk) {
+            return false;
+        }
+        rows.row[i].target = target;
+        rows.row[i].source = source;
+    }
+    stream.push([&stream, rows, n, chunk, n_chunks, n_threads]() mutable {
+        for (uint32_t i = 0; i < n; i++) {
+            touch(stream.device, reinterpret_cast<char *>(rows.row[i].source), rows.row[i].bytes, false, "what is kept");
+            touch(stream.device, reinterpret_cast<char *>(rows.row[i].target), rows.row[i].bytes, true, "a kept copy");
+        }
+        void *         values[] = { &rows, &n, &chunk };
+        const unsigned grid[]   = { n_chunks, n, 1 };
+        const unsigned block[]  = { n_threads, 1, 1 };
+        expertier_fake_kernel_move_rows_by_value.run(expertier_fake_kernel_move_rows_by_value.pack(values), grid, block, 32);
+    });
+    return true;
+}
+
+int32_t launch(void * function, uint32_t n_blocks, uint32_t n_rows, uint32_t, uint32_t n_threads, uint32_t, uint32_t,
+               uint32_t, void * at, void ** values, void **) {
+    Stream &   stream = *static_cast<Stream *>(at);
+    const bool done   = function == &expertier_fake_kernel_gate    ? launch_gate(stream, n_threads, values)
+                        : function == &expertier_fake_kernel_predict ? launch_prediction(stream, n_blocks, n_threads, values)
+                                                                     : launch_copies(stream, n_blocks, n_rows, n_threads, values);
     if (!done) {
-        fault(stream.device, "a gate or a prediction has addresses outside of the device's memory, a door that is not "
-                             "pinned, or too much to do");
+        fault(stream.device, "a gate, a prediction or copies have addresses outside of the device's memory, a door that is "
+                             "not pinned, or too much to do");
     }
     return !done;
 }
@@ -195,6 +227,7 @@ EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
     out[4] = new Stream(device);
     out[6] = &expertier_fake_kernel_predict; // after the patience
     out[7] = reinterpret_cast<void *>(event_query);
+    out[9] = &expertier_fake_kernel_move_rows_by_value; // after the look-ahead's numbers
 }
 
 EXPORT void fake_gpu_close_gate(void * stream) { delete static_cast<fake_gpu::Stream *>(stream); }

@@ -22,7 +22,7 @@ _LIBRARY = "libfake_ggml_gpu.so"
 _FLAGS = ("-O1",)
 _KERNEL_SOURCES = {
     "expertier.hip.fake": ("cpu_device.h",),
-    "expertier.hip.kernels": ("gate.cu", "predict.cu"),
+    "expertier.hip.kernels": ("gate.cu", "moves.cu", "predict.cu"),
 }
 _CALLS = ("memory", "pinned", "stream", "event")  # Call of state.h
 _FAULTS_BYTES = 1 << 16
