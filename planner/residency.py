@@ -66,7 +66,7 @@ class Residency:
 
     def __init__(self, n_experts: Sequence[int], n_slots: Sequence[int], kind: PolicyKind) -> None:
         """Make empty tables; `n_experts` and `n_slots` give one number a layer."""
-        from expertier.planner import native, python_calls, tables
+        from expertier.planner import native, python_calls, repack_calls, tables
 
         n_layers = len(n_experts)
         if n_layers == 0 or len(n_slots) != n_layers:
@@ -98,6 +98,7 @@ class Residency:
             ]
         self._make_slots(n_slots)
         self._calls = python_calls.python_calls()
+        self._choose = repack_calls.choose_survivors()
 
     def _make_slots(self, n_slots: Sequence[int]) -> None:
         n_layers, max_experts = self.heat.shape
@@ -245,6 +246,10 @@ class Residency:
         """Which of all slots are READY, as a copy."""
         ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
         return ready
+
+    def choose_survivors(self, n_slots: I32, shifts: I64, kept: I32, *, whole_in_order: bool) -> int:
+        """Choose who stays, and where; for `repack.survivors`. `repack_calls.py` has the arguments."""
+        return self._choose(self._address, n_slots, shifts, whole_in_order, kept)
 
     # ---- changes from outside, with nothing pinned
 

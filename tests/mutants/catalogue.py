@@ -71,9 +71,9 @@ MOVES = (
     ),
     Mutant(
         "the coldest survive",
-        "planner/repack.py",
-        "coldest_first[len(kept) - n_new :]",
-        "coldest_first[:n_new]",
+        "planner/repack_calls.py",
+        "and view.order[slot] >= coldest:",
+        "and (n_residents <= n_new or end - begin < n_new):",
     ),
     Mutant(
         "a failed move keeps the experts that it overwrote",
