@@ -1,4 +1,4 @@
-"""Many small pieces of device memory to be zeroed at once."""
+"""Many small pieces of device memory to be zeroed at once, and pieces moved before that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from expertier.hip.device import Device
+from expertier.hip.device import Device, Moves
 
 Pieces = npt.NDArray[np.int64]
 
@@ -27,3 +27,29 @@ def zero_pieces(device: Device, pieces: Pieces, stream: int = 0) -> None:
         return
     for address, n_bytes in pieces.tolist():
         device.zero(address, n_bytes, stream)
+
+
+@runtime_checkable
+class Relocates(Protocol):
+    """A device that moves pieces and then zeroes others for less than two calls cost."""
+
+    def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
+        """Do what `copy_within` of `moves` and then `zero_all` of `zeros` do. Raises `DeviceError`."""
+
+
+class Relocator:
+    """Moves pieces of a device's memory and then zeroes others, in one call where the device has one."""
+
+    def __init__(self, device: Device) -> None:
+        """Look at what the device can do, once: that takes longer than a small move."""
+        self._device = device
+        self._in_one_call = device.relocate if isinstance(device, Relocates) else None
+
+    def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
+        """Do what `copy_within` of `moves` and then `zero_pieces` of `zeros` do; raises as these do."""
+        if self._in_one_call is not None:
+            self._in_one_call(moves, zeros, stream)
+            return
+        if len(moves):
+            self._device.copy_within(moves, stream)
+        zero_pieces(self._device, zeros, stream)
