@@ -53,6 +53,9 @@ class CountedDevice(HostDevice):
         self.moves += len(moves)
         self.zeros += len(zeros)
 
+    def finish(self) -> None:
+        """Do nothing: all is done."""
+
 
 def main() -> None:
     """Measure and print."""

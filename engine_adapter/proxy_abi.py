@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 7  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 8  # EXPERTIER_ABI in abi.h
 HOST_ABI = 8  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -152,6 +152,10 @@ class ComputeCounts(ct.Structure):
             "moves_down",
             "failed_moves",
             "move_ns",
+            "drain_ns",
+            "queue_ns",
+            "wait_ns",
+            "copies",
             "boundary_bytes",
             "needed_bytes",
             "buffers",
@@ -337,8 +341,11 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_memory_free": (ct.c_int32, (ct.c_uint64,)),
     "expertier_memory_copy_in": (ct.c_int32, (ct.c_uint64, ct.c_void_p, ct.c_uint64)),
     "expertier_memory_copy_out": (ct.c_int32, (ct.c_void_p, ct.c_uint64, ct.c_uint64)),
-    "expertier_memory_move_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
-    "expertier_memory_zero_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
+    "expertier_memory_relocate": (
+        ct.c_int32,
+        (ct.c_uint64, ct.c_void_p, ct.c_int64, ct.c_void_p, ct.c_int64),
+    ),
+    "expertier_memory_finish": (ct.c_int32, (ct.c_uint64,)),
     "expertier_memory_zero": (ct.c_int32, (ct.c_uint64, ct.c_uint64)),
 }
 

@@ -34,12 +34,20 @@ _ERROR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ComputeCounts:
-    """What the engine has of the slab, in bytes, and how often the boundary has moved; `move_ns` in nanoseconds."""
+    """What the engine has of the slab, in bytes, and how often the boundary has moved.
+
+    Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
+    `wait_ns` waiting for them, the rest deciding; before that `drain_ns` waiting for what the engine had queued.
+    """
 
     moves_up: int
     moves_down: int
     failed_moves: int
     move_ns: int
+    drain_ns: int
+    queue_ns: int
+    wait_ns: int
+    copies: int
     boundary_bytes: int
     needed_bytes: int
     buffers: int

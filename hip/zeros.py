@@ -31,10 +31,13 @@ def zero_pieces(device: Device, pieces: Pieces, stream: int = 0) -> None:
 
 @runtime_checkable
 class Relocates(Protocol):
-    """A device that moves pieces and then zeroes others for less than two calls cost."""
+    """A device that moves pieces and then zeroes others for less than two calls cost, while the caller goes on."""
 
     def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
-        """Do what `copy_within` of `moves` and then `zero_all` of `zeros` do. Raises `DeviceError`."""
+        """Queue what `copy_within` of `moves` and then `zero_all` of `zeros` do. Raises `DeviceError`."""
+
+    def finish(self) -> None:
+        """Wait for it. Before that nothing else may use the memory that it is in."""
 
 
 class Relocator:
@@ -43,13 +46,21 @@ class Relocator:
     def __init__(self, device: Device) -> None:
         """Look at what the device can do, once: that takes longer than a small move."""
         self._device = device
-        self._in_one_call = device.relocate if isinstance(device, Relocates) else None
+        self._at_once = device if isinstance(device, Relocates) else None
 
     def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
-        """Do what `copy_within` of `moves` and then `zero_pieces` of `zeros` do; raises as these do."""
-        if self._in_one_call is not None:
-            self._in_one_call(moves, zeros, stream)
+        """Do what `copy_within` of `moves` and then `zero_pieces` of `zeros` do; raises as these do.
+
+        It is queued on `stream`. Without streams it is done when `finish` returns, at the latest.
+        """
+        if self._at_once is not None:
+            self._at_once.relocate(moves, zeros, stream)
             return
         if len(moves):
             self._device.copy_within(moves, stream)
         zero_pieces(self._device, zeros, stream)
+
+    def finish(self) -> None:
+        """Wait, on a device without streams."""
+        if self._at_once is not None:
+            self._at_once.finish()

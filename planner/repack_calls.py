@@ -142,7 +142,7 @@ def _stay_where_they_should(
     directory: int, layers: I32, experts: I32, old_slots: I32, new_slots: I32, n_slots: I32
 ) -> bool:
     for i in range(len(layers)):
-        view = layer_view(directory, layers[i])
+        view = layer_view(directory, int(layers[i]))
         if view.owner[old_slots[i]] != experts[i] or new_slots[i] >= n_slots[layers[i]]:
             return False
     return True
@@ -270,7 +270,7 @@ def _build(stamp: int) -> RepackCalls:
             return _BAD_CALL
         for layer in range(len(new.n_slots)):
             _leave_all(layer_view(directory, layer))
-            first = new.first[layer]
+            first = int(new.first[layer])
             _free_all(new.slot_of[layer], new, first, new.n_slots[layer])
             row = HEAD + layer * ROW
             to[row + N_SLOTS] = new.n_slots[layer]
@@ -281,7 +281,7 @@ def _build(stamp: int) -> RepackCalls:
             to[row + ORDER] = new.order.ctypes.data + first * 8
             to[row + EVICTED] = new.evicted.ctypes.data + first * 4
         for i in range(len(layers)):
-            layer = layers[i]
+            layer = int(layers[i])
             place = new.first[layer] + new_slots[i]
             _stay(
                 layer_view(directory, layer),

@@ -30,7 +30,8 @@ def order_moves(old: I64, new: I64) -> I64:
     runs[:, 1] = begins[first]
     runs[:, 2] = begins[last] + old[last, 1] - runs[:, 1]
     up, down = np.flatnonzero(by[first] > 0), np.flatnonzero(by[first] < 0)
-    return runs[np.concatenate([up[::-1], down])]
+    ordered: I64 = runs[np.concatenate([up[::-1], down])]
+    return ordered
 
 
 def untouched(pieces: I64, moves: I64) -> npt.NDArray[np.bool_]:

@@ -58,6 +58,8 @@ class Relayout:
         try:
             moved_bytes = self._slab.relayout(new, kept, self._stream)
         except BaseException:
+            with suppress(DeviceError):
+                self._slab.finish()
             intact = in_place(self._slab.still_there(new, kept))
             lost = self._dropped(intact)
             self._residency.repack(old, intact)
@@ -66,10 +68,13 @@ class Relayout:
             with suppress(DeviceError):  # else before the next use
                 self.restore_guards()
             raise
-        self._residency.repack(new.slots, kept)
-        self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
-        fence = self._fences.after_move(self._stream)
-        self._pool.refresh(dropped)
+        try:  # the tables follow while the device moves
+            self._residency.repack(new.slots, kept)
+            self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
+            fence = self._fences.after_move(self._stream)
+            self._pool.refresh(dropped)
+        finally:
+            self._slab.finish()
         return fence
 
     def let_in(self, stream: int | None) -> None:

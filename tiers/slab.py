@@ -104,8 +104,9 @@ class Slab:
     def relayout(self, new: ArenaLayout, kept: Survivors, stream: int = 0) -> int:
         """Move the experts of `kept` to their new slots, and lay out the slots as `new` says.
 
-        Queues the work on `stream`; nothing else may be using the slab. Returns the bytes moved. Raises
-        `DeviceError`; the layout is the old one then, and the experts that `still_there` names are intact.
+        Queues the work on `stream`; nothing else may be using the slab, and on a device without streams not before
+        `finish`. Returns the bytes moved. Raises `DeviceError`; the layout is the old one then, and the experts that
+        `still_there` names are intact.
         """
         if self._layout is None:
             self._layout = new  # of a new slab every byte is zero
@@ -119,6 +120,10 @@ class Slab:
         self._layout, self._n_bytes = new, new.slab_bytes
         self.stale_guards = False
         return int(moves[:, 2].sum())
+
+    def finish(self) -> None:
+        """Wait for what `relayout` has queued, on a device without streams."""
+        self._relocator.finish()
 
     def still_there(self, new: ArenaLayout, kept: Survivors) -> Survivors:
         """Return those of `kept` whose bytes a failed `relayout` to `new` cannot have touched."""
