@@ -47,19 +47,23 @@ bool QueuedMoves::queue(const int64_t * rows, int64_t n, const int64_t * zeros, 
         return false;
     }
     std::lock_guard<std::mutex> guard(mutex_);
-    Timed                       timed(counts_.queue_ns);
-    const bool                  is_queued = queue_all(rows, n, zeros, n_zeros);
-    if (!is_queued) {
+    if (is_queued_) {
+        ggml_backend_synchronize(stream_.get()); // an upload may not have been read yet
+    }
+    Timed timed(counts_.queue_ns);
+    is_queued_ = queue_all(rows, n, zeros, n_zeros);
+    if (!is_queued_) {
         ggml_backend_synchronize(stream_.get());
     }
-    return is_queued;
+    return is_queued_;
 }
 
 void QueuedMoves::finish() {
     std::lock_guard<std::mutex> guard(mutex_);
-    if (stream_) {
+    if (is_queued_) {
         Timed timed(counts_.wait_ns);
         ggml_backend_synchronize(stream_.get());
+        is_queued_ = false;
     }
 }
 

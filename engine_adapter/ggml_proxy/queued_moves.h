@@ -43,6 +43,7 @@ class QueuedMoves {
     ggml_backend_dev_t device_;
     std::mutex         mutex_; // guards what follows
     Counts             counts_;
+    bool               is_queued_ = false; // since `finish`
     Buffer             between_; // for moves by little
     Stream             stream_;
     QueuedZeros        zeros_; // goes before the stream

@@ -3,6 +3,7 @@
 #include "ggml-backend-impl.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <memory>
 
@@ -10,10 +11,11 @@ namespace expertier {
 
 namespace {
 
-constexpr size_t zeros_bytes   = 256u << 10;
-constexpr size_t least_ids     = 64u << 10; // bytes
+constexpr size_t zeros_bytes   = 4u << 10;
+constexpr size_t least_ids     = 4u << 10; // bytes
 constexpr size_t largest_row   = 512;
 constexpr size_t smallest_row  = 32; // below, there would be many rows: pieces are copied
+constexpr size_t slot_alignment = 128; // where the first slot begins
 constexpr size_t most_by_rows  = 16u << 10; // a longer piece is no guard
 // Some backends bind a tensor's bytes as a whole, and have a limit for that: a matrix is of a part of the slab.
 constexpr size_t window_bytes  = 1u << 30;
@@ -56,6 +58,7 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
         const int64_t                              width = smallest_row / sizeof(float);
         ggml_tensor * slab  = tensor_at(scope.get(), GGML_TYPE_F32, width, 16, slab_, base_);
         ggml_tensor * zeros = tensor_at(scope.get(), GGML_TYPE_F32, width, 4, zeros_.get(), base_of(zeros_));
+        zeros->nb[1]        = 0;
         ggml_tensor * ids   = tensor_at(scope.get(), GGML_TYPE_I64, 4, 1, zeros_.get(), base_of(zeros_));
         has_rows_           = ggml_backend_dev_supports_op(device, ggml_set_rows(scope.get(), slab, zeros, ids));
     }
@@ -120,13 +123,12 @@ void QueuedZeros::plan_rows() {
         }
     }
     pieces_.erase(apart, pieces_.end());
-    const size_t most = zeros_bytes / row_bytes_;
     for (const auto & [window, rows] : by_window) {
-        for (size_t first = 0; first < rows.size(); first += most) {
-            const size_t n = std::min(most, rows.size() - first);
-            batches_.push_back({ window, rows_.size(), n });
-            rows_.insert(rows_.end(), rows.begin() + first, rows.begin() + first + n);
-        }
+        const auto [lowest, last] = std::minmax_element(rows.begin(), rows.end());
+        // The matrix reaches no further than its rows: below the slots others may be writing.
+        const int64_t begin = *lowest - *lowest % (int64_t) std::max<size_t>(slot_alignment / row_bytes_, 1);
+        batches_.push_back({ window * window_bytes + begin * row_bytes_, *last - begin + 1, rows_.size(), rows.size() });
+        std::transform(rows.begin(), rows.end(), std::back_inserter(rows_), [begin](int64_t row) { return row - begin; });
     }
 }
 
@@ -152,12 +154,11 @@ bool QueuedZeros::write_rows() {
     ggml_cgraph * graph = ggml_new_graph_custom(scope.get(), 4 * n_batches, false);
     const int64_t width = (int64_t) (row_bytes_ / sizeof(float));
     for (const Batch & batch : batches_) {
-        const size_t  begin = batch.window * window_bytes;
-        const size_t  size  = std::min(window_bytes, ggml_backend_buffer_get_size(slab_) - begin);
         ggml_tensor * slab =
-            tensor_at(scope.get(), GGML_TYPE_F32, width, (int64_t) (size / row_bytes_), slab_, base_ + begin);
+            tensor_at(scope.get(), GGML_TYPE_F32, width, batch.n_rows, slab_, base_ + batch.begin);
         ggml_tensor * zeros =
             tensor_at(scope.get(), GGML_TYPE_F32, width, (int64_t) batch.n, zeros_.get(), base_of(zeros_));
+        zeros->nb[1] = 0; // one row, over and over
         ggml_tensor * ids = tensor_at(scope.get(), GGML_TYPE_I64, (int64_t) batch.n, 1, ids_.get(),
                                       base_of(ids_) + batch.first * sizeof(int64_t));
         ggml_tensor * written = ggml_set_rows(scope.get(), slab, zeros, ids);

@@ -28,10 +28,11 @@ class QueuedZeros {
         uintptr_t address;
         size_t    n_bytes;
     };
-    struct Batch { // rows of one window that one kernel writes
-        size_t window;
-        size_t first;
-        size_t n;
+    struct Batch { // the matrix, and `n` rows of it that one kernel writes, from `first` in `rows_` on
+        size_t  begin; // bytes from the slab's base
+        int64_t n_rows;
+        size_t  first;
+        size_t  n;
     };
     void plan_rows();
     bool has_rows_on_device();
@@ -44,7 +45,7 @@ class QueuedZeros {
     bool                  has_rows_  = false; // the device writes rows
     size_t                row_bytes_ = 0;
     std::vector<Piece>    pieces_; // left to be copied
-    std::vector<int64_t>  rows_;   // of each batch's window
+    std::vector<int64_t>  rows_;   // of each batch's matrix
     std::vector<Batch>    batches_;
     Buffer                zeros_;
     Buffer                ids_; // `rows_` on the device
