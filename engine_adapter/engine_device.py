@@ -19,6 +19,8 @@ from expertier.hip.zeros import Pieces
 from expertier.units import mib, round_up
 
 _ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
+_NO_MOVES = np.empty((0, 3), np.int64)
+_NO_PIECES = np.empty((0, 2), np.int64)
 
 
 def device_of(proxy: ct.CDLL, name: str) -> Device:
@@ -50,7 +52,8 @@ def has_own_memory(proxy: ct.CDLL, name: str) -> bool:
 class EngineDevice:
     """Memory of a ggml device, and pinned host memory that it copies from. Thread-safe.
 
-    It has no streams here: copies are complete when they return. The plugin queues its own on the engine's stream.
+    It has no streams here: copies are complete when they return, but for what `relocate` queues, one thread at a time.
+    The plugin queues its own on the engine's stream.
     """
 
     def __init__(self, proxy: ct.CDLL, name: str) -> None:
@@ -62,6 +65,7 @@ class EngineDevice:
         self._device: dict[int, int] = {}
         self._pinned: dict[int, int] = {}
         self._closed = False
+        self._relocating: int | None = None
 
     @property
     def name(self) -> str:
@@ -171,12 +175,8 @@ class EngineDevice:
 
     def copy_within(self, moves: Moves, stream: int = 0) -> None:
         """Move the pieces, one after another."""
-        rows = np.ascontiguousarray(moves, np.int64)
-        if len(rows):
-            done = self._proxy.expertier_memory_move_all(
-                self._ggml_name.encode(), rows.ctypes.data, len(rows)
-            )
-            self._require(done, "move to", int(rows[0, 0]))
+        self.relocate(moves, _NO_PIECES)
+        self.finish()
 
     def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
         """Fill device memory with zeros."""
@@ -184,12 +184,29 @@ class EngineDevice:
 
     def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
         """Fill pieces of device memory, rows of (address, bytes), with zeros."""
-        rows = np.ascontiguousarray(pieces, np.int64)
-        if len(rows):
-            done = self._proxy.expertier_memory_zero_all(
-                self._ggml_name.encode(), rows.ctypes.data, len(rows)
-            )
-            self._require(done, "zero", int(rows[0, 0]))
+        self.relocate(_NO_MOVES, pieces)
+        self.finish()
+
+    def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
+        """Queue moves, one after another, and then zeros, all within one allocation; `finish` waits for them."""
+        first = [int(rows[0, 0]) for rows in (moves, zeros) if len(rows)]
+        if not first:
+            return
+        rows, pieces = np.ascontiguousarray(moves, np.int64), np.ascontiguousarray(zeros, np.int64)
+        self._relocating = first[0]
+        self._require(
+            self._proxy.expertier_memory_relocate(
+                first[0], rows.ctypes.data, len(rows), pieces.ctypes.data, len(pieces)
+            ),
+            "move or zero",
+            first[0],
+        )
+
+    def finish(self) -> None:
+        """Wait for what `relocate` has queued."""
+        slab, self._relocating = self._relocating, None
+        if slab is not None:
+            self._require(self._proxy.expertier_memory_finish(slab), "wait for", slab)
 
     def close(self) -> None:
         """End the use; `DeviceError` names what is still allocated."""

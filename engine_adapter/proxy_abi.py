@@ -153,6 +153,10 @@ class ComputeCounts(ct.Structure):
             "moves_down",
             "failed_moves",
             "move_ns",
+            "drain_ns",
+            "queue_ns",
+            "wait_ns",
+            "copies",
             "boundary_bytes",
             "needed_bytes",
             "buffers",
@@ -338,8 +342,11 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_memory_free": (ct.c_int32, (ct.c_uint64,)),
     "expertier_memory_copy_in": (ct.c_int32, (ct.c_uint64, ct.c_void_p, ct.c_uint64)),
     "expertier_memory_copy_out": (ct.c_int32, (ct.c_void_p, ct.c_uint64, ct.c_uint64)),
-    "expertier_memory_move_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
-    "expertier_memory_zero_all": (ct.c_int32, (ct.c_char_p, ct.c_void_p, ct.c_int64)),
+    "expertier_memory_relocate": (
+        ct.c_int32,
+        (ct.c_uint64, ct.c_void_p, ct.c_int64, ct.c_void_p, ct.c_int64),
+    ),
+    "expertier_memory_finish": (ct.c_int32, (ct.c_uint64,)),
     "expertier_memory_zero": (ct.c_int32, (ct.c_uint64, ct.c_uint64)),
 }
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.bound_structs import BoundStructs
 from expertier.errors import ConfigError, EngineError
-from expertier.tiers.engine_binding import EngineLayout
 from expertier.tiers.manager import TierManager
 
 _log = logging.getLogger(__name__)
@@ -34,12 +34,20 @@ _ERROR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ComputeCounts:
-    """What the engine has of the slab, in bytes, and how often the boundary has moved; `move_ns` in nanoseconds."""
+    """What the engine has of the slab, in bytes, and how often the boundary has moved.
+
+    Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
+    `wait_ns` waiting for them, the rest deciding; before that `drain_ns` waiting for what the engine had queued.
+    """
 
     moves_up: int
     moves_down: int
     failed_moves: int
     move_ns: int
+    drain_ns: int
+    queue_ns: int
+    wait_ns: int
+    copies: int
     boundary_bytes: int
     needed_bytes: int
     buffers: int
@@ -71,7 +79,7 @@ class SlabCompute:
         proxy: ct.CDLL,
         tiers: int,
         manager: TierManager,
-        binding: abi.Binding,
+        structs: BoundStructs,
         note_error: Callable[[BaseException], None],
     ) -> None:
         """Open the region for the proxy's `tiers`; `note_error` gets what made a move fail.
@@ -82,13 +90,13 @@ class SlabCompute:
         self._proxy = proxy
         self._tiers = tiers
         self._manager = manager
-        self._binding = binding  # rewritten in place: C++ keeps pointers to it, and to all below
+        self._structs = structs
         self._note_error = note_error
         self._move = abi.MoveCallback(self._serve_move)
         self._struct = abi.Compute(
             move=self._move,
             context=None,
-            binding=ct.pointer(binding),
+            binding=ct.pointer(structs.binding),
             compute_bytes=manager.compute_bytes,
             most_bytes=manager.most_compute_bytes,
             move_cost_bytes=MOVE_COST_BYTES,
@@ -114,22 +122,10 @@ class SlabCompute:
             try:
                 self._manager.move_boundary(n_bytes)
             finally:
-                rewrite(self._binding, self._manager.engine_layout())
+                self._structs.rewrite(self._manager.engine_layout())
                 self._struct.cut_cost_bytes = CUT_LAYER_BYTES * self._manager.n_cut_layers
                 # With work left to do before slots are used, nothing counts as free: the next graph asks again.
                 self._struct.compute_bytes = self._manager.compute_bytes * self._manager.slots_are_sound
             done[0] = abi.FILLED
         except BaseException as error:  # nothing may propagate into the engine's C++ frames
             self._note_error(error)
-
-
-def rewrite(struct: abi.Binding, now: EngineLayout) -> None:
-    """Write into a binding that C++ knows where the slots lie now, and which tables say who is in them."""
-    struct.directory = now.directory_address
-    for i, (n_slots, offsets) in enumerate(zip(now.n_slots, now.places, strict=True)):
-        target = struct.layers[i]
-        target.n_slots = n_slots
-        for j, offset in enumerate(offsets):
-            target.matrices[j].offset = offset
-        for j in range(target.n_copies):
-            target.copies[j].offset = offsets[j]

@@ -1,4 +1,4 @@
-"""Many small pieces of device memory to be zeroed at once."""
+"""Many small pieces of device memory to be zeroed at once, and pieces moved before that."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from expertier.hip.device import Device
+from expertier.hip.device import Device, Moves
 
 Pieces = npt.NDArray[np.int64]
 
@@ -27,3 +27,40 @@ def zero_pieces(device: Device, pieces: Pieces, stream: int = 0) -> None:
         return
     for address, n_bytes in pieces.tolist():
         device.zero(address, n_bytes, stream)
+
+
+@runtime_checkable
+class Relocates(Protocol):
+    """A device that moves pieces and then zeroes others for less than two calls cost, while the caller goes on."""
+
+    def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
+        """Queue what `copy_within` of `moves` and then `zero_all` of `zeros` do. Raises `DeviceError`."""
+
+    def finish(self) -> None:
+        """Wait for it. Before that nothing else may use the memory that it is in."""
+
+
+class Relocator:
+    """Moves pieces of a device's memory and then zeroes others, in one call where the device has one."""
+
+    def __init__(self, device: Device) -> None:
+        """Look at what the device can do, once: that takes longer than a small move."""
+        self._device = device
+        self._at_once = device if isinstance(device, Relocates) else None
+
+    def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
+        """Do what `copy_within` of `moves` and then `zero_pieces` of `zeros` do; raises as these do.
+
+        It is queued on `stream`. Without streams it is done when `finish` returns, at the latest.
+        """
+        if self._at_once is not None:
+            self._at_once.relocate(moves, zeros, stream)
+            return
+        if len(moves):
+            self._device.copy_within(moves, stream)
+        zero_pieces(self._device, zeros, stream)
+
+    def finish(self) -> None:
+        """Wait, on a device without streams."""
+        if self._at_once is not None:
+            self._at_once.finish()

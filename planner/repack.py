@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from expertier.planner.residency import Residency
 
 I32 = npt.NDArray[np.int32]
-I64 = npt.NDArray[np.int64]
 
 
 class Kept(Protocol):
@@ -79,53 +77,13 @@ def survivors(
             f"asked to repack {len(residency.n_slots)} layers: got {len(n_slots)} numbers of slots and "
             f"{len(shifts)} shifts, give one of each for every layer"
         )
-    columns: list[tuple[I32, I32, I32, I32]] = []
-    for layer, (n_new, shift) in enumerate(zip(n_slots, shifts, strict=True)):
-        view = residency.layer_view(layer)
-        kept = np.flatnonzero(view.owner >= 0)  # no pins, so all of them are READY
-        if len(kept) > n_new:
-            coldest_first = np.argsort(view.order[kept], kind="stable")
-            kept = np.sort(kept[coldest_first[len(kept) - n_new :]])
-        if whole_in_order and n_new == len(view.slot_of):
-            kept = kept[_longest_rise(view.owner[kept].tolist())]
-            places = view.owner[kept].astype(np.int64)
-        else:
-            places = _places(kept, n_new, shift)
-        columns.append(
-            (
-                np.full(len(kept), layer, np.int32),
-                view.owner[kept],
-                kept.astype(np.int32),
-                places.astype(np.int32),
-            )
-        )
-    return Survivors(*(np.concatenate(column) for column in zip(*columns, strict=True)))
+    from expertier.planner.repack_calls import NOT_IN_LINE
 
-
-def _longest_rise(numbers: Sequence[int]) -> list[int]:
-    """Return the indices of a longest subsequence of distinct numbers that rises."""
-    last: list[int] = []  # of each length, the index of the lowest number that ends such a subsequence
-    lowest: list[int] = []
-    before = [-1] * len(numbers)
-    for i, number in enumerate(numbers):
-        length = bisect_left(lowest, number)
-        before[i] = last[length - 1] if length else -1
-        last[length:] = [i, *last[length + 1 :]]
-        lowest[length:] = [number, *lowest[length + 1 :]]
-    chosen: list[int] = []
-    i = last[-1] if last else -1
-    while i >= 0:
-        chosen.append(i)
-        i = before[i]
-    return chosen[::-1]
-
-
-def _places(old_slots: I64, n_new: int, shift: int | None) -> I64:
-    """Return new slots for rising `old_slots`: rising, below `n_new`, in place where that is possible."""
-    ranks = np.arange(len(old_slots))
-    if shift is None:
-        return ranks
-    # From the last one down, each lies where it is, or right below the one above it where that lies too low.
-    above = np.maximum(old_slots - shift - ranks, 0)
-    lowest: I64 = np.minimum.accumulate(above[::-1])[::-1]
-    return ranks + np.minimum(lowest, n_new - len(old_slots))
+    kept = np.empty((4, len(residency.owner)), np.int32)
+    n_kept = residency.choose_survivors(
+        np.array(n_slots, np.int32),
+        np.array([NOT_IN_LINE if shift is None else shift for shift in shifts], np.int64),
+        kept,
+        whole_in_order=whole_in_order,
+    )
+    return Survivors(*kept[:, :n_kept])

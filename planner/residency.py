@@ -31,6 +31,7 @@ from expertier.planner.profile import scaled_heat
 from expertier.planner.repack import Kept, Survivors
 
 if TYPE_CHECKING:
+    from expertier.planner.repack_calls import NewTables
     from expertier.planner.tables import LayerView
 
 I32 = npt.NDArray[np.int32]
@@ -66,7 +67,7 @@ class Residency:
 
     def __init__(self, n_experts: Sequence[int], n_slots: Sequence[int], kind: PolicyKind) -> None:
         """Make empty tables; `n_experts` and `n_slots` give one number a layer."""
-        from expertier.planner import native, python_calls, tables
+        from expertier.planner import native, python_calls, repack_calls, tables
 
         n_layers = len(n_experts)
         if n_layers == 0 or len(n_slots) != n_layers:
@@ -98,21 +99,43 @@ class Residency:
             ]
         self._make_slots(n_slots)
         self._calls = python_calls.python_calls()
+        self._repack = repack_calls.repack_calls()
 
     def _make_slots(self, n_slots: Sequence[int]) -> None:
-        n_layers, max_experts = self.heat.shape
-        total = sum(n_slots)
-        self.slot_of = np.full((n_layers, max_experts), -1, np.int32)
-        self.owner = np.full(total, -1, np.int32)
-        self.state = np.zeros(total, np.uint8)
-        self.pins = np.zeros(total, np.int32)
-        self.evicted = np.full(total, -1, np.int32)
-        self.n_slots = np.array(n_slots, np.int32)
-        self.first = np.concatenate(([0], np.cumsum(self.n_slots)[:-1])).astype(np.int32)
+        new = self._new_tables(n_slots)
+        new.slot_of.fill(-1)
+        new.owner.fill(-1)
+        new.state.fill(0)
+        new.pins.fill(0)
+        new.evicted.fill(-1)
         free = self._tables.RANK_FREE << self._tables.SLOT_BITS
-        self.order = np.concatenate([np.arange(n, dtype=np.int64) for n in n_slots]) | free
+        new.order[:] = np.concatenate([np.arange(n, dtype=np.int64) for n in n_slots]) | free
+        self._take(new)
         self._directory = self._make_directory()
         self._address = int(self._directory.ctypes.data)
+
+    def _new_tables(self, n_slots: Sequence[int]) -> NewTables:
+        """Return memory for the tables of so many slots; only where each layer's begin is written."""
+        from expertier.planner.repack_calls import NewTables
+
+        numbers = np.array(n_slots, np.int32)
+        ends = np.cumsum(numbers, dtype=np.int32)
+        total = int(ends[-1])
+        return NewTables(
+            first=ends - numbers,
+            n_slots=numbers,
+            slot_of=np.empty(self.heat.shape, np.int32),
+            owner=np.empty(total, np.int32),
+            state=np.empty(total, np.uint8),
+            pins=np.empty(total, np.int32),
+            order=np.empty(total, np.int64),
+            evicted=np.empty(total, np.int32),
+        )
+
+    def _take(self, new: NewTables) -> None:
+        self.first, self.n_slots, self.slot_of = new.first, new.n_slots, new.slot_of
+        self.owner, self.state, self.pins = new.owner, new.state, new.pins
+        self.order, self.evicted = new.order, new.evicted
 
     def _make_directory(self) -> I64:
         """Write the addresses of all arrays down, as `tables.py` says."""
@@ -226,6 +249,16 @@ class Residency:
         low = int(self.first[layer])
         return [int(pins) for pins in self.pins[low : low + int(self.n_slots[layer])]]
 
+    def missing_from_whole_layers(self) -> list[tuple[int, int]]:
+        """Return (layer, expert) of the experts without a slot in layers that have one for each of theirs."""
+        whole = np.flatnonzero(self.n_slots == self.n_experts)
+        if not len(whole):
+            return []
+        rows, experts = np.nonzero(
+            (self.slot_of[whole] < 0) & (np.arange(self.slot_of.shape[1]) < self.n_experts[whole, None])
+        )
+        return list(zip(whole[rows].tolist(), experts.tolist(), strict=True))
+
     def totals(self) -> Mapping[str, int]:
         """Return the counters summed over layers, by the names in `tables.COUNTER_NAMES`."""
         totals = self.counters.sum(axis=0).tolist()
@@ -246,6 +279,10 @@ class Residency:
         ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
         return ready
 
+    def choose_survivors(self, n_slots: I32, shifts: I64, kept: I32, *, whole_in_order: bool) -> int:
+        """Choose who stays, and where; for `repack.survivors`. `repack_calls.py` has the arguments."""
+        return self._repack.choose(self._address, n_slots, shifts, whole_in_order, kept)
+
     # ---- changes from outside, with nothing pinned
 
     def resize(self, n_slots: Sequence[int]) -> None:
@@ -263,28 +300,20 @@ class Residency:
         as evicted; heat, counters and the survivors' ranks stay. Nothing may be pinned. The directory's address
         changes. Raises `ValueError`, and changes nothing, for numbers that are no layers' slots.
         """
-        tables = self._tables
         if len(n_slots) != len(self.n_experts) or min(n_slots) < 1 or max(n_slots) > MOST_SLOTS:
             raise ValueError(
                 f"{len(self.n_experts)} layers need 1 to {MOST_SLOTS} slots each: got {list(n_slots)}"
             )
         assert not self.pins.any(), "repack while a slot is pinned"
-        from_slot = self.first[kept.layer] + kept.old_slot
-        assert (self.owner[from_slot] == kept.expert).all(), "a survivor is not in its slot"
-        state, rank = self.state[from_slot], self.order[from_slot] >> tables.SLOT_BITS
-        stays = np.zeros(len(self.owner), np.bool_)
-        stays[from_slot] = True
-        gone = (self.owner >= 0) & ~stays
-        wasted = gone & (self.state & tables.SPECULATIVE != 0)
-        for column, which in ((tables.EVICTIONS, gone), (tables.WASTED, wasted)):
-            self.counters[:, column] += np.add.reduceat(which, self.first, dtype=np.int64)
-        self._make_slots(n_slots)
-        to_slot = self.first[kept.layer] + kept.new_slot
-        assert (kept.new_slot < self.n_slots[kept.layer]).all(), "a survivor outside its layer's slots"
-        self.owner[to_slot] = kept.expert
-        self.state[to_slot] = state
-        self.order[to_slot] = (rank << tables.SLOT_BITS) | kept.new_slot
-        self.slot_of[kept.layer, kept.expert] = kept.new_slot
+        new = self._new_tables(n_slots)
+        directory = self._directory.copy()
+        status = self._repack.move(
+            self._address, directory, kept.layer, kept.expert, kept.old_slot, kept.new_slot, new
+        )
+        assert status == 0, "a survivor is not in its slot, or gets one outside of its layer's"
+        self._take(new)
+        self._directory = directory
+        self._address = int(directory.ctypes.data)
 
     def seed_heat(self, counts: npt.NDArray[np.generic]) -> None:
         """Take the experts' heat from a profile: uses by layer and expert, [L, E] numbers of any type.

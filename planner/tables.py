@@ -97,7 +97,15 @@ def source_stamp() -> int:
     Numba's on-disk cache of a function would not notice a change in another file that it calls into.
     """
     here = Path(__file__).parent
-    files = ("tables.py", "policy.py", "outcome.py", "c_calls.py", "native.py", "python_calls.py")
+    files = (
+        "tables.py",
+        "policy.py",
+        "outcome.py",
+        "c_calls.py",
+        "native.py",
+        "python_calls.py",
+        "repack_calls.py",
+    )
     paths = [here / name for name in files] + sorted((here / "policies").glob("*.py"))
     return zlib.crc32(b"".join(path.read_bytes() for path in paths))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,30 @@ from expertier.units import MIB, mib_needed
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class _Pieces:
+    """The pieces of all slots, in the order of their addresses: what a move asks for is then one look-up.
+
+    `rows` are (offset, bytes, stride), `slot` has each one's slot, counted through all layers, and `first_slot` the
+    layers' first ones. `heads` are (offset, bytes) of what must be zero while its slot is FREE.
+    """
+
+    def __init__(self, rows: I64, slot: I64, first_slot: I64) -> None:
+        self.rows = rows
+        self.slot = slot
+        self.first_slot = first_slot
+        self.n_slots = int(slot.max()) + 1
+        self.heads = np.minimum(rows[:, :2], [np.iinfo(np.int64).max, GUARD_BYTES])
+
+    def of_slots(self, chosen: Bools) -> I64:
+        """Return the indices of the pieces of the slots that are `chosen`."""
+        return np.flatnonzero(chosen if len(self.rows) == self.n_slots else chosen[self.slot])
 
 
 class ArenaLayout:
-    """The layers' ranges, stacked against the slab's high end; offsets count from the slab's base. Immutable.
+    """The layers' ranges, stacked against the slab's high end; offsets count from the slab's base.
 
     low end                                                                     high end
     │ compute region │ too small for a slot │ layer 0 │ layer 1 │ ... │ layer L-1 │
@@ -43,6 +64,7 @@ class ArenaLayout:
                 f"{mib_needed(self.used_bytes + compute_bytes)} MiB"
             )
         ends = slab_bytes - self.used_bytes + np.cumsum(sizes)
+        self._shifts: tuple[ArenaLayout, tuple[int | None, ...]] | None = None
         self._begins: list[int] = (ends - sizes).tolist()
         self._places = tuple(
             tuple(Place(begin + place.offset, place.stride) for place in layout.place(n))
@@ -68,62 +90,44 @@ class ArenaLayout:
             for place, source, size in zip(places, layout.block_offsets, layout.matrix_bytes, strict=True)
         ]
 
-    def pieces(self, layer: int, slots: I64) -> I64:
-        """Return (offset, bytes, stride) of every piece of `slots`, in the order of their addresses.
+    @cached_property
+    def offsets(self) -> I64:
+        """Where each matrix of each layer lies in slot 0, layer after layer."""
+        return np.array([place.offset for places in self._places for place in places], np.int64)
 
-        Shape (pieces, 3): a slot is one piece or one a matrix. `slots` is in increasing order.
+    def taken(self, layers: I32, slots: I32) -> Bools:
+        """Return for each slot of all layers, in their order, whether it is one of `slots`."""
+        taken = np.zeros(self._pieces.n_slots, np.bool_)
+        taken[self._pieces.first_slot[layers] + slots] = True
+        return taken
+
+    def pieces(self, taken: Bools) -> I64:
+        """Return (offset, bytes, stride) of every piece of the slots that are `taken`, in the order of their addresses.
+
+        Shape (pieces, 3): a slot is one piece or one a matrix.
         """
-        layout, places = self.layouts[layer], self._places[layer]
-        if layout.stride:
-            arrays = [(places[0].offset, layout.block_bytes, layout.stride)]
-        else:
-            arrays = [
-                (place.offset, size, size) for place, size in zip(places, layout.matrix_bytes, strict=True)
-            ]
-        rows = np.empty((len(arrays), len(slots), 3), np.int64)
-        for row, (offset, size, stride) in zip(rows, arrays, strict=True):
-            row[:, 0] = offset + slots * stride
-            row[:, 1] = size
-            row[:, 2] = stride
-        return rows.reshape(-1, 3)
+        return self._pieces.rows[self._pieces.of_slots(taken)]
 
-    def all_pieces(self, layers: I32, slots: I32) -> I64:
-        """Return the pieces of slots of several layers, as `pieces` does; `layers` and then `slots` rise."""
-        if all(layout.stride for layout in self.layouts):
-            begins = np.array([places[0].offset for places in self._places], np.int64)
-            sizes = np.array([layout.block_bytes for layout in self.layouts], np.int64)
-            strides = np.array([layout.stride for layout in self.layouts], np.int64)
-            offsets = begins[layers] + slots * strides[layers]
-            return np.stack([offsets, sizes[layers], strides[layers]], axis=1)
-        bounds = np.searchsorted(layers, np.arange(len(self.layouts) + 1))
-        return np.concatenate(
-            [
-                self.pieces(layer, slots[bounds[layer] : bounds[layer + 1]].astype(np.int64))
-                for layer in range(len(self.layouts))
-            ]
-        )
+    def slot_numbers(self, taken: Bools) -> I64:
+        """Return for each of `pieces` which of the slots that are `taken` it is of, counted from 0."""
+        return (np.cumsum(taken) - 1)[self._pieces.slot[self._pieces.of_slots(taken)]]
 
-    def guards(self, free: Sequence[I64]) -> I64:
+    def guards(self, taken: Bools) -> I64:
         """Return (offset, bytes) of what must be zero: the end of every array, and the head of every FREE slot.
 
         Kernels read up to `GUARD_BYTES` past an expert, where another's bytes do no harm but those of another
-        quantisation would. `free[layer]` are the layer's FREE slots. Shape (guards, 2).
+        quantisation would. Slots that are not `taken` are FREE. Shape (guards, 2).
         """
-        tails: list[tuple[int, int]] = []
-        for layer, n_slots in enumerate(self.slots):
-            end = self._begins[layer] + self.layouts[layer].range_bytes(n_slots)
-            ends = [offset + size for offset, _, size in self.copies(layer, n_slots - 1)]
-            tails += [(at, GUARD_BYTES) for at in ends[:-1]]
-            tails.append((ends[-1], end - ends[-1]))
-        numbers = np.repeat(np.arange(len(free), dtype=np.int32), [len(slots) for slots in free])
-        heads = self.all_pieces(numbers, np.concatenate(free).astype(np.int32))[:, :2]
-        return np.concatenate(
-            [np.array(tails, np.int64), np.minimum(heads, [np.iinfo(np.int64).max, GUARD_BYTES])]
-        )
+        return np.concatenate([self._tails, self._pieces.heads[self._pieces.of_slots(~taken)]])
 
-    def shift_to(self, new: ArenaLayout, layer: int) -> int | None:
-        """Return by how much slot numbers change where bytes stay: old slot `i` lies where new slot
+    def shifts_to(self, new: ArenaLayout) -> Sequence[int | None]:
+        """Return for each layer by how much slot numbers change where bytes stay: old slot `i` lies where new slot
         `i - shift` lies; None where no slots of the two lie on each other."""
+        if self._shifts is None or self._shifts[0] is not new:  # a boundary mostly goes back to where it was
+            self._shifts = new, tuple(self._shift_to(new, layer) for layer in range(len(self.slots)))
+        return self._shifts[1]
+
+    def _shift_to(self, new: ArenaLayout, layer: int) -> int | None:
         shifts = set()
         for old_place, new_place in zip(self._places[layer], new._places[layer], strict=True):
             slots, rest = divmod(new_place.offset - old_place.offset, old_place.stride)
@@ -131,6 +135,35 @@ class ArenaLayout:
                 return None
             shifts.add(slots)
         return shifts.pop() if len(shifts) == 1 else None
+
+    @cached_property
+    def _pieces(self) -> _Pieces:
+        n_slots = np.array(self.slots, np.int64)
+        first_slot = np.cumsum(n_slots) - n_slots
+        rows, slots = [], []
+        for layer, (layout, places) in enumerate(zip(self.layouts, self._places, strict=True)):
+            numbers = np.arange(self.slots[layer])
+            arrays = list(zip(places, layout.matrix_bytes, strict=True))
+            if layout.stride:
+                arrays = [(places[0], layout.block_bytes)]
+            for place, size in arrays:
+                row = np.empty((len(numbers), 3), np.int64)
+                row[:, 0] = place.offset + numbers * place.stride
+                row[:, 1] = size
+                row[:, 2] = place.stride
+                rows.append(row)
+                slots.append(first_slot[layer] + numbers)
+        return _Pieces(np.concatenate(rows), np.concatenate(slots), first_slot)
+
+    @cached_property
+    def _tails(self) -> I64:
+        tails: list[tuple[int, int]] = []
+        for layer, n_slots in enumerate(self.slots):
+            end = self._begins[layer] + self.layouts[layer].range_bytes(n_slots)
+            ends = [offset + size for offset, _, size in self.copies(layer, n_slots - 1)]
+            tails += [(at, GUARD_BYTES) for at in ends[:-1]]
+            tails.append((ends[-1], end - ends[-1]))
+        return np.array(tails, np.int64)
 
     def check_valid(self) -> None:
         """Assert that the ranges are aligned, disjoint, in order, and end where the slab does (I2)."""

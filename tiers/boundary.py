@@ -10,6 +10,7 @@ from expertier.errors import BudgetError, BusyError, DeviceError
 from expertier.planner.allocate import LayerPlan, floor_bytes, plan_layers
 from expertier.planner.demand import LayerDemand
 from expertier.planner.shrink import shrink
+from expertier.tiers.positions import Positions
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_layout import RANGE_ALIGNMENT
@@ -52,6 +53,8 @@ class Boundary:
         self._relayout = relayout
         self._usage = usage
         self._demands = demands
+        self._floor_bytes = floor_bytes(demands)
+        self._positions = Positions(slab, demands)
         self._bytes_missed = bytes_missed
         self._lock = threading.Lock()  # of the wishes below; never held during a move
         self._quotas = tuple(quotas)
@@ -92,7 +95,7 @@ class Boundary:
 
     def most_bytes(self) -> int:
         """Return how much can be free of slots: all but one slot a layer."""
-        return max(self._slab.n_bytes - floor_bytes(self._demands), 0)
+        return max(self._slab.n_bytes - self._floor_bytes, 0)
 
     def release(self, n_bytes: int) -> None:
         """See `TierManager.release_compute`."""
@@ -186,15 +189,11 @@ class Boundary:
     ) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
-        slots: Sequence[int] = self._quotas
         size = self._slab.n_bytes if slab_bytes is None else slab_bytes
-        try:
-            self._slab.plan(slots, compute_bytes, size)
-        except BudgetError:
-            slots = shrink(slots, self._demands, budget_bytes=size - compute_bytes).slots
+        new = self._positions.layout(self._quotas, compute_bytes, size)
         layout = self._slab.layout
         try:
-            self._relayout.run(slots, compute_bytes, size, whole_in_order=whole_in_order)
+            self._relayout.run(new, whole_in_order=whole_in_order)
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from expertier.tiers.copy_directory import CopyAddresses
 from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.slot_layout import Place, SlotLayout
+
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +75,17 @@ class EngineBinding:
     copies: CopyAddresses
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class EngineLayout:
     """What of a binding is another after a move of the slots.
 
-    `places[layer]` are the offsets from the slab's base of each matrix in slot 0; pieces of experts lie there too: one
-    at the first, or one at each.
+    `n_slots` is by layer; `offsets` are those of each matrix in slot 0 from the slab's base, layer after layer. Pieces
+    of experts lie there too: one at a layer's first matrix, or one at each.
     """
 
     directory_address: int
-    n_slots: tuple[int, ...]
-    places: tuple[tuple[int, ...], ...]
+    n_slots: I32
+    offsets: I64
 
 
 def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Sequence[Place]) -> BoundLayer:

@@ -66,10 +66,14 @@ class FillWorkers:
 
         `label` is what `cancel` names it by. Does nothing once closed.
         """
+        self.later_all([(label, task)])
+
+    def later_all(self, tasks: Sequence[tuple[object, Task]]) -> None:
+        """Run tasks with their labels as `later` does, in their order."""
         with self._changed:
             if self._closed:
                 return
-            self._background.append((label, task))
+            self._background.extend(tasks)
             self._start_threads(len(self._background))
             self._changed.notify_all()
 

@@ -49,7 +49,7 @@ from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
 from expertier.tiers.model_profile import ModelProfile
 from expertier.tiers.pool_share import PoolShare
-from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
+from expertier.tiers.prefetcher import Prefetcher, Target
 from expertier.tiers.rebalance import Rebalance
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
@@ -379,26 +379,16 @@ class TierManager:
 
     def engine_layout(self) -> EngineLayout:
         """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
+        layout = self._slab.layout
         return EngineLayout(
-            self._residency.directory_address,
-            self.slots,
-            tuple(
-                tuple(place.offset for place in self._slab.places(layer)) for layer in range(len(self.slots))
-            ),
+            self._residency.directory_address, np.array(layout.slots, np.int32), layout.offsets
         )
 
     def complete_layers(self) -> None:
         """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
-        whole = [
-            (number, layer.n_experts)
-            for number, (layer, n_slots) in enumerate(zip(self._table.layers, self.slots, strict=True))
-            if n_slots == layer.n_experts
-            and bool((self._residency.slot_of[number, : layer.n_experts] < 0).any())
-        ]
-        n_asked = sum(n for _, n in whole)
-        for layer, n_experts in whole:
-            for expert in range(n_experts):
-                self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=MAX_WAITING + n_asked)
+        missing = self._residency.missing_from_whole_layers()
+        if missing:
+            self._prefetcher.ask_all(missing)
 
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
         """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.

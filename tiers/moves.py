@@ -19,16 +19,19 @@ def order_moves(old: I64, new: I64) -> I64:
     other way: upward moves from the highest down and then downward moves from the lowest up never
     overwrite a piece that is still to move.
     """
-    shift = new[:, 0] - old[:, 0]
-    adjoins = (shift[1:] == shift[:-1]) & (old[:-1, 0] + old[:-1, 2] == old[1:, 0])
-    first = np.flatnonzero(np.concatenate(([True], ~adjoins))) if len(old) else np.empty(0, np.int64)
-    last = np.concatenate((first[1:], [len(old)])) - 1 if len(old) else first
-    runs = np.stack(
-        [new[first, 0], old[first, 0], old[last, 0] + old[last, 1] - old[first, 0]], axis=1
-    ).astype(np.int64)
-    up = runs[runs[:, 0] > runs[:, 1]]
-    down = runs[runs[:, 0] < runs[:, 1]]
-    return np.ascontiguousarray(np.concatenate([up[::-1], down]))
+    if not len(old):
+        return np.empty((0, 3), np.int64)
+    begins, by = old[:, 0], new[:, 0] - old[:, 0]
+    breaks = (by[1:] != by[:-1]) | (begins[:-1] + old[:-1, 2] != begins[1:])
+    last = np.concatenate([np.flatnonzero(breaks), [len(old) - 1]])
+    first = np.concatenate([[0], last[:-1] + 1])
+    runs = np.empty((len(first), 3), np.int64)
+    runs[:, 0] = new[first, 0]
+    runs[:, 1] = begins[first]
+    runs[:, 2] = begins[last] + old[last, 1] - runs[:, 1]
+    up, down = np.flatnonzero(by[first] > 0), np.flatnonzero(by[first] < 0)
+    ordered: I64 = runs[np.concatenate([up[::-1], down])]
+    return ordered
 
 
 def untouched(pieces: I64, moves: I64) -> npt.NDArray[np.bool_]:

@@ -92,6 +92,14 @@ class Prefetcher:
                 continue
             self._workers.later(label, partial(self._fetch, (layer, expert), target))
 
+    def ask_all(self, keys: Sequence[ExpertKey]) -> None:
+        """Fetch experts that have no slot into slots that nobody needs, however many wait already."""
+        with self._lock:
+            labels = [(key, Target.L1) for key in keys if (key, Target.L1) not in self._waiting]
+            self._waiting.update(labels)
+        self._add(asked=len(labels))
+        self._workers.later_all([(label, partial(self._fetch, *label)) for label in labels])
+
     def cancel(self, layer: int | None = None) -> int:
         """Forget the prefetches that have not begun, of one layer or of all; return how many."""
         cancelled: list[tuple[ExpertKey, Target]] = []

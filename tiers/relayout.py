@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 
 import numpy as np
@@ -11,8 +10,9 @@ from expertier.errors import DeviceError
 from expertier.hip.fence import Fence
 from expertier.planner.repack import Survivors, survivors
 from expertier.planner.residency import Residency
+from expertier.tiers.arena_layout import ArenaLayout
 from expertier.tiers.host_pool import HostPool
-from expertier.tiers.kept import free_slots, in_place
+from expertier.tiers.kept import in_place
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_fences import SlotFences
 from expertier.tiers.stats import MoveStats
@@ -40,28 +40,26 @@ class Relayout:
 
     def run(
         self,
-        slots: Sequence[int],
-        compute_bytes: int,
-        slab_bytes: int | None = None,
+        new: ArenaLayout,
         *,
         whole_in_order: bool = False,
     ) -> Fence | None:
-        """Lay out `slots[layer]` slots a layer above `compute_bytes`, in a slab of another size where given.
+        """Lay out the slots as `new` says, which `Slab.plan` made; its slab may have another size.
 
         `whole_in_order` is as `planner.repack.survivors` has it. Returns the fence after which the new layout
-        holds; None where it does already. Raises `BudgetError` where that does not fit and `DeviceError` where a
-        call failed; slots and compute region are as before then, and experts whose bytes were lost are no longer
-        resident.
+        holds; None where it does already. Raises `DeviceError` where a call failed; slots and compute region are
+        as before then, and experts whose bytes were lost are no longer resident.
         """
-        new = self._slab.plan(slots, compute_bytes, slab_bytes)
         old = self._slab.slots
-        shifts = [self._slab.layout.shift_to(new, layer) for layer in range(len(old))]
+        shifts = self._slab.layout.shifts_to(new)
         kept = survivors(self._residency, new.slots, shifts, whole_in_order=whole_in_order)
         dropped = self._dropped(kept)
         self._fences.before_move(self._stream)
         try:
             moved_bytes = self._slab.relayout(new, kept, self._stream)
         except BaseException:
+            with suppress(DeviceError):
+                self._slab.finish()
             intact = in_place(self._slab.still_there(new, kept))
             lost = self._dropped(intact)
             self._residency.repack(old, intact)
@@ -70,10 +68,13 @@ class Relayout:
             with suppress(DeviceError):  # else before the next use
                 self.restore_guards()
             raise
-        self._residency.repack(new.slots, kept)
-        self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
-        fence = self._fences.after_move(self._stream)
-        self._pool.refresh(dropped)
+        try:  # the tables follow while the device moves
+            self._residency.repack(new.slots, kept)
+            self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
+            fence = self._fences.after_move(self._stream)
+            self._pool.refresh(dropped)
+        finally:
+            self._slab.finish()
         return fence
 
     def let_in(self, stream: int | None) -> None:
@@ -87,7 +88,7 @@ class Relayout:
         """Zero again what a failed `run` may have left, while nobody uses the slots; `DeviceError`."""
         if self._slab.stale_guards:
             here = survivors(self._residency, self._slab.slots, [0] * len(self._slab.slots))
-            self._slab.restore_guards(free_slots(here, self._slab.slots), self._stream)
+            self._slab.restore_guards(here, self._stream)
             self._fences.after_move(self._stream)
 
     def stats(self) -> MoveStats:
@@ -98,6 +99,9 @@ class Relayout:
 
     def _dropped(self, kept: Survivors) -> list[tuple[int, int]]:
         """Return (layer, expert) of the residents that are not in `kept`."""
+        if np.count_nonzero(self._residency.owner >= 0) == len(kept.layer):
+            return []
         goes = self._residency.slot_of >= 0  # all READY: nothing is pinned
         goes[kept.layer, kept.expert] = False
-        return [(layer, expert) for layer, expert in np.argwhere(goes).tolist()]
+        layers, experts = np.nonzero(goes)
+        return list(zip(layers.tolist(), experts.tolist(), strict=True))

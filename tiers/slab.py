@@ -21,10 +21,10 @@ import numpy as np
 from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.slab_memory import PlainSlabMemory, SlabMemory
-from expertier.hip.zeros import zero_pieces
+from expertier.hip.zeros import Relocator, zero_pieces
 from expertier.planner.repack import Survivors
 from expertier.tiers.arena_layout import I64, ArenaLayout
-from expertier.tiers.kept import free_slots, some_of
+from expertier.tiers.kept import some_of
 from expertier.tiers.moves import order_moves, untouched
 from expertier.tiers.slot_layout import RANGE_ALIGNMENT, Place, SlotLayout
 from expertier.units import mib, round_up
@@ -48,6 +48,7 @@ class Slab:
         `relayout`.
         """
         self._device = device
+        self._relocator = Relocator(device)
         self._layouts = tuple(layouts)
         self._n_bytes = round_up(n_bytes, RANGE_ALIGNMENT)
         self._layout: ArenaLayout | None = None
@@ -103,40 +104,46 @@ class Slab:
     def relayout(self, new: ArenaLayout, kept: Survivors, stream: int = 0) -> int:
         """Move the experts of `kept` to their new slots, and lay out the slots as `new` says.
 
-        Queues the work on `stream`; nothing else may be using the slab. Returns the bytes moved. Raises
-        `DeviceError`; the layout is the old one then, and the experts that `still_there` names are intact.
+        Queues the work on `stream`; nothing else may be using the slab, and on a device without streams not before
+        `finish`. Returns the bytes moved. Raises `DeviceError`; the layout is the old one then, and the experts that
+        `still_there` names are intact.
         """
         if self._layout is None:
             self._layout = new  # of a new slab every byte is zero
             return 0
-        moves = self._moves(new, kept)
+        moves, zeros = self._work(new, kept)
+        at = moves.copy()
+        at[:, :2] += self._base
+        zeros[:, 0] += self._base
         self.stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
-        if len(moves):
-            at = moves.copy()
-            at[:, :2] += self._base
-            self._device.copy_within(at, stream)
-        self._zero(new, free_slots(kept, new.slots), stream)
+        self._relocator.relocate(at, zeros, stream)
         self._layout, self._n_bytes = new, new.slab_bytes
         self.stale_guards = False
         return int(moves[:, 2].sum())
 
+    def finish(self) -> None:
+        """Wait for what `relayout` has queued, on a device without streams."""
+        self._relocator.finish()
+
     def still_there(self, new: ArenaLayout, kept: Survivors) -> Survivors:
         """Return those of `kept` whose bytes a failed `relayout` to `new` cannot have touched."""
-        moves = self._moves(new, kept)
-        zeroed = new.guards(free_slots(kept, new.slots))
+        moves, zeroed = self._work(new, kept)
         written = np.concatenate([moves, np.stack([zeroed[:, 0], zeroed[:, 0], zeroed[:, 1]], axis=1)])
+        taken = self.layout.taken(kept.layer, kept.old_slot)
+        is_lost = ~untouched(self.layout.pieces(taken), written)
         intact = np.ones(len(kept.layer), np.bool_)
-        for layer in np.unique(kept.layer).tolist():
-            rows = np.flatnonzero(kept.layer == layer)
-            pieces = self.layout.pieces(layer, kept.old_slot[rows].astype(np.int64))
-            free_of_writes = untouched(pieces, written).reshape(-1, len(rows))
-            intact[rows] = free_of_writes.all(axis=0)
+        intact[self.layout.slot_numbers(taken)[is_lost]] = False
         return some_of(kept, intact)
 
-    def restore_guards(self, free: Sequence[I64], stream: int = 0) -> None:
-        """Zero what must be zero, where a failed `relayout` may have left bytes; `DeviceError` if that fails."""
+    def restore_guards(self, here: Survivors, stream: int = 0) -> None:
+        """Zero what must be zero with `here` in their new slots, where a failed `relayout` may have left bytes.
+
+        Raises `DeviceError`.
+        """
         if self.stale_guards:
-            self._zero(self.layout, free, stream)
+            zeros = self.layout.guards(self.layout.taken(here.layer, here.new_slot))
+            zeros[:, 0] += self._base
+            zero_pieces(self._device, zeros, stream)
             self.stale_guards = False
 
     # ---- another size
@@ -178,13 +185,9 @@ class Slab:
 
     # ---- inside
 
-    def _moves(self, new: ArenaLayout, kept: Survivors) -> I64:
-        """Return the moves of `kept` as rows (target, source, bytes), in offsets of the slab."""
-        return order_moves(
-            self.layout.all_pieces(kept.layer, kept.old_slot), new.all_pieces(kept.layer, kept.new_slot)
-        )
-
-    def _zero(self, layout: ArenaLayout, free: Sequence[I64], stream: int) -> None:
-        pieces = layout.guards(free)
-        pieces[:, 0] += self._base
-        zero_pieces(self._device, pieces, stream)
+    def _work(self, new: ArenaLayout, kept: Survivors) -> tuple[I64, I64]:
+        """Return the moves of `kept`, rows (target, source, bytes), and what is zero then, in offsets of the slab."""
+        taken = new.taken(kept.layer, kept.new_slot)
+        old = self.layout
+        moves = order_moves(old.pieces(old.taken(kept.layer, kept.old_slot)), new.pieces(taken))
+        return moves, new.guards(taken)

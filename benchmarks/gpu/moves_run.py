@@ -24,6 +24,7 @@ from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import DeviceError, ExpertierError
 from expertier.hip.device import Device
 from expertier.planner.context_memory import ContextShape
+from expertier.tiers.tier_set import Tiers
 from expertier.units import MIB
 from gpu.child import tell
 from gpu.opening import Placement, opened
@@ -31,13 +32,19 @@ from gpu.row_run import compute_counts, decode, prefill
 
 ALWAYS, NEVER = -(1 << 60), 1 << 60  # missed bytes that make a move down pay
 WAYS = {"in the slab, moving": ("1", ALWAYS), "in the slab, staying": ("1", NEVER), "apart": ("0", NEVER)}
+_SIZES = (
+    "boundary_bytes",
+    "needed_bytes",
+    "buffers",
+    "buffer_bytes",
+)  # of what is counted, those that shrink too
 _N_TOKENS = 32  # after each prefill
 _COPY_BYTES = 256 * MIB
 
 
 @dataclass(frozen=True)
 class MovesOptions:
-    """What to measure: `rounds` prefills of `n_prefill` tokens, and of single ones after each."""
+    """What to measure: `rounds` prefills of `n_prefill` tokens, and single ones after each; one more before is not."""
 
     path: str
     placement: Placement
@@ -71,7 +78,7 @@ def copy_seconds(device: Device, n_bytes: int) -> float:
 def measure(engine: LoadedEngine, options: MovesOptions) -> dict[str, Any]:
     """Measure one way."""
     shape = ContextShape(n_ctx=options.n_ctx, n_ubatch=options.n_prefill, full_windows=True)
-    prefills, steps = [], []
+    prefills, steps, before = [], [], {}
     with opened(engine, options.path, options.placement, shape) as (model, tiers):
         assert tiers is not None
         with model.context(
@@ -84,14 +91,21 @@ def measure(engine: LoadedEngine, options: MovesOptions) -> dict[str, Any]:
             prefill(
                 context, options.tokens, len(options.tokens), all_logits=True
             )  # every expert is read once
-            for _ in range(options.rounds + 1):
+            for i in range(options.rounds + 1):
+                if i == 1:  # positions of the boundary that are new have cost more
+                    before = _counts(model, tiers)
                 prefills.append(prefill(context, options.tokens, options.n_prefill))
                 context.forget()
                 steps.append(decode(context, options.tokens[:_N_TOKENS]))
-            found = _found(model, prefills[1:], steps[1:])
+            found = _found(prefills[1:], steps[1:])
+            counts = {
+                name: n - before.get(name, 0) * (name not in _SIZES)
+                for name, n in _counts(model, tiers).items()
+            }
             found["slots_bytes"] = tiers.stats().l1.used_bytes
-        found["moved_bytes"] = tiers.stats().moves.moved_bytes
-        found["moves_ms"] = (found["compute"] or {}).get("move_ns", 0) / 1e6
+        found["moved_bytes"] = counts.pop("moved_bytes")
+        found["compute"] = counts or None
+        found["moves_ms"] = counts.get("move_ns", 0) / 1e6
         if found["moved_bytes"]:
             try:
                 found["copy_ms"] = 1e3 * copy_seconds(tiers._device, found["moved_bytes"])
@@ -101,13 +115,17 @@ def measure(engine: LoadedEngine, options: MovesOptions) -> dict[str, Any]:
     return found
 
 
-def _found(model: LlamaModel, prefills: list[float], steps: list[list[float]]) -> dict[str, Any]:
+def _counts(model: LlamaModel, tiers: Tiers) -> dict[str, int]:
+    """What of moves is counted, and how many bytes they moved."""
+    return {**(compute_counts(model) or {}), "moved_bytes": tiers.stats().moves.moved_bytes}
+
+
+def _found(prefills: list[float], steps: list[list[float]]) -> dict[str, Any]:
     return {
         "prefill_ms": statistics.median(prefills) * 1e3,
         "first_ms": statistics.median(seconds[0] for seconds in steps) * 1e3,
         "second_ms": statistics.median(seconds[1] for seconds in steps) * 1e3,
         "later_ms": statistics.median(s for seconds in steps for s in seconds[-_N_TOKENS // 2 :]) * 1e3,
-        "compute": compute_counts(model),
     }
 
 

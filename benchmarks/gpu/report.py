@@ -158,8 +158,20 @@ def _ratio(mine: dict[str, Any] | None, base: dict[str, Any] | None) -> str:
     return f"{mine['tokens_per_s'] / base['tokens_per_s']:.2f}"
 
 
+def _parts_of_a_move(compute: dict[str, int], n_moves: int) -> list[str]:
+    """Return milliseconds of a move, before it and of its parts, and the device's calls that it takes."""
+    took = {part: compute[f"{part}_ns"] / n_moves / 1e6 for part in ("move", "drain", "queue", "wait")}
+    decided = took["move"] - took["queue"] - took["wait"]
+    parts = (took["move"], took["drain"], decided, took["queue"], took["wait"])
+    return [*(f"{part:.2f}" for part in parts), f"{compute['copies'] / n_moves:.0f}"]
+
+
 def print_moves(name: str, findings: dict[str, Any]) -> None:
-    """Print what the boundary's moves cost, beside a boundary that stays and compute buffers outside of the slab."""
+    """Print what the boundary's moves cost, beside a boundary that stays and compute buffers outside of the slab.
+
+    Of a move: waiting for what the engine had queued, before it; then deciding, queueing the device's calls, and
+    waiting for them.
+    """
     if "failed" in findings:
         print(f"{name}, moves FAILED: {findings['failed']}")
     print(f"\n{name}: a prefill and then single tokens, in turn; medians")
@@ -173,6 +185,11 @@ def print_moves(name: str, findings: dict[str, Any]) -> None:
         "moves up",
         "down",
         "ms each",
+        "drain",
+        "decide",
+        "queue",
+        "wait",
+        "calls",
     ]
     lines = []
     for way, row in findings.get("ways", {}).items():
@@ -188,7 +205,7 @@ def print_moves(name: str, findings: dict[str, Any]) -> None:
                 f"{row['slots_bytes'] / MIB:.0f}",
                 str(compute.get("moves_up", "-")),
                 str(compute.get("moves_down", "-")),
-                f"{compute['move_ns'] / n_moves / 1e6:.2f}" if n_moves else "-",
+                *(_parts_of_a_move(compute, n_moves) if n_moves else ["-"] * 6),
             ]
         )
     if lines:

@@ -148,7 +148,11 @@ struct expertier_compute {
 
 struct expertier_compute_counts {
     int64_t moves_up, moves_down, failed_moves;
-    int64_t move_ns;        // in all of them
+    int64_t move_ns;        // in all of them, once nothing was queued any more
+    int64_t drain_ns;       // before that, waiting for what was
+    int64_t queue_ns;       // of move_ns: queueing the device's work
+    int64_t wait_ns;        // of move_ns: waiting for the device
+    int64_t copies;         // calls that this took
     int64_t boundary_bytes; // free of slots
     int64_t needed_bytes;   // of these, up to the highest that a graph needs
     int64_t buffers;        // of the engine's, in the region

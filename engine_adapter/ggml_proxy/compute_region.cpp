@@ -2,6 +2,7 @@
 
 #include "backend.h"
 #include "device.h"
+#include "queued_moves.h"
 #include "tiers.h"
 
 #include <algorithm>
@@ -13,6 +14,11 @@ namespace {
 
 // A graph's need grows a little with the length of its context: the boundary goes in steps of so many a buffer.
 constexpr size_t n_steps = 16;
+
+int64_t now_ns() {
+    return std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::steady_clock::now().time_since_epoch())
+        .count();
+}
 
 size_t round_up(size_t n, size_t step) { return (n + step - 1) / step * step; }
 
@@ -147,6 +153,12 @@ void ComputeRegion::close() {
 expertier_compute_counts ComputeRegion::counts() {
     std::lock_guard<std::mutex> guard(mutex_);
     expertier_compute_counts    now = counts_;
+    if (const auto moves = find_moves(base_)) {
+        const QueuedMoves::Counts device = moves->counts();
+        now.queue_ns                     = device.queue_ns;
+        now.wait_ns                      = device.wait_ns;
+        now.copies                       = device.copies;
+    }
     now.boundary_bytes              = (int64_t) boundary_;
     now.needed_bytes                = (int64_t) total();
     now.buffers                     = (int64_t) places_.size();
@@ -180,14 +192,16 @@ size_t ComputeRegion::total() const {
 
 // With no graph running. Python's part leaves everything as it was when it fails, but for experts that it lost.
 bool ComputeRegion::move(size_t n_bytes, std::string & failure) {
+    const int64_t begin = now_ns();
     drain_backends(device_);
-    const auto start = std::chrono::steady_clock::now();
-    const bool moved = tiers_.move(compute_, n_bytes, failure);
-    const auto taken = std::chrono::steady_clock::now() - start;
+    const int64_t drained = now_ns();
+    const bool    moved   = tiers_.move(compute_, n_bytes, failure);
+    const int64_t end     = now_ns();
     std::lock_guard<std::mutex> guard(mutex_);
     boundary_ = compute_.compute_bytes;
     missed_   = 0;
-    counts_.move_ns += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
+    counts_.move_ns += end - drained;
+    counts_.drain_ns += drained - begin;
     counts_.failed_moves += !moved;
     return moved;
 }

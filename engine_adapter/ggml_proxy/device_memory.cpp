@@ -16,8 +16,24 @@ namespace expertier {
 
 namespace {
 
-std::mutex                              mutex;
-std::map<uintptr_t, ggml_backend_buffer_t> shared; // by base address
+struct Shared {
+    ggml_backend_buffer_t        buffer = nullptr;
+    std::shared_ptr<QueuedMoves> moves; // once something has moved within it
+};
+
+std::mutex                  mutex;
+std::map<uintptr_t, Shared> shared; // by base address
+
+// With the mutex held.
+Shared * find_shared(const void * address) {
+    const auto at    = reinterpret_cast<uintptr_t>(address);
+    auto       after = shared.upper_bound(at);
+    if (after == shared.begin()) {
+        return nullptr;
+    }
+    auto & [base, found] = *--after;
+    return at < base + ggml_backend_buffer_get_size(found.buffer) ? &found : nullptr;
+}
 
 ggml_backend_dev_t inner_device(const char * name) {
     for (ProxyDevice * proxy : proxies()) {
@@ -61,27 +77,42 @@ ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_byte
     return tensor;
 }
 
+void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, uintptr_t source, ggml_backend_buffer_t to,
+                uintptr_t target, size_t n_bytes) {
+    ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source), n_bytes);
+    ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target), n_bytes);
+    ggml_backend_tensor_copy_async(stream, stream, &read, &write);
+}
+
 ggml_backend_buffer_t find_device_buffer(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
-    const auto                  at    = reinterpret_cast<uintptr_t>(address);
-    auto                        after = shared.upper_bound(at);
-    if (after == shared.begin()) {
-        return nullptr;
+    const Shared *              found = find_shared(address);
+    return found ? found->buffer : nullptr;
+}
+
+std::shared_ptr<QueuedMoves> find_moves(const void * address) {
+    std::lock_guard<std::mutex> guard(mutex);
+    Shared *                    found = find_shared(address);
+    if (found && !found->moves) {
+        found->moves = std::make_shared<QueuedMoves>(found->buffer);
     }
-    const auto [base, buffer] = *--after;
-    return at < base + ggml_backend_buffer_get_size(buffer) ? buffer : nullptr;
+    return found ? found->moves : nullptr;
 }
 
 void share_buffer(ggml_backend_buffer_t buffer) {
     const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
     std::lock_guard<std::mutex> guard(mutex);
-    shared[base] = buffer;
+    shared[base] = { buffer, nullptr };
 }
 
 void unshare_buffer(ggml_backend_buffer_t buffer) {
-    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
-    std::lock_guard<std::mutex> guard(mutex);
-    shared.erase(base);
+    const auto                   base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
+    std::shared_ptr<QueuedMoves> moves; // goes without the lock
+    std::lock_guard<std::mutex>  guard(mutex);
+    if (const auto found = shared.find(base); found != shared.end()) {
+        moves = std::move(found->second.moves);
+        shared.erase(found);
+    }
 }
 
 } // namespace expertier
@@ -173,31 +204,25 @@ EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t sourc
     return 1;
 }
 
-// Each of `n` rows of (target, source, bytes), one after the other; complete when it returns. Queued on a stream of its
-// own: a copy that is waited for costs more than one of an expert takes. 0 as above; some rows have been moved then.
-EXPERTIER_EXPORT int32_t expertier_memory_move_all(const char * name, const int64_t * rows, int64_t n) {
-    ggml_backend_dev_t device = inner_device(name);
-    if (device == nullptr) {
-        return 0;
-    }
+// Queues what QueuedMoves::queue does, within the memory of ours that `slab` lies in; nothing else may use it before
+// expertier_memory_finish. 0 when there is none, when a row lies elsewhere, or when the device gave no stream; some rows
+// have been moved then.
+EXPERTIER_EXPORT int32_t expertier_memory_relocate(uint64_t slab, const int64_t * rows, int64_t n, const int64_t * zeros,
+                                                   int64_t n_zeros) {
     try {
-        return QueuedMoves(device).run(rows, n);
+        const auto moves = find_moves(reinterpret_cast<void *>(slab));
+        return moves && moves->queue(rows, n, zeros, n_zeros);
     } catch (const std::exception &) {
         return 0;
     }
 }
 
-// Each of `n` rows of (target, bytes) zero; the same.
-EXPERTIER_EXPORT int32_t expertier_memory_zero_all(const char * name, const int64_t * rows, int64_t n) {
-    ggml_backend_dev_t device = inner_device(name);
-    if (device == nullptr) {
-        return 0;
+EXPERTIER_EXPORT int32_t expertier_memory_finish(uint64_t slab) {
+    const auto moves = find_moves(reinterpret_cast<void *>(slab));
+    if (moves) {
+        moves->finish();
     }
-    try {
-        return QueuedMoves(device).zero(rows, n);
-    } catch (const std::exception &) {
-        return 0;
-    }
+    return moves != nullptr;
 }
 
 EXPERTIER_EXPORT int32_t expertier_memory_zero(uint64_t target, uint64_t n_bytes) {

@@ -1,6 +1,9 @@
 #include "queued_moves.h"
 
+#include "ggml-backend-impl.h"
+
 #include <algorithm>
+#include <chrono>
 
 namespace expertier {
 
@@ -10,47 +13,75 @@ namespace {
 // larger ones.
 constexpr size_t by_little     = 4u << 20;
 constexpr size_t between_bytes = 16u << 20;
-constexpr size_t zeros_bytes   = 64u << 10;
+
+class Timed { // adds what its life took
+  public:
+    explicit Timed(int64_t & total) : total_(total), start_(std::chrono::steady_clock::now()) {}
+    ~Timed() {
+        const auto taken = std::chrono::steady_clock::now() - start_;
+        total_ += std::chrono::duration_cast<std::chrono::nanoseconds>(taken).count();
+    }
+    Timed(const Timed &) = delete;
+    Timed & operator=(const Timed &) = delete;
+
+  private:
+    int64_t &                             total_;
+    std::chrono::steady_clock::time_point start_;
+};
 
 } // namespace
 
-QueuedMoves::QueuedMoves(ggml_backend_dev_t device) : device_(device), stream_(ggml_backend_dev_init(device, nullptr)) {}
+QueuedMoves::QueuedMoves(ggml_backend_buffer_t slab)
+    : device_(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(slab))), zeros_(slab) {}
 
-bool QueuedMoves::run(const int64_t * rows, int64_t n) {
-    bool is_done = stream_ != nullptr;
-    for (int64_t i = 0; i < n && is_done; i++) {
-        is_done = move((uintptr_t) rows[3 * i], (uintptr_t) rows[3 * i + 1], (size_t) rows[3 * i + 2]);
+bool QueuedMoves::prepare() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (!stream_) {
+        stream_.reset(ggml_backend_dev_init(device_, nullptr));
     }
-    if (stream_) {
-        ggml_backend_synchronize(stream_.get());
-    }
-    return is_done;
+    return stream_ && zeros_.prepare(stream_.get());
 }
 
-// As copies of zeros: ggml waits for every memset.
-bool QueuedMoves::zero(const int64_t * rows, int64_t n) {
-    zeros_ = new_device_buffer(device_, zeros_bytes);
-    if (!stream_ || !zeros_) {
+bool QueuedMoves::queue(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros) {
+    if (!prepare()) {
         return false;
     }
-    void * zeros   = ggml_backend_buffer_get_base(zeros_.get());
-    bool   is_done = true;
-    for (int64_t i = 0; i < n && is_done; i++) {
-        const uintptr_t target = (uintptr_t) rows[2 * i];
-        const size_t    size   = (size_t) rows[2 * i + 1];
-        for (size_t done = 0; done < size && is_done; done += zeros_bytes) {
-            const size_t          part = std::min(zeros_bytes, size - done);
-            ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target + done));
-            is_done                    = to != nullptr;
-            if (is_done) {
-                ggml_tensor read  = bytes_at(zeros_.get(), zeros, part);
-                ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target + done), part);
-                ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &write);
-            }
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (is_queued_) {
+        ggml_backend_synchronize(stream_.get()); // an upload may not have been read yet
+    }
+    Timed timed(counts_.queue_ns);
+    is_queued_ = queue_all(rows, n, zeros, n_zeros);
+    if (!is_queued_) {
+        ggml_backend_synchronize(stream_.get());
+    }
+    return is_queued_;
+}
+
+void QueuedMoves::finish() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    if (is_queued_) {
+        Timed timed(counts_.wait_ns);
+        ggml_backend_synchronize(stream_.get());
+        is_queued_ = false;
+    }
+}
+
+QueuedMoves::Counts QueuedMoves::counts() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    return counts_;
+}
+
+bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros) {
+    if (!zeros_.begin(zeros, n_zeros)) { // before the moves: an upload may wait for what is queued
+        return false;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        if (!move((uintptr_t) rows[3 * i], (uintptr_t) rows[3 * i + 1], (size_t) rows[3 * i + 2])) {
+            return false;
         }
     }
-    ggml_backend_synchronize(stream_.get());
-    return is_done;
+    return zeros_.end(counts_.copies);
 }
 
 bool QueuedMoves::move(uintptr_t target, uintptr_t source, size_t n_bytes) {
@@ -86,11 +117,9 @@ bool QueuedMoves::move_through(uintptr_t target, uintptr_t source, size_t n_byte
         if (from == nullptr || to == nullptr) {
             return false; // the other way says so, too
         }
-        ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source + at), n);
-        ggml_tensor kept  = bytes_at(between_.get(), between, n);
-        ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target + at), n);
-        ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &kept);
-        ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &kept, &write);
+        queue_copy(stream_.get(), from, source + at, between_.get(), reinterpret_cast<uintptr_t>(between), n);
+        queue_copy(stream_.get(), between_.get(), reinterpret_cast<uintptr_t>(between), to, target + at, n);
+        counts_.copies += 2;
     }
     return true;
 }
@@ -101,9 +130,8 @@ bool QueuedMoves::copy(uintptr_t target, uintptr_t source, size_t n_bytes) {
     if (from == nullptr || to == nullptr) {
         return false;
     }
-    ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source), n_bytes);
-    ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target), n_bytes);
-    ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &write);
+    queue_copy(stream_.get(), from, source, to, target, n_bytes);
+    counts_.copies += 1;
     return true;
 }
 

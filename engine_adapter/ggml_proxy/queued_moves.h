@@ -1,37 +1,52 @@
-// Moves of bytes within memory of a device, queued on a stream of their own. Source and target may overlap.
+// Moves of bytes within a slab, and zeros in it, queued on a stream of their own that lives as long as the slab: what a
+// stream and its buffers cost to make is more than a small move.
 #pragma once
 
 #include "device_memory.h"
 #include "ggml-backend.h"
+#include "queued_zeros.h"
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace expertier {
 
 class QueuedMoves {
   public:
-    explicit QueuedMoves(ggml_backend_dev_t device);
+    explicit QueuedMoves(ggml_backend_buffer_t slab);
 
-    // Moves each of `n` rows of (target, source, bytes), in their order, and waits. False when one of them lies in no memory
-    // that we know, or the device gave no stream.
-    bool run(const int64_t * rows, int64_t n);
+    // Has all that is needed, so that the first move is no slower than others; false when the device has not.
+    bool prepare();
 
-    // Fills each of `n` rows of (target, bytes) with zeros, and waits. Pieces are meant to be small. False as above.
-    bool zero(const int64_t * rows, int64_t n);
+    // Moves each of `n` rows of (target, source, bytes), in their order, and then fills each of `n_zeros` rows of
+    // (target, bytes) with zeros, which are meant to be small. A move's source and target may overlap. False when one of
+    // them lies in no memory that we know, or the device gave no stream; nothing is queued any more then.
+    bool queue(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros);
+
+    // Waits for what is queued.
+    void finish();
+
+    struct Counts {
+        int64_t copies   = 0; // calls of the device
+        int64_t queue_ns = 0;
+        int64_t wait_ns  = 0; // in `finish`
+    };
+    Counts counts();
 
   private:
+    bool queue_all(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros);
     bool move(uintptr_t target, uintptr_t source, size_t n_bytes);
     bool move_through(uintptr_t target, uintptr_t source, size_t n_bytes);
     bool copy(uintptr_t target, uintptr_t source, size_t n_bytes);
 
-    struct FreeBackend {
-        void operator()(ggml_backend_t backend) const { ggml_backend_free(backend); }
-    };
-    ggml_backend_dev_t                         device_;
-    Buffer                                     between_; // for moves by little
-    Buffer                                     zeros_;
-    std::unique_ptr<ggml_backend, FreeBackend> stream_;  // goes first: it may still read the buffer
+    ggml_backend_dev_t device_;
+    std::mutex         mutex_; // guards what follows
+    Counts             counts_;
+    bool               is_queued_ = false; // since `finish`
+    Buffer             between_; // for moves by little
+    Stream             stream_;
+    QueuedZeros        zeros_; // goes before the stream
 };
 
 } // namespace expertier

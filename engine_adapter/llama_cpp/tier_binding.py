@@ -11,12 +11,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.bound_structs import BoundStructs
 from expertier.engine_adapter.decode_gate import open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute
 from expertier.errors import BusyError, EngineError
-from expertier.planner.native import entry_points
-from expertier.tiers.engine_binding import EngineBinding
 from expertier.tiers.manager import TierManager
 
 _ERROR_BYTES = 4096
@@ -96,11 +95,11 @@ class TierBinding:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
             self._load = abi.LoadCallback(self._serve_staged)
-            self._struct = _describe(described, self._fill, self._load, lookups, layers)
-            self._struct.stream_tokens = manager.stream_tokens
+            self._structs = BoundStructs(described, self._fill, self._load, lookups, layers)
+            self._structs.binding.stream_tokens = manager.stream_tokens
             error = ct.create_string_buffer(_ERROR_BYTES)
             self._handle = engine.proxy.expertier_tiers_bind(
-                ct.byref(self._struct), inner_device.encode(), error, len(error)
+                ct.byref(self._structs.binding), inner_device.encode(), error, len(error)
             )
             if not self._handle:
                 raise EngineError(
@@ -109,7 +108,7 @@ class TierBinding:
             self._compute: SlabCompute | None = None
             if manager.engine_computes:
                 self._compute = SlabCompute(
-                    engine.proxy, self._handle, manager, self._struct, self._note_error
+                    engine.proxy, self._handle, manager, self._structs, self._note_error
                 )
             self._gate = open_gate(
                 engine.proxy,
@@ -262,66 +261,3 @@ class TierBinding:
     def _note_error(self, error: BaseException) -> None:
         """Keep what made this thread's batch fail."""
         self._fill_errors.last = error
-
-
-def _describe(
-    binding: EngineBinding, fill: Any, load: Any, lookups: LookupLog | None, numbers: Sequence[int] | None
-) -> abi.Binding:
-    layers = (abi.Layer * len(binding.layers))()
-    for target, layer, first in zip(layers, binding.layers, binding.copies.first, strict=True):
-        matrices = (abi.Matrix * len(layer.matrices))()
-        for struct, matrix in zip(matrices, layer.matrices, strict=True):
-            struct.name = matrix.name.encode()
-            struct.type = matrix.ggml_type
-            struct.ne0 = matrix.ne0
-            struct.ne1 = matrix.ne1
-            struct.offset = matrix.offset_from_slab_base
-            struct.stride = matrix.stride
-            struct.staged_offset = matrix.staged_offset
-            struct.staged_stride = matrix.staged_stride
-        copies = (abi.Copy * len(layer.copies))(
-            *(
-                abi.Copy(
-                    copy.source,
-                    copy.offset_from_slab_base,
-                    copy.stride,
-                    copy.staged_offset,
-                    copy.staged_stride,
-                    copy.n_bytes,
-                )
-                for copy in layer.copies
-            )
-        )
-        target.n_experts = layer.n_experts
-        target.n_slots = layer.n_slots
-        target.n_matrices = len(layer.matrices)
-        target.matrices = matrices
-        target.n_copies = len(copies)
-        target.copies = copies
-        target.staged_bytes = layer.staged_bytes
-        target.first_copy = first
-    points = entry_points()
-    policy = abi.Policy(**{name: getattr(points, name) for name in abi.POLICY_FUNCTIONS})
-    if lookups is not None:
-        policy.begin = lookups.before(points.begin, numbers)
-    return abi.Binding(
-        abi=abi.PROXY_ABI,
-        n_layers=len(binding.layers),
-        layers=layers,
-        slab_base=binding.slab_base,
-        slab_bytes=binding.slab_bytes,
-        directory=binding.directory_address,
-        locks=binding.locks_address,
-        policy=policy,
-        fill=fill,
-        load=load,
-        fill_context=None,
-        host_copies=abi.HostCopies(
-            binding.copies.lock,
-            binding.copies.address,
-            binding.copies.readers,
-            binding.copies.used,
-            binding.copies.hits,
-        ),
-        sees_all=int(lookups is not None),
-    )

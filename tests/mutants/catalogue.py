@@ -39,14 +39,14 @@ LAYOUT = (
     Mutant(
         "guards are not zeroed after a move",
         "tiers/slab.py",
-        "        self._zero(new, free_slots(kept, new.slots), stream)\n",
-        "",
+        "self._relocator.relocate(at, zeros, stream)",
+        "self._relocator.relocate(at, zeros[:0], stream)",
     ),
     Mutant(
         "heads of free slots are not zeroed after a move",
         "tiers/arena_layout.py",
-        "            [np.array(tails, np.int64), np.minimum(heads, [np.iinfo(np.int64).max, GUARD_BYTES])]\n",
-        "            [np.array(tails, np.int64)]\n",
+        "np.concatenate([self._tails, self._pieces.heads[self._pieces.of_slots(~taken)]])",
+        "np.concatenate([self._tails])",
     ),
     Mutant(
         "a failed move forgets its guards",
@@ -71,9 +71,9 @@ MOVES = (
     ),
     Mutant(
         "the coldest survive",
-        "planner/repack.py",
-        "coldest_first[len(kept) - n_new :]",
-        "coldest_first[:n_new]",
+        "planner/repack_calls.py",
+        "and view.order[slot] >= coldest:",
+        "and (n_residents <= n_new or end - begin < n_new):",
     ),
     Mutant(
         "a failed move keeps the experts that it overwrote",

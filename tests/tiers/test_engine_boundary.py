@@ -50,14 +50,17 @@ def assert_described(tiers: TierManager) -> None:
     """Assert that the binding says where the slots lie now."""
     now = tiers.engine_layout()
     assert now.directory_address == tiers._residency.directory_address
-    assert now.n_slots == tiers.slots
+    assert now.n_slots.tolist() == list(tiers.slots)
+    offsets = now.offsets.tolist()
     for number, layer in enumerate(TABLE.layers):
         places = tiers._slab.places(number)
-        assert list(now.places[number]) == [place.offset for place in places]
+        mine, offsets = offsets[: len(places)], offsets[len(places) :]
+        assert mine == [place.offset for place in places]
         bound = bound_layer(layer, TABLE.slot_layouts[number], tiers.slots[number], places)
-        assert [matrix.offset_from_slab_base for matrix in bound.matrices] == list(now.places[number])
-        for copy, offset in zip(bound.copies, now.places[number], strict=False):
+        assert [matrix.offset_from_slab_base for matrix in bound.matrices] == mine
+        for copy, offset in zip(bound.copies, mine, strict=False):
             assert copy.offset_from_slab_base == offset
+    assert not offsets
 
 
 def test_the_budget_is_what_a_wide_batch_leaves(tiers: TierManager) -> None:

@@ -16,7 +16,7 @@ from expertier.hip.fault_plan import FaultPlan
 from expertier.hip.faults import FaultyDevice
 from expertier.hip.host import HostDevice
 from expertier.planner.repack import Survivors
-from expertier.tiers.kept import free_slots, in_place
+from expertier.tiers.kept import in_place
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_layout import GUARD_BYTES, SlotLayout
 from gguf_files import Block, ModelFile, write_model
@@ -114,7 +114,7 @@ def is_there(slab: Slab, layer: int, expert: int, slot: int) -> bool:
 def guards_are_zero(slab: Slab, kept: Survivors) -> bool:
     return all(
         not any(ctypes.string_at(slab.base + offset, n_bytes))
-        for offset, n_bytes in slab.layout.guards(free_slots(kept, slab.slots)).tolist()
+        for offset, n_bytes in slab.layout.guards(slab.layout.taken(kept.layer, kept.new_slot)).tolist()
     )
 
 
@@ -193,8 +193,8 @@ def test_a_failed_move_says_what_is_intact(
         assert is_there(slab, int(intact.layer[row]), int(intact.expert[row]), int(intact.old_slot[row]))
     faults.arm("zero", 1)
     with pytest.raises(DeviceError):
-        slab.restore_guards(free_slots(intact, slab.slots))
-    slab.restore_guards(free_slots(intact, slab.slots))
+        slab.restore_guards(intact)
+    slab.restore_guards(intact)
     assert not slab.stale_guards
     assert guards_are_zero(slab, intact)
     for row in range(len(intact.layer)):
@@ -204,9 +204,9 @@ def test_a_failed_move_says_what_is_intact(
 def test_slots_that_line_up_are_known(layouts: tuple[SlotLayout, ...]) -> None:
     slab = laid_out(layouts, [4, 4, 4])
     same = slab.layout
-    assert [same.shift_to(same, layer) for layer in range(3)] == [0, 0, 0]
+    assert same.shifts_to(same) == (0, 0, 0)
     fewer = slab.plan([4, 4, 2], 0)
-    shift = same.shift_to(fewer, 2)
+    shift = same.shifts_to(fewer)[2]
     if shift is not None:
         assert slab.layout.copies(2, 2 + shift) == fewer.copies(2, 2)
 

@@ -91,26 +91,23 @@ def assert_sound(model: LlamaModel) -> None:
 
 
 class FailingMoves:
-    """Has the n-th call of the device that a move makes fail, once: a copy after some of its rows, or a zero."""
+    """Has the n-th row of the device's work for a move fail, once, with those before it queued: a copy or a zero."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         self.failed = 0
         self._fails_at: int | None = None
-        copy_within, zero = EngineDevice.copy_within, EngineDevice.zero_all
+        relocate = EngineDevice.relocate
 
-        def failing_copies(device, moves, stream=0):
+        def failing(device, moves, zeros, stream=0):
             for row in range(len(moves)):
                 self._count(device)
-                copy_within(device, moves[row : row + 1], stream)
-
-        def failing_zero(device, pieces, stream=0):
-            for row in range(len(pieces)):
+                relocate(device, moves[row : row + 1], zeros[:0], stream)
+            for row in range(len(zeros)):
                 self._count(device)
-                zero(device, pieces[row : row + 1], stream)
+                relocate(device, moves[:0], zeros[row : row + 1], stream)
 
-        monkeypatch.setattr(EngineDevice, "copy_within", failing_copies)
-        monkeypatch.setattr(EngineDevice, "zero_all", failing_zero)
+        monkeypatch.setattr(EngineDevice, "relocate", failing)
 
     def fail_call(self, n: int) -> None:
         """Have the n-th call from now on fail."""
