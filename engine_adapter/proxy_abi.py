@@ -19,6 +19,7 @@ LoadCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
 )
 MoveCallback = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_uint64, _INT32_POINTER)
+LookCallback = ct.CFUNCTYPE(None, ct.c_void_p, _INT32_POINTER)
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
 FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
@@ -140,6 +141,8 @@ class Compute(ct.Structure):
         ("most_bytes", ct.c_uint64),
         ("move_cost_bytes", ct.c_int64),
         ("cut_cost_bytes", ct.c_int64),
+        ("look", LookCallback),
+        ("look_graphs", ct.c_int32),
     )
 
 
@@ -152,6 +155,7 @@ class ComputeCounts(ct.Structure):
             "moves_up",
             "moves_down",
             "failed_moves",
+            "quota_moves",
             "move_ns",
             "drain_ns",
             "queue_ns",

@@ -79,14 +79,18 @@ class Boundary:
         self._relayout.let_in(stream)
         return ComputeRegion(self._slab.base, self._slab.layout.compute_bytes)
 
-    def move(self, n_bytes: int) -> None:
+    def move(self, n_bytes: int, plan: LayerPlan | None = None) -> None:
         """See `TierManager.move_boundary`."""
         self._require_room(n_bytes)
+        if plan is not None:
+            self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
         with self._usage.exclusively("move the boundary", for_engine=True):
             with self._lock:
                 self._wanted_bytes = n_bytes
             try:
-                if round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
+                if plan is not None:
+                    self._give_quotas(plan.slots, self._slab.n_bytes, n_bytes, whole_in_order=True)
+                elif round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
                     self._lay_out(n_bytes, whole_in_order=True)
             finally:
                 with self._lock:  # where it stands is what the engine has: there is nothing to go down for
@@ -173,12 +177,23 @@ class Boundary:
         if n_bytes < 0:
             raise ValueError(f"asked for {n_bytes} bytes to compute in")
 
-    def _give_quotas(self, slots: Sequence[int], slab_bytes: int) -> None:
+    def _give_quotas(
+        self,
+        slots: Sequence[int],
+        slab_bytes: int,
+        compute_bytes: int | None = None,
+        *,
+        whole_in_order: bool = False,
+    ) -> None:
         """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, all is as before."""
         quotas, layout = self._quotas, self._slab.layout
         self._quotas = tuple(slots)
         try:
-            self._lay_out(layout.compute_bytes, slab_bytes)
+            self._lay_out(
+                layout.compute_bytes if compute_bytes is None else compute_bytes,
+                slab_bytes,
+                whole_in_order=whole_in_order,
+            )
         except BaseException:
             if self._slab.layout is layout:
                 self._quotas = quotas

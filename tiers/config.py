@@ -73,6 +73,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable(
         "MOE_DECODE_PREFETCH", "decode_prefetch", "`auto` or a number of layers from 0 to 4", parse_layers
     ),
+    Variable("MOE_REBALANCE", "follow_demand", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
@@ -96,7 +97,8 @@ class TierConfig:
     most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
     GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
     `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
-    `slab_compute` an engine's compute buffers lie in the slab, below the slots. Of a device's
+    `slab_compute` an engine's compute buffers lie in the slab, below the slots. With `follow_demand` layers whose
+    misses cost an engine most get slots of others. Of a device's
     memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `rail_bytes` free (`auto`:
     none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
     thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
@@ -116,6 +118,7 @@ class TierConfig:
     split_mode: SplitMode = SplitMode.LAYER
     decode_gate: AutoSwitch = "auto"
     slab_compute: AutoSwitch = "auto"
+    follow_demand: AutoSwitch = "auto"
     decode_prefetch: AutoLayers = "auto"
     headroom_bytes: AutoBytes = "auto"
     rail_bytes: AutoBytes = "auto"

@@ -110,6 +110,7 @@ class TierManager:
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_prefetch = config.decode_prefetch
+        self.follow_demand = config.follow_demand
         """How many layers ahead a gate's engine fetches predicted experts; `auto`: as long as that pays."""
         budgets = resolve(
             config,
@@ -361,17 +362,18 @@ class TierManager:
         """How many can be: all but one slot a layer."""
         return self._boundary.most_bytes()
 
-    def move_boundary(self, n_bytes: int) -> None:
+    def move_boundary(self, n_bytes: int, plan: LayerPlan | None = None) -> None:
         """Have the slab's first `n_bytes` free of slots and no more, for a bound engine that uses no slots meanwhile.
 
-        The hottest experts stay. Slots, addresses and tables are others afterwards: `engine_layout` has them. Waits
-        for the leases of other threads. Raises as `reserve_compute` does; boundary and slots are as before then, but
-        the tables, and who is in the slots, may not be.
+        With `plan` the layers get its slots, or their share of what is left. The hottest experts stay. Slots, addresses
+        and tables are others afterwards: `engine_layout` has them. Waits for the leases of other threads. Raises as
+        `reserve_compute` does; boundary and slots are as before then, but the tables, and who is in the slots, may not
+        be.
         """
         try:
             if self._slab.stale_guards:
                 self._restore_guards(for_engine=True)
-            self._boundary.move(n_bytes)
+            self._boundary.move(n_bytes, plan)
         except BaseException as error:
             self.last_error = error
             raise
@@ -497,6 +499,13 @@ class TierManager:
         fit the slab, `BusyError` as `reserve_compute` does, and `DeviceError`; nothing has changed then.
         """
         self._boundary.apply(plan)
+
+    def propose_quotas(self, weights: Sequence[float] | None = None) -> Proposal | None:
+        """Return other numbers of slots where observed demand says that they pay, for `move_boundary`; None: none do.
+
+        `weights` are what a miss of each layer costs, in terms of one that is waited for. Cheap between samples.
+        """
+        return self._rebalance.look(self.arena_bytes, weights)
 
     def rebalance(self) -> Proposal | None:
         """Between steps: give the layers other numbers of slots where observed demand says that this pays.

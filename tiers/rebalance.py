@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 from expertier.errors import BusyError, DeviceError
 from expertier.planner.demand import LayerDemand
@@ -31,11 +32,10 @@ class Rebalance:
         self._counts = UseCounts(residency.heat.shape)
         self._sampled_at = 0
 
-    def settle(self, budget_bytes: int) -> Proposal | None:
-        """Look at demand; where new quotas of `budget_bytes` pay, move to them and return what they promise.
+    def look(self, budget_bytes: int, weights: Sequence[float] | None = None) -> Proposal | None:
+        """Look at demand; return new quotas of `budget_bytes` where they pay. Cheap between samples.
 
-        Cheap between samples. Gives up where a lease or an engine is in the way or the move fails, and looks
-        again the next time.
+        `weights` are what a miss of each layer costs, in terms of one that is waited for.
         """
         with self._lock:
             steps = max(self._residency.by_layer("calls"))
@@ -43,8 +43,21 @@ class Rebalance:
                 return None
             self._counts.sample(self._residency.heat, steps - self._sampled_at)
             self._sampled_at = steps
-            quotas = self._boundary.quotas
-            found = propose(self._demands, self._counts, quotas, budget_bytes=budget_bytes)
+            demands = self._demands
+            if weights is not None:
+                demands = [
+                    replace(demand, weight=demand.weight * weight)
+                    for demand, weight in zip(demands, weights, strict=True)
+                ]
+            return propose(demands, self._counts, self._boundary.quotas, budget_bytes=budget_bytes)
+
+    def settle(self, budget_bytes: int) -> Proposal | None:
+        """Look at demand; where new quotas of `budget_bytes` pay, move to them and return what they promise.
+
+        Cheap between samples. Gives up where a lease or an engine is in the way or the move fails, and looks
+        again the next time.
+        """
+        found = self.look(budget_bytes)
         if found is None:
             return None
         try:
@@ -52,10 +65,15 @@ class Rebalance:
         except (BusyError, DeviceError) as error:
             _log.debug("new quotas have to wait: %s", error)
             return None
-        _log.info(
-            "slots a layer follow demand: %s of %s missed a step are expected to go, for a move of %s",
-            mib(int(found.saved_bytes)),
-            mib(int(found.missed_bytes)),
-            mib(found.move_bytes),
-        )
+        log_move(found)
         return found
+
+
+def log_move(found: Proposal) -> None:
+    """Tell that the slots are as `found` says."""
+    _log.info(
+        "slots a layer follow demand: %s of %s missed a step are expected to go, for a move of %s",
+        mib(int(found.saved_bytes)),
+        mib(int(found.missed_bytes)),
+        mib(found.move_bytes),
+    )

@@ -135,6 +135,9 @@ struct expertier_binding {
 // rewrites the binding and `compute` in place, whether it succeeds or not, and says that it did as a fill does.
 typedef void (*expertier_move)(void * context, uint64_t compute_bytes, int32_t * done);
 
+// Says in `wants` whether layers should have other numbers of slots: 1 has `move` called, which gives them those.
+typedef void (*expertier_look)(void * context, int32_t * wants);
+
 // The slab's low end, for the engine's compute buffers (compute_region.h).
 struct expertier_compute {
     expertier_move            move;
@@ -144,10 +147,13 @@ struct expertier_compute {
     uint64_t                  most_bytes;      // that can be free of them
     int64_t                   move_cost_bytes; // missed bytes that are worth a move, beside those that it gives room to
     int64_t                   cut_cost_bytes;  // missed bytes that a graph costs because layers lack a slot for each expert
+    expertier_look            look;            // null: the layers' numbers of slots stay
+    int32_t                   look_graphs;     // how many graphs come between two looks
 };
 
 struct expertier_compute_counts {
     int64_t moves_up, moves_down, failed_moves;
+    int64_t quota_moves;    // for other numbers of slots
     int64_t move_ns;        // in all of them, once nothing was queued any more
     int64_t drain_ns;       // before that, waiting for what was
     int64_t queue_ns;       // of move_ns: queueing the device's work

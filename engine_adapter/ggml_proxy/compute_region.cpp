@@ -145,6 +145,33 @@ void ComputeRegion::note_missed(int64_t n_bytes) {
     missed_ += n_bytes;
 }
 
+void ComputeRegion::follow_demand() {
+    {
+        std::lock_guard<std::mutex> guard(mutex_);
+        if (closed_ || compute_.look == nullptr || ++n_graphs_ < compute_.look_graphs) {
+            return;
+        }
+        n_graphs_ = 0;
+    }
+    if (!tiers_.wants_other_slots(compute_)) {
+        return;
+    }
+    drain_backends(device_);
+    RunLock::Alone alone(device_.runs);
+    size_t         boundary = 0;
+    int64_t        missed   = 0;
+    {
+        std::lock_guard<std::mutex> guard(mutex_);
+        boundary = boundary_;
+        missed   = missed_;
+    }
+    std::string failure; // nobody's: all stays as it is, and a later look tries again
+    const bool  moved = move(boundary, failure);
+    std::lock_guard<std::mutex> guard(mutex_);
+    missed_ = missed;
+    counts_.quota_moves += moved;
+}
+
 void ComputeRegion::close() {
     std::lock_guard<std::mutex> guard(mutex_);
     closed_ = true;

@@ -47,6 +47,7 @@ class ComputeRegion {
 
     void * base(const Place & place) const;
     ggml_backend_buffer_t slab() const { return slab_; }
+    size_t most_bytes() const { return compute_.most_bytes; } // 0: it is there for the numbers of slots only
 
     // A graph is about to be placed: nothing is needed yet.
     void begin_placing(Place & place);
@@ -60,6 +61,8 @@ class ComputeRegion {
     // Moves the boundary down where that pays. Between graphs of the calling thread.
     void settle_down();
     void note_missed(int64_t n_bytes);
+    // Has the layers have other numbers of slots where demand says so; looks now and then. Between graphs as well.
+    void follow_demand();
 
     // No more moves: the tiers are going away.
     void close();
@@ -84,6 +87,7 @@ class ComputeRegion {
     size_t                   boundary_;
     int64_t                  missed_ = 0; // bytes since all below the boundary was needed
     bool                     closed_ = false;
+    int                      n_graphs_ = 0; // since the last look
     expertier_compute_counts counts_ = {};
 };
 

@@ -135,19 +135,42 @@ ggml_backend_device_i naming_interface() {
 
 std::vector<std::shared_ptr<ComputeRegion>> ProxyDevice::compute_regions() {
     std::lock_guard<std::mutex> guard(regions_mutex);
-    return regions;
+    return { regions.begin(), regions.begin() + n_regions };
 }
 
 void ProxyDevice::add_region(std::shared_ptr<ComputeRegion> region) {
     std::lock_guard<std::mutex> guard(regions_mutex);
-    regions.push_back(std::move(region));
-    n_regions = (int) regions.size();
+    if (region->most_bytes() > 0) {
+        regions.insert(regions.begin() + n_regions, std::move(region));
+        n_regions += 1;
+    } else {
+        regions.push_back(std::move(region));
+    }
+    n_bound += 1;
+}
+
+void ProxyDevice::follow_demand() {
+    if (n_bound == 0) {
+        return;
+    }
+    std::vector<std::shared_ptr<ComputeRegion>> all;
+    {
+        std::lock_guard<std::mutex> guard(regions_mutex);
+        all = regions;
+    }
+    for (const std::shared_ptr<ComputeRegion> & region : all) {
+        region->follow_demand();
+    }
 }
 
 void ProxyDevice::remove_region(const std::shared_ptr<ComputeRegion> & region) {
     std::lock_guard<std::mutex> guard(regions_mutex);
-    regions.erase(std::remove(regions.begin(), regions.end(), region), regions.end());
-    n_regions = (int) regions.size();
+    const auto at = std::find(regions.begin(), regions.end(), region);
+    if (at != regions.end()) {
+        n_regions -= at - regions.begin() < n_regions;
+        n_bound -= 1;
+        regions.erase(at);
+    }
 }
 
 ProxyDevice * find_proxy(ggml_backend_dev_t device) {

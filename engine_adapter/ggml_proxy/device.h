@@ -31,6 +31,7 @@ struct ProxyDevice {
 
     // Where the engine may compute: a region a model whose tiers are bound.
     std::vector<std::shared_ptr<ComputeRegion>> compute_regions();
+    void                                        follow_demand(); // of all that are bound (ComputeRegion)
     bool                                        has_regions() const { return n_regions > 0; }
     void                                        add_region(std::shared_ptr<ComputeRegion> region);
     void                                        remove_region(const std::shared_ptr<ComputeRegion> & region);
@@ -38,8 +39,9 @@ struct ProxyDevice {
     std::mutex                                  backends_mutex; // guards `backends`
     std::vector<ProxyBackend *>                 backends;
     std::mutex                                  regions_mutex; // guards `regions`
-    std::vector<std::shared_ptr<ComputeRegion>> regions;
-    std::atomic<int>                            n_regions{ 0 };
+    std::vector<std::shared_ptr<ComputeRegion>> regions; // the first ones have room to compute in
+    std::atomic<int>                            n_regions{ 0 }; // of these
+    std::atomic<int>                            n_bound{ 0 };   // of all
 };
 
 // The proxy that `device` is the compute device of; null for any other device.

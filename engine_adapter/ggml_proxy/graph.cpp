@@ -315,6 +315,7 @@ ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
         if (!make_room(graph)) {
             return GGML_STATUS_FAILED;
         }
+        backend.device->follow_demand();
         RunLock::Run running(backend.device->runs);
         if (const std::optional<ggml_status> done = try_gated(backend, graph)) {
             return *done;

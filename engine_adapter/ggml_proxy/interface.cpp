@@ -83,16 +83,19 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const
     }
 }
 
-// Gives the engine's compute buffers on this device the slab's low end from now on; 0 and `error` filled when that
-// cannot be.
+// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and has
+// numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, const expertier_compute * compute,
                                                       char * error, size_t error_size) {
     try {
-        if (!can_wrap()) {
+        const bool computes = compute->most_bytes > 0;
+        if (computes && !can_wrap()) {
             throw std::runtime_error("this release of llama.cpp allocates weights and compute buffers by the same call");
         }
         std::shared_ptr<ComputeRegion> region = self->tiers->new_compute_region(*compute);
-        try_out(region, self->device->inner);
+        if (computes) {
+            try_out(region, self->device->inner);
+        }
         self->region = std::move(region);
         self->tiers->count_misses_for(self->region);
         self->device->add_region(self->region);

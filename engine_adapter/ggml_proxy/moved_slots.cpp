@@ -19,10 +19,10 @@ constexpr size_t slot_alignment = 128; // of what the slots leave
 } // namespace
 
 std::shared_ptr<ComputeRegion> Tiers::new_compute_region(const expertier_compute & compute) {
-    if (wrapped_slab_) {
+    if (wrapped_slab_ && compute.most_bytes > 0) {
         throw std::runtime_error("the slab is in host memory, where the engine computes by itself");
     }
-    if (ggml_backend_buffer_get_base(slab_) != slab_base_) {
+    if (compute.most_bytes > 0 && ggml_backend_buffer_get_base(slab_) != slab_base_) {
         throw std::runtime_error("the slab does not begin where the device's memory for it does");
     }
     find_moves(slab_base_)->prepare(); // else the first move tries again, and tells
@@ -46,6 +46,16 @@ bool Tiers::move(const expertier_compute & compute, uint64_t compute_bytes, std:
         }
     }
     return done == EXPERTIER_FILLED;
+}
+
+bool Tiers::wants_other_slots(const expertier_compute & compute) {
+    int32_t wants = 0;
+    fills_running_ += 1; // see set_fills()
+    if (serves_fills()) {
+        compute.look(compute.context, &wants);
+    }
+    fills_running_ -= 1;
+    return wants == 1;
 }
 
 void Tiers::take_layout(const expertier_binding & binding) {

@@ -135,6 +135,7 @@ class Tiers {
     // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set after
     // an error. With no graph running.
     bool move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure);
+    bool wants_other_slots(const expertier_compute & compute); // asks Python (expertier_look)
     std::shared_ptr<ComputeRegion> new_compute_region(const expertier_compute & compute);
     void count_misses_for(std::shared_ptr<ComputeRegion> region) { region_ = std::move(region); }
     void note_missed(int layer, int64_t n_experts);

@@ -12,9 +12,10 @@ import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.bound_structs import BoundStructs
-from expertier.engine_adapter.decode_gate import open_gate
+from expertier.engine_adapter.decode_gate import DecodeGate, open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute
+from expertier.engine_adapter.miss_costs import miss_costs
+from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute, follows_demand
 from expertier.errors import BusyError, EngineError
 from expertier.tiers.manager import TierManager
 
@@ -106,9 +107,16 @@ class TierBinding:
                     f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
                 )
             self._compute: SlabCompute | None = None
-            if manager.engine_computes:
+            self._gate: DecodeGate | None = None
+            follows = follows_demand(manager.follow_demand, inner_device)
+            if manager.engine_computes or follows:
                 self._compute = SlabCompute(
-                    engine.proxy, self._handle, manager, self._structs, self._note_error
+                    engine.proxy,
+                    self._handle,
+                    manager,
+                    self._structs,
+                    self._note_error,
+                    self._miss_costs if follows else None,
                 )
             self._gate = open_gate(
                 engine.proxy,
@@ -123,6 +131,10 @@ class TierBinding:
                 engine.proxy.expertier_tiers_unbind(self._handle)
             manager.unbind_engine()
             raise
+
+    def _miss_costs(self) -> list[float]:
+        layers_ahead = self._gate.calls.layers_ahead if self._gate is not None else 0
+        return miss_costs(self._manager.table.n_layers, layers_ahead, self.counters())
 
     @property
     def device(self) -> int:

@@ -1,0 +1,31 @@
+"""What a miss of each layer costs an engine, for whoever shares out slots."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+_ENOUGH = 256
+"""Missing experts that are needed to tell how many of them come in time."""
+
+
+class LookAheadCounts(Protocol):
+    """What the proxy has counted of experts that were fetched before they were asked for."""
+
+    @property
+    def missing(self) -> int:
+        """Experts asked for that were in no slot when they could be foretold."""
+
+    @property
+    def prefetches_in_time(self) -> int:
+        """Those that were fetched before a layer asked for them."""
+
+
+def miss_costs(n_layers: int, layers_ahead: int, counts: LookAheadCounts) -> list[float]:
+    """Return what a miss of each layer costs, in terms of one that is waited for.
+
+    Layers are foretold `layers_ahead` before, so the first ones wait for every miss; of the others' some come in time.
+    """
+    hidden = 0.0
+    if layers_ahead > 0 and counts.missing >= _ENOUGH:
+        hidden = min(counts.prefetches_in_time / counts.missing, 1.0)
+    return [1.0 if layer < layers_ahead else 1.0 - hidden for layer in range(n_layers)]
