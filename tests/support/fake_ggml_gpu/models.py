@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -43,12 +44,16 @@ def gpu_tiers(
     host_pool_bytes: int = 0,
     stream_tokens: int | str = "auto",
     device: str = DEVICE,
+    follow_demand: bool | Literal["auto"] = "auto",
 ) -> Iterator[TierManager]:
     """Tiers with exactly `n_slots` slots a layer in the device's memory; valid at the end."""
     table = ExpertTable.from_gguf(path)
     budget = sum(demand.bytes_for(n_slots) for demand in table.layer_demands())
     config = TierConfig(
-        expert_cache_bytes=budget, host_pool_bytes=host_pool_bytes, stream_tokens=stream_tokens
+        expert_cache_bytes=budget,
+        host_pool_bytes=host_pool_bytes,
+        stream_tokens=stream_tokens,
+        follow_demand=follow_demand,
     )
     with TierManager(table, device=device_of(gpus.engine.proxy, device), config=config) as tiers:
         assert set(tiers.slots) == {n_slots}
