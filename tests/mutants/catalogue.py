@@ -199,7 +199,7 @@ FENCES = (
     ),
     Mutant(
         "an engine is bound before queued copies are there",
-        "tiers/manager.py",
+        "tiers/engine_use.py",
         "        self._device.synchronize()  # what was queued",
         "        # what was queued",
     ),
