@@ -141,8 +141,12 @@ def _keep_rising(kept: I32, begin: int, end: int) -> int:
 def _stay_where_they_should(
     directory: int, layers: I32, experts: I32, old_slots: I32, new_slots: I32, n_slots: I32
 ) -> bool:
+    seen = 0
+    view = layer_view(directory, seen)
     for i in range(len(layers)):
-        view = layer_view(directory, int(layers[i]))
+        if layers[i] != seen:
+            seen = int(layers[i])
+            view = layer_view(directory, seen)
         if view.owner[old_slots[i]] != experts[i] or new_slots[i] >= n_slots[layers[i]]:
             return False
     return True
@@ -280,18 +284,14 @@ def _build(stamp: int) -> RepackCalls:
             to[row + PINS] = new.pins.ctypes.data + first * 4
             to[row + ORDER] = new.order.ctypes.data + first * 8
             to[row + EVICTED] = new.evicted.ctypes.data + first * 4
+        seen = 0
+        view = layer_view(directory, seen)
         for i in range(len(layers)):
-            layer = int(layers[i])
-            place = new.first[layer] + new_slots[i]
-            _stay(
-                layer_view(directory, layer),
-                new.slot_of[layer],
-                new,
-                experts[i],
-                old_slots[i],
-                new_slots[i],
-                place,
-            )
+            if layers[i] != seen:
+                seen = int(layers[i])
+                view = layer_view(directory, seen)
+            place = new.first[seen] + new_slots[i]
+            _stay(view, new.slot_of[seen], new, experts[i], old_slots[i], new_slots[i], place)
         return 0
 
     return RepackCalls(choose, move)
