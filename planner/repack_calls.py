@@ -24,6 +24,7 @@ from expertier.planner.tables import (
     N_SLOTS,
     ORDER,
     OWNER,
+    PINNED_BIT,
     PINS,
     RANK_FREE,
     ROW,
@@ -77,8 +78,15 @@ def _choose_in_layer(view: LayerView, n_new: int, kept: I32, begin: int) -> int:
         n_residents += view.owner[slot] >= 0
     coldest = np.int64(0)
     if n_residents > n_new:
-        # FREE slots are below all others in `order`.
-        coldest = np.sort(view.order)[len(view.order) - n_new]
+        # The largest number that as many as can stay are not below; FREE slots are below 0. Bit by bit, as NumPy's sort
+        # takes long to compile.
+        for bit in range(PINNED_BIT - 1, -1, -1):
+            above = coldest | (np.int64(1) << bit)
+            n_above = 0
+            for slot in range(len(view.order)):
+                n_above += view.order[slot] >= above
+            if n_above >= n_new:
+                coldest = above
     end = begin
     for slot in range(len(view.owner)):
         if view.owner[slot] >= 0 and view.order[slot] >= coldest:
