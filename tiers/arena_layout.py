@@ -41,11 +41,12 @@ class _Pieces:
         self.slot = slot
         self.first_slot = first_slot
         self.n_slots = int(slot.max()) + 1
+        self.are_slots = len(rows) == self.n_slots
         self.heads = np.minimum(rows[:, :2], [np.iinfo(np.int64).max, GUARD_BYTES])
 
     def of_slots(self, chosen: Bools) -> I64:
         """Return the indices of the pieces of the slots that are `chosen`."""
-        return np.flatnonzero(chosen if len(self.rows) == self.n_slots else chosen[self.slot])
+        return (chosen if self.are_slots else chosen[self.slot]).nonzero()[0]
 
 
 class ArenaLayout:
@@ -113,15 +114,18 @@ class ArenaLayout:
         taken[self._pieces.first_slot[layers] + slots] = True
         return taken
 
-    def pieces(self, taken: Bools) -> I64:
-        """Return (offset, bytes, stride) of every piece of the slots that are `taken`, in the order of their addresses.
+    def pieces(self, layers: I32, slots: I32) -> I64:
+        """Return (offset, bytes, stride) of every piece of slots, in the order of their addresses.
 
-        Shape (pieces, 3): a slot is one piece or one a matrix.
+        Shape (pieces, 3): a slot is one piece or one a matrix. `layers` and then `slots` rise.
         """
-        return self._pieces.rows[self._pieces.of_slots(taken)]
+        if self._pieces.are_slots:
+            return self._pieces.rows.take(self._pieces.first_slot[layers] + slots, axis=0)
+        return self._pieces.rows.take(self._pieces.of_slots(self.taken(layers, slots)), axis=0)
 
-    def slot_numbers(self, taken: Bools) -> I64:
-        """Return for each of `pieces` which of the slots that are `taken` it is of, counted from 0."""
+    def slot_numbers(self, layers: I32, slots: I32) -> I64:
+        """Return for each of `pieces` which of `slots` it is of, counted from 0."""
+        taken = self.taken(layers, slots)
         return (np.cumsum(taken) - 1)[self._pieces.slot[self._pieces.of_slots(taken)]]
 
     def guards(self, taken: Bools) -> I64:
@@ -130,7 +134,8 @@ class ArenaLayout:
         Kernels read up to `GUARD_BYTES` past an expert, where another's bytes do no harm but those of another
         quantisation would. Slots that are not `taken` are FREE. Shape (guards, 2).
         """
-        return np.concatenate([self._tails, self._pieces.heads[self._pieces.of_slots(~taken)]])
+        free = self._pieces.of_slots(~taken)
+        return np.concatenate([self._tails, self._pieces.heads.take(free, axis=0)])
 
     def shifts_to(self, new: ArenaLayout) -> tuple[int | None, ...]:
         """Return for each layer by how much slot numbers change where bytes stay: old slot `i` lies where new slot
