@@ -18,6 +18,7 @@ from expertier.hip.mover import Mover
 from expertier.hip.ownership import Owned
 from expertier.hip.runtime import Event, Stream
 from expertier.hip.stream_handle import StreamLike, stream_handle
+from expertier.hip.zeros import Pieces
 from expertier.units import MIB, mib, round_up
 
 _T = TypeVar("_T", bound=Owned)
@@ -221,6 +222,10 @@ class GpuDevice:
     def zero(self, target: int, n_bytes: int, stream: StreamLike = 0) -> None:
         """Queue a fill with zeros."""
         self.gpu.call("fill", target, 0, n_bytes, stream_handle(stream))
+
+    def zero_all(self, pieces: Pieces, stream: StreamLike = 0) -> None:
+        """Queue fills of many small pieces, rows of (address, bytes), with zeros: in one launch."""
+        self.mover.zero(pieces, stream_handle(stream))
 
     def warm_up(self, most_bytes: int = MOST_BYTES) -> CopyChoice | None:
         """Measure which way of bringing experts in is faster, up to `most_bytes` at once; None without kernels.

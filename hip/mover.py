@@ -21,6 +21,7 @@ from expertier.hip.memory import DeviceBuffer, PinnedBuffer
 from expertier.hip.move_plan import MovePlan, Scratch, plan_in_order, plan_moves
 from expertier.hip.runtime import Event
 from expertier.hip.runtime_compiler import RuntimeCompiler
+from expertier.hip.zeros import Pieces
 from expertier.units import MIB
 
 _log = logging.getLogger(__name__)
@@ -29,6 +30,9 @@ SCRATCH_BYTES = 16 * MIB
 ROWS_BY_VALUE = 64
 REPACK_CHUNK_BYTES = 16 << 10
 GATHER_CHUNK_BYTES = 16 << 10
+ZERO_BYTES = 4 << 10
+"""The longest piece that is zeroed by one row; longer ones take several."""
+
 _THREADS = 256
 _TABLE_ROWS = 16_384
 _ROW_BYTES = 24
@@ -50,7 +54,7 @@ class _Table:
 class Mover:
     """Does moves on a GPU with kernels, or with the driver's copies where no kernel can be had. Thread-safe.
 
-    It owns SCRATCH_BYTES of device memory and two small tables, which no budget of the tiers counts:
+    It owns SCRATCH_BYTES of device memory, some zeros and two small tables, which no budget of the tiers counts:
     `overhead_bytes` says how much.
     """
 
@@ -69,6 +73,9 @@ class Mover:
             self._scratch_memory = owned.enter_context(DeviceBuffer(gpu, scratch_bytes))
             self._scratch = Scratch(self._scratch_memory.address, scratch_bytes)
             self._scratch_free = owned.enter_context(Event(gpu))
+            self._zeros = owned.enter_context(DeviceBuffer(gpu, ZERO_BYTES))
+            gpu.call("fill", self._zeros.address, 0, ZERO_BYTES, 0)
+            gpu.synchronize()  # other streams do not wait for this one
             self._tables = [_Table(gpu, owned) for _ in range(_TABLES)]
             self.kernels = False
             self.without_kernels_because = "switched off"
@@ -80,7 +87,7 @@ class Mover:
     @property
     def overhead_bytes(self) -> int:
         """Device memory that the mover itself takes."""
-        return self._scratch.n_bytes + _TABLES * _TABLE_ROWS * _ROW_BYTES
+        return self._scratch.n_bytes + ZERO_BYTES + _TABLES * _TABLE_ROWS * _ROW_BYTES
 
     def move(self, moves: Moves, stream: int, *, chunk_bytes: int = REPACK_CHUNK_BYTES) -> None:
         """Queue moves within the device, as if one after another; a block of threads copies `chunk_bytes`.
@@ -93,17 +100,30 @@ class Mover:
                 # Another stream may still have pieces there.
                 self._gpu.call("stream_wait_event", stream, self._scratch_free.handle, 0)
             try:
-                if not self.kernels:
-                    for target, source, n_bytes in plan.rows.tolist():
-                        self._gpu.call("copy_within", target, source, n_bytes, stream)
-                elif len(plan.rows) <= ROWS_BY_VALUE:
-                    for rows in plan.launches():
-                        self._launch_by_value(rows, stream, chunk_bytes)
-                else:
-                    self._launch_from_tables(plan, stream, chunk_bytes)
+                self._launch(plan, stream, chunk_bytes)
             finally:
                 if plan.uses_scratch:
                     self._record_or_wait(self._scratch_free, stream)
+
+    def zero(self, pieces: Pieces, stream: int) -> None:
+        """Queue zeros in pieces of the device, rows of (address, bytes): one launch, or a fill each without kernels.
+
+        Meant for small pieces. Raises `DriverError`.
+        """
+        if not self.kernels:
+            for address, n_bytes in pieces.tolist():
+                self._gpu.call("fill", address, 0, n_bytes, stream)
+            return
+        counts = -(-pieces[:, 1] // ZERO_BYTES)
+        row = np.repeat(np.arange(len(pieces)), counts)
+        begins = (np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)) * ZERO_BYTES
+        rows = np.empty((len(row), 3), np.int64)
+        rows[:, 0] = pieces[row, 0] + begins
+        rows[:, 1] = self._zeros.address
+        rows[:, 2] = np.minimum(pieces[row, 1] - begins, ZERO_BYTES)
+        if len(rows):
+            with self._lock:
+                self._launch(MovePlan(rows, (len(rows),), False), stream, ZERO_BYTES)
 
     def gather(self, rows: Moves, stream: int, *, chunk_bytes: int = GATHER_CHUNK_BYTES) -> None:
         """Queue copies from pinned host memory to places on the device that are apart, by kernel."""
@@ -141,6 +161,17 @@ class Mover:
         except DriverError as error:
             _log.warning("%s: %s; waiting for the stream instead", self._gpu.name, error)
             self._gpu.call("stream_synchronize", stream)
+
+    def _launch(self, plan: MovePlan, stream: int, chunk_bytes: int) -> None:
+        """Queue what was planned; the caller holds the lock."""
+        if not self.kernels:
+            for target, source, n_bytes in plan.rows.tolist():
+                self._gpu.call("copy_within", target, source, n_bytes, stream)
+        elif len(plan.rows) <= ROWS_BY_VALUE:
+            for rows in plan.launches():
+                self._launch_by_value(rows, stream, chunk_bytes)
+        else:
+            self._launch_from_tables(plan, stream, chunk_bytes)
 
     def _launch_by_value(self, rows: Moves, stream: int, chunk_bytes: int) -> None:
         values = (ctypes.c_int64 * (3 * ROWS_BY_VALUE))(*rows.ravel().tolist())

@@ -24,6 +24,7 @@ from expertier.planner.tables import (
     N_SLOTS,
     ORDER,
     OWNER,
+    PINNED_BIT,
     PINS,
     RANK_FREE,
     ROW,
@@ -77,8 +78,15 @@ def _choose_in_layer(view: LayerView, n_new: int, kept: I32, begin: int) -> int:
         n_residents += view.owner[slot] >= 0
     coldest = np.int64(0)
     if n_residents > n_new:
-        # FREE slots are below all others in `order`.
-        coldest = np.sort(view.order)[len(view.order) - n_new]
+        # The largest number that as many as can stay are not below; FREE slots are below 0. Bit by bit, as NumPy's sort
+        # takes long to compile.
+        for bit in range(PINNED_BIT - 1, -1, -1):
+            above = coldest | (np.int64(1) << bit)
+            n_above = 0
+            for slot in range(len(view.order)):
+                n_above += view.order[slot] >= above
+            if n_above >= n_new:
+                coldest = above
     end = begin
     for slot in range(len(view.owner)):
         if view.owner[slot] >= 0 and view.order[slot] >= coldest:
@@ -141,8 +149,12 @@ def _keep_rising(kept: I32, begin: int, end: int) -> int:
 def _stay_where_they_should(
     directory: int, layers: I32, experts: I32, old_slots: I32, new_slots: I32, n_slots: I32
 ) -> bool:
+    seen = 0
+    view = layer_view(directory, seen)
     for i in range(len(layers)):
-        view = layer_view(directory, int(layers[i]))
+        if layers[i] != seen:
+            seen = int(layers[i])
+            view = layer_view(directory, seen)
         if view.owner[old_slots[i]] != experts[i] or new_slots[i] >= n_slots[layers[i]]:
             return False
     return True
@@ -280,18 +292,14 @@ def _build(stamp: int) -> RepackCalls:
             to[row + PINS] = new.pins.ctypes.data + first * 4
             to[row + ORDER] = new.order.ctypes.data + first * 8
             to[row + EVICTED] = new.evicted.ctypes.data + first * 4
+        seen = 0
+        view = layer_view(directory, seen)
         for i in range(len(layers)):
-            layer = int(layers[i])
-            place = new.first[layer] + new_slots[i]
-            _stay(
-                layer_view(directory, layer),
-                new.slot_of[layer],
-                new,
-                experts[i],
-                old_slots[i],
-                new_slots[i],
-                place,
-            )
+            if layers[i] != seen:
+                seen = int(layers[i])
+                view = layer_view(directory, seen)
+            place = new.first[seen] + new_slots[i]
+            _stay(view, new.slot_of[seen], new, experts[i], old_slots[i], new_slots[i], place)
         return 0
 
     return RepackCalls(choose, move)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from expertier.errors import BudgetError
 from expertier.planner.allocate import LayerPlan, floor_bytes
 from expertier.planner.demand import LayerDemand
 from expertier.units import MIB, mib, mib_needed
+
+I64 = npt.NDArray[np.int64]
 
 
 def shrink(slots: Sequence[int], demands: Sequence[LayerDemand], *, budget_bytes: int) -> LayerPlan:
@@ -24,27 +29,26 @@ def shrink(slots: Sequence[int], demands: Sequence[LayerDemand], *, budget_bytes
             f"{budget_bytes / MIB:.3f} MiB are left for expert slots, but one slot in each of {len(demands)} "
             f"layers takes {mib(floor)}: leave at least {mib_needed(floor)} MiB"
         )
-    most = max(slots)
+    quotas = np.array(slots, np.int64)
+    slot_bytes = np.array([demand.slot_bytes for demand in demands], np.int64)
+    fixed_bytes = sum(demand.fixed_bytes for demand in demands)
+    most = int(quotas.max())
+
+    def scaled(share: int) -> I64:
+        return np.maximum(quotas * share // most, 1)
+
     low, high = 0, most  # shares in units of 1/most: each number of slots of the largest layer once
     while low < high:
         middle = (low + high + 1) // 2
-        if _bytes(_scaled(slots, middle, most), demands) <= budget_bytes:
+        if int(scaled(middle) @ slot_bytes) + fixed_bytes <= budget_bytes:
             low = middle
         else:
             high = middle - 1
-    chosen = _scaled(slots, low, most)
-    left = budget_bytes - _bytes(chosen, demands)
-    lost = sorted(range(len(slots)), key=lambda layer: (-(slots[layer] * (low + 1) % most), layer))
+    chosen: list[int] = scaled(low).tolist()
+    left = budget_bytes - fixed_bytes - int(scaled(low) @ slot_bytes)
+    lost: list[int] = np.argsort(-(quotas * (low + 1) % most), kind="stable").tolist()
     for layer in lost:
         if chosen[layer] < slots[layer] and demands[layer].slot_bytes <= left:
             chosen[layer] += 1
             left -= demands[layer].slot_bytes
-    return LayerPlan(tuple(chosen), _bytes(chosen, demands), budget_bytes)
-
-
-def _scaled(slots: Sequence[int], share: int, most: int) -> list[int]:
-    return [max(n * share // most, 1) for n in slots]
-
-
-def _bytes(slots: Sequence[int], demands: Sequence[LayerDemand]) -> int:
-    return sum(demand.bytes_for(n) for demand, n in zip(demands, slots, strict=True))
+    return LayerPlan(tuple(chosen), budget_bytes - left, budget_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -17,6 +18,17 @@ I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Arrays:
+    """The arrays that slots form, one a layer or one a matrix, in the order of their addresses: a number of each."""
+
+    layer: I64
+    offset: I64
+    n_bytes: I64
+    stride: I64
+    n_slots: I64
+
+
 class _Pieces:
     """The pieces of all slots, in the order of their addresses: what a move asks for is then one look-up.
 
@@ -29,11 +41,12 @@ class _Pieces:
         self.slot = slot
         self.first_slot = first_slot
         self.n_slots = int(slot.max()) + 1
+        self.are_slots = len(rows) == self.n_slots
         self.heads = np.minimum(rows[:, :2], [np.iinfo(np.int64).max, GUARD_BYTES])
 
     def of_slots(self, chosen: Bools) -> I64:
         """Return the indices of the pieces of the slots that are `chosen`."""
-        return np.flatnonzero(chosen if len(self.rows) == self.n_slots else chosen[self.slot])
+        return (chosen if self.are_slots else chosen[self.slot]).nonzero()[0]
 
 
 class ArenaLayout:
@@ -101,15 +114,18 @@ class ArenaLayout:
         taken[self._pieces.first_slot[layers] + slots] = True
         return taken
 
-    def pieces(self, taken: Bools) -> I64:
-        """Return (offset, bytes, stride) of every piece of the slots that are `taken`, in the order of their addresses.
+    def pieces(self, layers: I32, slots: I32) -> I64:
+        """Return (offset, bytes, stride) of every piece of slots, in the order of their addresses.
 
-        Shape (pieces, 3): a slot is one piece or one a matrix.
+        Shape (pieces, 3): a slot is one piece or one a matrix. `layers` and then `slots` rise.
         """
-        return self._pieces.rows[self._pieces.of_slots(taken)]
+        if self._pieces.are_slots:
+            return self._pieces.rows.take(self._pieces.first_slot[layers] + slots, axis=0)
+        return self._pieces.rows.take(self._pieces.of_slots(self.taken(layers, slots)), axis=0)
 
-    def slot_numbers(self, taken: Bools) -> I64:
-        """Return for each of `pieces` which of the slots that are `taken` it is of, counted from 0."""
+    def slot_numbers(self, layers: I32, slots: I32) -> I64:
+        """Return for each of `pieces` which of `slots` it is of, counted from 0."""
+        taken = self.taken(layers, slots)
         return (np.cumsum(taken) - 1)[self._pieces.slot[self._pieces.of_slots(taken)]]
 
     def guards(self, taken: Bools) -> I64:
@@ -118,52 +134,63 @@ class ArenaLayout:
         Kernels read up to `GUARD_BYTES` past an expert, where another's bytes do no harm but those of another
         quantisation would. Slots that are not `taken` are FREE. Shape (guards, 2).
         """
-        return np.concatenate([self._tails, self._pieces.heads[self._pieces.of_slots(~taken)]])
+        free = self._pieces.of_slots(~taken)
+        return np.concatenate([self._tails, self._pieces.heads.take(free, axis=0)])
 
-    def shifts_to(self, new: ArenaLayout) -> Sequence[int | None]:
+    def shifts_to(self, new: ArenaLayout) -> tuple[int | None, ...]:
         """Return for each layer by how much slot numbers change where bytes stay: old slot `i` lies where new slot
         `i - shift` lies; None where no slots of the two lie on each other."""
         if self._shifts is None or self._shifts[0] is not new:  # a boundary mostly goes back to where it was
-            self._shifts = new, tuple(self._shift_to(new, layer) for layer in range(len(self.slots)))
+            self._shifts = new, self._shifts_to(new)
         return self._shifts[1]
 
-    def _shift_to(self, new: ArenaLayout, layer: int) -> int | None:
-        shifts = set()
-        for old_place, new_place in zip(self._places[layer], new._places[layer], strict=True):
-            slots, rest = divmod(new_place.offset - old_place.offset, old_place.stride)
-            if rest:
-                return None
-            shifts.add(slots)
-        return shifts.pop() if len(shifts) == 1 else None
+    def _shifts_to(self, new: ArenaLayout) -> tuple[int | None, ...]:
+        arrays = self._arrays
+        shifts, rest = np.divmod(new._arrays.offset - arrays.offset, arrays.stride)
+        first = np.searchsorted(arrays.layer, np.arange(len(self.layouts)))
+        is_whole = (rest == 0) & (shifts == shifts[first][arrays.layer])
+        in_line = np.logical_and.reduceat(is_whole, first).tolist()
+        return tuple(
+            shift if is_in_line else None
+            for shift, is_in_line in zip(shifts[first].tolist(), in_line, strict=True)
+        )
+
+    @cached_property
+    def _arrays(self) -> _Arrays:
+        rows: list[tuple[int, int, int, int]] = []
+        for layer, (layout, places) in enumerate(zip(self.layouts, self._places, strict=True)):
+            if layout.stride:
+                rows.append((layer, places[0].offset, layout.block_bytes, layout.stride))
+            else:
+                rows += [
+                    (layer, place.offset, size, place.stride)
+                    for place, size in zip(places, layout.matrix_bytes, strict=True)
+                ]
+        layer, offset, n_bytes, stride = np.array(rows, np.int64).T.copy()
+        return _Arrays(layer, offset, n_bytes, stride, np.array(self.slots, np.int64)[layer])
 
     @cached_property
     def _pieces(self) -> _Pieces:
+        arrays = self._arrays
+        array = np.repeat(np.arange(len(arrays.layer)), arrays.n_slots)
+        number = np.arange(len(array)) - (np.cumsum(arrays.n_slots) - arrays.n_slots)[array]
+        rows = np.empty((len(array), 3), np.int64)
+        rows[:, 0] = arrays.offset[array] + number * arrays.stride[array]
+        rows[:, 1] = arrays.n_bytes[array]
+        rows[:, 2] = arrays.stride[array]
         n_slots = np.array(self.slots, np.int64)
         first_slot = np.cumsum(n_slots) - n_slots
-        rows, slots = [], []
-        for layer, (layout, places) in enumerate(zip(self.layouts, self._places, strict=True)):
-            numbers = np.arange(self.slots[layer])
-            arrays = list(zip(places, layout.matrix_bytes, strict=True))
-            if layout.stride:
-                arrays = [(places[0], layout.block_bytes)]
-            for place, size in arrays:
-                row = np.empty((len(numbers), 3), np.int64)
-                row[:, 0] = place.offset + numbers * place.stride
-                row[:, 1] = size
-                row[:, 2] = place.stride
-                rows.append(row)
-                slots.append(first_slot[layer] + numbers)
-        return _Pieces(np.concatenate(rows), np.concatenate(slots), first_slot)
+        return _Pieces(rows, first_slot[arrays.layer[array]] + number, first_slot)
 
     @cached_property
     def _tails(self) -> I64:
-        tails: list[tuple[int, int]] = []
-        for layer, n_slots in enumerate(self.slots):
-            end = self._begins[layer] + self.layouts[layer].range_bytes(n_slots)
-            ends = [offset + size for offset, _, size in self.copies(layer, n_slots - 1)]
-            tails += [(at, GUARD_BYTES) for at in ends[:-1]]
-            tails.append((ends[-1], end - ends[-1]))
-        return np.array(tails, np.int64)
+        arrays = self._arrays
+        tails = np.empty((len(arrays.layer), 2), np.int64)
+        tails[:, 0] = arrays.offset + (arrays.n_slots - 1) * arrays.stride + arrays.n_bytes
+        tails[:, 1] = GUARD_BYTES
+        last = np.searchsorted(arrays.layer, np.arange(len(self.layouts)), side="right") - 1
+        tails[last, 1] = np.append(self._begins[1:], self.slab_bytes) - tails[last, 0]
+        return tails
 
     def check_valid(self) -> None:
         """Assert that the ranges are aligned, disjoint, in order, and end where the slab does (I2)."""

@@ -37,7 +37,8 @@ from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.counted_source import CountedSource
-from expertier.tiers.engine_binding import EngineBinding, EngineLayout, bound_layer
+from expertier.tiers.engine_binding import EngineBinding, EngineLayout
+from expertier.tiers.engine_use import EngineUse
 from expertier.tiers.expert_ids import distinct, distinct_array
 from expertier.tiers.file_source import FileSource
 from expertier.tiers.fill_workers import FillWorkers
@@ -207,13 +208,26 @@ class TierManager:
             self._pool,
             self._before_ready,
         )
+        self._engine = EngineUse(
+            table,
+            device,
+            slab=self._slab,
+            residency=self._residency,
+            locks=self._locks,
+            copies=self._copies,
+            filler=self._filler,
+            fences=self._fences,
+            usage=self._usage,
+            relayout=self._relayout,
+            boundary=self._boundary,
+            prefetcher=self._prefetcher,
+            serve=self._serve,
+        )
         self._rebalance = Rebalance(self._residency, self._boundary, demands)
         for line in advise(table, slots, budgets):
             _log.warning("%s: %s", table.path.name, line)
         self.completes_layers = True
         """Whether `bind_engine` calls `complete_layers`; else whoever binds several managers does, when all are."""
-        self.last_error: BaseException | None = None
-        """What made the last engine fill fail; set by `fill`, cleared by whoever reports it."""
         if profile.warm_uses is not None:
             self.warm_start(profile.warm_uses)
 
@@ -254,7 +268,7 @@ class TierManager:
         if self._boundary.pays_at is not None:
             self._boundary.settle(now=False)
         if self._slab.stale_guards:
-            self._restore_guards()
+            self._engine.restore_guards()
         wanted = distinct_array(experts)
         if wanted is None:
             numbers = distinct(experts)
@@ -320,26 +334,10 @@ class TierManager:
 
         Raises `BusyError` when an engine is bound already.
         """
-        if self._slab.stale_guards:
-            self._restore_guards()
-        self._usage.bind()
-        self._device.synchronize()  # what was queued before it came is READY, and has to be there
-        self.last_error = None
+        self._engine.bind()
         if self._device.has_own_memory and self.completes_layers:
             self.complete_layers()
-        return EngineBinding(
-            slab_base=self._slab.base,
-            slab_bytes=self._slab.n_bytes,
-            directory_address=self._residency.directory_address,
-            locks_address=self._locks.address,
-            layers=tuple(
-                bound_layer(layer, layout, n_slots, self._slab.places(number))
-                for number, (layer, layout, n_slots) in enumerate(
-                    zip(self._table.layers, self._table.slot_layouts, self.slots, strict=True)
-                )
-            ),
-            copies=self._copies.addresses,
-        )
+        return self._engine.binding()
 
     @property
     def compute_bytes(self) -> int:
@@ -349,8 +347,12 @@ class TierManager:
     @property
     def n_cut_layers(self) -> int:
         """How many layers would have a slot for every expert if nothing were kept free of slots, and have not."""
-        sizes = zip(self._boundary.quotas, self.slots, self._table.layers, strict=True)
-        return sum(quota == layer.n_experts > n_slots for quota, n_slots, layer in sizes)
+        return self._engine.n_cut_layers
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """What made the last fill, load or move of the bound engine fail; None since `bind_engine` where none did."""
+        return self._engine.last_error
 
     @property
     def slots_are_sound(self) -> bool:
@@ -370,27 +372,15 @@ class TierManager:
         `reserve_compute` does; boundary and slots are as before then, but the tables, and who is in the slots, may not
         be.
         """
-        try:
-            if self._slab.stale_guards:
-                self._restore_guards(for_engine=True)
-            self._boundary.move(n_bytes, plan)
-        except BaseException as error:
-            self.last_error = error
-            raise
-        self.complete_layers()
+        self._engine.move_boundary(n_bytes, plan)
 
     def engine_layout(self) -> EngineLayout:
         """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
-        layout = self._slab.layout
-        return EngineLayout(
-            self._residency.directory_address, np.array(layout.slots, np.int32), layout.offsets
-        )
+        return self._engine.layout()
 
     def complete_layers(self) -> None:
         """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
-        missing = self._residency.missing_from_whole_layers()
-        if missing:
-            self._prefetcher.ask_all(missing)
+        self._engine.complete_layers()
 
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
         """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.
@@ -398,19 +388,7 @@ class TierManager:
         May be called from several threads at once. Raises what a read or a copy raises, and `ValueError` where
         `slots[i]` was not chosen for `experts[i]`; keeps it in `last_error`.
         """
-        try:
-            with self._usage.engine_fill():
-                wanted, chosen = np.asarray(experts, np.int32), np.asarray(slots, np.int32)
-                if not self._residency.is_chosen(layer, wanted, chosen):
-                    raise ValueError(
-                        f"asked to fill slots {chosen.tolist()} of layer {layer} with experts {wanted.tolist()}: "
-                        "`begin` did not choose them for these, or they are complete"
-                    )
-                self._serve(layer, wanted, chosen)
-                self._fences.before_read(layer, chosen.tolist(), None)
-        except BaseException as error:
-            self.last_error = error
-            raise
+        self._engine.fill(layer, experts, slots)
 
     def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
         """Copy experts to device memory outside the slots, where an engine stages a whole layer.
@@ -419,14 +397,7 @@ class TierManager:
         nor changed. May be called from several threads. Raises what a read or a copy raises, and keeps it in
         `last_error`.
         """
-        try:
-            with self._usage.engine_fill():
-                wanted = np.asarray(experts, np.int32).tolist()
-                self._table.check_experts(layer, wanted)
-                self._filler.load(layer, wanted, address)
-        except BaseException as error:
-            self.last_error = error
-            raise
+        self._engine.load(layer, experts, address)
 
     def require_no_leases_here(self, wish: str) -> None:
         """Raise `BusyError` where this thread's own leases hold slots that `wish` would wait for."""
@@ -435,7 +406,7 @@ class TierManager:
 
     def unbind_engine(self) -> None:
         """End the engine's use; nothing to do when none is bound. `BusyError` while it still holds slots."""
-        self._usage.unbind(lambda: int(self._residency.pins.sum()))
+        self._engine.unbind()
 
     # ---- computing
 
@@ -654,11 +625,6 @@ class TierManager:
         if lease.held is not None:
             self._admission.drop(lease.layer, lease.held.slots)
         self._usage.forget(lease)
-
-    def _restore_guards(self, *, for_engine: bool = False) -> None:
-        """Finish what a failed move of the slots left to do, before anyone uses them."""
-        with self._usage.exclusively("use the slots after a failed move", for_engine=for_engine):
-            self._relayout.restore_guards()
 
     def _demand_bytes(self) -> int:
         """Return the bytes that L1's misses have cost so far."""

@@ -19,19 +19,10 @@ def order_moves(old: I64, new: I64) -> I64:
     other way: upward moves from the highest down and then downward moves from the lowest up never
     overwrite a piece that is still to move.
     """
-    if not len(old):
-        return np.empty((0, 3), np.int64)
-    begins, by = old[:, 0], new[:, 0] - old[:, 0]
-    breaks = (by[1:] != by[:-1]) | (begins[:-1] + old[:-1, 2] != begins[1:])
-    last = np.concatenate([np.flatnonzero(breaks), [len(old) - 1]])
-    first = np.concatenate([[0], last[:-1] + 1])
-    runs = np.empty((len(first), 3), np.int64)
-    runs[:, 0] = new[first, 0]
-    runs[:, 1] = begins[first]
-    runs[:, 2] = begins[last] + old[last, 1] - runs[:, 1]
-    up, down = np.flatnonzero(by[first] > 0), np.flatnonzero(by[first] < 0)
-    ordered: I64 = runs[np.concatenate([up[::-1], down])]
-    return ordered
+    from expertier.tiers.move_runs import write_runs  # imports Numba
+
+    runs = np.empty((len(old) + 1, 3), np.int64)
+    return runs[: write_runs(old, new, runs)]
 
 
 def untouched(pieces: I64, moves: I64) -> npt.NDArray[np.bool_]:

@@ -31,6 +31,8 @@ from expertier.units import mib, round_up
 
 _log = logging.getLogger(__name__)
 
+_NO_PIECES = np.empty((0, 3), np.int64)
+
 
 class Slab:
     """Device memory, and in it a range of slots for every layer above a compute region. Not thread-safe."""
@@ -110,13 +112,13 @@ class Slab:
         """
         if self._layout is None:
             self._layout = new  # of a new slab every byte is zero
+            order_moves(_NO_PIECES, _NO_PIECES)  # has it compiled before somebody waits for a move
             return 0
         moves, zeros = self._work(new, kept)
-        at = moves.copy()
-        at[:, :2] += self._base
+        moves[:, :2] += self._base
         zeros[:, 0] += self._base
         self.stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
-        self._relocator.relocate(at, zeros, stream)
+        self._relocator.relocate(moves, zeros, stream)
         self._layout, self._n_bytes = new, new.slab_bytes
         self.stale_guards = False
         return int(moves[:, 2].sum())
@@ -129,10 +131,10 @@ class Slab:
         """Return those of `kept` whose bytes a failed `relayout` to `new` cannot have touched."""
         moves, zeroed = self._work(new, kept)
         written = np.concatenate([moves, np.stack([zeroed[:, 0], zeroed[:, 0], zeroed[:, 1]], axis=1)])
-        taken = self.layout.taken(kept.layer, kept.old_slot)
-        is_lost = ~untouched(self.layout.pieces(taken), written)
+        here = kept.layer, kept.old_slot
+        is_lost = ~untouched(self.layout.pieces(*here), written)
         intact = np.ones(len(kept.layer), np.bool_)
-        intact[self.layout.slot_numbers(taken)[is_lost]] = False
+        intact[self.layout.slot_numbers(*here)[is_lost]] = False
         return some_of(kept, intact)
 
     def restore_guards(self, here: Survivors, stream: int = 0) -> None:
@@ -187,7 +189,6 @@ class Slab:
 
     def _work(self, new: ArenaLayout, kept: Survivors) -> tuple[I64, I64]:
         """Return the moves of `kept`, rows (target, source, bytes), and what is zero then, in offsets of the slab."""
-        taken = new.taken(kept.layer, kept.new_slot)
-        old = self.layout
-        moves = order_moves(old.pieces(old.taken(kept.layer, kept.old_slot)), new.pieces(taken))
-        return moves, new.guards(taken)
+        there = kept.layer, kept.new_slot
+        moves = order_moves(self.layout.pieces(kept.layer, kept.old_slot), new.pieces(*there))
+        return moves, new.guards(new.taken(*there))

@@ -137,6 +137,16 @@ def test_without_a_compiler_moves_are_copies(
     mover.close()
 
 
+def test_zeros_in_many_places_are_one_launch(fake: FakeDriver, open_fake: OpenFake) -> None:
+    with open_fake() as device:
+        block = device.alloc(1 << 20)
+        pieces = np.stack([block + np.arange(200) * 4096, np.full(200, 512)], axis=1)
+        before = fake.get("launches")
+        device.zero_all(pieces)
+        assert fake.get("launches") == before + 1
+        device.free(block)
+
+
 def test_scratch_is_not_shared_between_streams_at_once(fake: FakeDriver, open_fake: OpenFake) -> None:
     size = 300_000
     with open_fake() as device:

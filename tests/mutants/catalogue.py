@@ -39,13 +39,13 @@ LAYOUT = (
     Mutant(
         "guards are not zeroed after a move",
         "tiers/slab.py",
-        "self._relocator.relocate(at, zeros, stream)",
-        "self._relocator.relocate(at, zeros[:0], stream)",
+        "self._relocator.relocate(moves, zeros, stream)",
+        "self._relocator.relocate(moves, zeros[:0], stream)",
     ),
     Mutant(
         "heads of free slots are not zeroed after a move",
         "tiers/arena_layout.py",
-        "np.concatenate([self._tails, self._pieces.heads[self._pieces.of_slots(~taken)]])",
+        "np.concatenate([self._tails, self._pieces.heads.take(free, axis=0)])",
         "np.concatenate([self._tails])",
     ),
     Mutant(
@@ -59,15 +59,15 @@ LAYOUT = (
 MOVES = (
     Mutant(
         "upward moves begin at the wrong end",
-        "tiers/moves.py",
-        "np.concatenate([up[::-1], down])",
-        "np.concatenate([up, down])",
+        "tiers/move_runs.py",
+        "    end = n_up\n",
+        "    end = n_up\n    runs[:n_up] = runs[:n_up][::-1].copy()\n",
     ),
     Mutant(
         "downward moves begin at the wrong end",
-        "tiers/moves.py",
-        "np.concatenate([up[::-1], down])",
-        "np.concatenate([up[::-1], down[::-1]])",
+        "tiers/move_runs.py",
+        "    return end\n",
+        "    runs[n_up:end] = runs[n_up:end][::-1].copy()\n    return end\n",
     ),
     Mutant(
         "the coldest survive",
@@ -199,7 +199,7 @@ FENCES = (
     ),
     Mutant(
         "an engine is bound before queued copies are there",
-        "tiers/manager.py",
+        "tiers/engine_use.py",
         "        self._device.synchronize()  # what was queued",
         "        # what was queued",
     ),

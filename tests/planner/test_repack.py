@@ -14,6 +14,13 @@ from expertier.planner.residency import Residency
 N_EXPERTS = (12, 5, 9)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled() -> None:
+    """Where nothing is compiled yet, that takes longer than an example may."""
+    for kind in PolicyKind:
+        Residency([2], [1], kind)
+
+
 @st.composite
 def used_residencies(draw: st.DrawFn) -> Residency:
     """Tables after some use, with prefetches and failed fills, and nothing pinned."""

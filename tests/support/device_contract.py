@@ -16,6 +16,7 @@ import pytest
 from expertier.errors import DeviceError
 from expertier.hip import Device
 from expertier.hip.fence import Fences
+from expertier.hip.zeros import zero_pieces
 
 PAGE = mmap.PAGESIZE
 
@@ -117,6 +118,23 @@ class DeviceContract:
         write(device, address, b"\x09" * (4 * PAGE))
         device.zero(address, n_bytes)
         assert read(device, address, 4 * PAGE) == bytes(n_bytes) + b"\x09" * (4 * PAGE - n_bytes)
+        device.free(address)
+
+    @pytest.mark.parametrize("n_pieces", [0, 1, 40, 300])
+    def test_many_pieces_are_cleared_and_no_more(self, device: Device, n_pieces: int) -> None:
+        rng = np.random.default_rng(n_pieces)
+        content = random_bytes(1 << 20)
+        address = device.alloc(len(content))
+        write(device, address, content)
+        pieces = np.stack(
+            [rng.integers(0, (1 << 20) - 10_000, n_pieces), rng.integers(0, 700, n_pieces)], axis=1
+        ).astype(np.int64)
+        pieces[: n_pieces // 10, 1] = 9001  # and a few that are longer
+        zero_pieces(device, pieces + np.array([address, 0]))
+        expected = bytearray(content)
+        for begin, n_bytes in pieces.tolist():
+            expected[begin : begin + n_bytes] = bytes(n_bytes)
+        assert read(device, address, len(content)) == expected
         device.free(address)
 
     @pytest.mark.parametrize(
