@@ -14,7 +14,6 @@ from expertier.engine_adapter.llama_cpp import LoadedEngine
 _VARIABLE = "GGML_SCHED_DEBUG"
 _SPLIT = re.compile(r"## SPLIT #(\d+): (\S+) # (\d+) inputs(.*)")
 _INPUT = re.compile(r"\[(.+?) \(\s*(\d+[KM]?)\s*\)\]")
-_OURS = "TIER_"
 _LAYER = re.compile(r"-\d+$")
 _LOG = ct.CFUNCTYPE(None, ct.c_int, ct.c_char_p, ct.c_void_p)
 
@@ -22,25 +21,23 @@ _LOG = ct.CFUNCTYPE(None, ct.c_int, ct.c_char_p, ct.c_void_p)
 class SplitOfGraph(NamedTuple):
     """A piece of a graph that one device computes, and the tensors that are copied to it: names and sizes as logged.
 
-    Names are without the number of the layer: two runs may split the layers at another one.
+    Names are without the number of the layer, as two runs may split the layers at another one, and devices are numbered
+    as they come, as ours have other names than those that they wrap.
     """
 
     number: int
-    device: str
+    device: int
     inputs: tuple[tuple[str, str], ...]
 
     @property
-    def names(self) -> tuple[int, str, tuple[str, ...]]:
+    def names(self) -> tuple[int, int, tuple[str, ...]]:
         """The same without sizes."""
         return self.number, self.device, tuple(name for name, _ in self.inputs)
 
 
 @contextmanager
 def logged_splits(engine: LoadedEngine) -> Iterator[list[SplitOfGraph]]:
-    """Collect the splits of the graphs that contexts opened inside the block lay out; complete when it ends.
-
-    Our devices have the names of those that they wrap: so two runs can be compared.
-    """
+    """Collect the splits of the graphs that contexts opened inside the block lay out; complete when it ends."""
     said: list[bytes] = []
     callback = _LOG(lambda _level, text, _data: said.append(text))
     found: list[SplitOfGraph] = []
@@ -56,9 +53,10 @@ def logged_splits(engine: LoadedEngine) -> Iterator[list[SplitOfGraph]]:
 
 def splits_in(log: str) -> list[SplitOfGraph]:
     """Read the splits out of a log, in order."""
-    found = []
+    found: list[SplitOfGraph] = []
+    devices: dict[str, int] = {}
     for number, device, n_inputs, rest in _SPLIT.findall(log):
         inputs = tuple((_LAYER.sub("", name), size) for name, size in _INPUT.findall(rest))
         assert len(inputs) == int(n_inputs), f"the log names {inputs} of {n_inputs} inputs: {rest}"
-        found.append(SplitOfGraph(int(number), device.replace(_OURS, ""), inputs))
+        found.append(SplitOfGraph(int(number), devices.setdefault(device, len(devices)), inputs))
     return found
