@@ -87,6 +87,8 @@ def speculated(main: LlamaModel, draft: LlamaModel, prompt: list[int]) -> Specul
 @on_devices
 def test_two_contexts_at_once(session: DeviceSession, split, n_slots):
     """Each on a thread of its own, over slots that they share."""
+    if session.kind == "RPC":
+        pytest.skip("stock llama.cpp ends the process where two contexts use one server at the same time")
     path = write_kind(session, KIND)
     prompts = [prompt_tokens(40), prompt_tokens(60)[:19:-1]]
     expected = [stock_logits(session, path, split, prompt, TOKENS) for prompt in prompts]
