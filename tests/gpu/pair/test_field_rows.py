@@ -13,20 +13,26 @@ import numpy as np
 import pytest
 
 from expertier.engine_adapter.engine_device import device_of
+from expertier.engine_adapter.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.place_blocks import place_blocks
+from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, UnsupportedLayoutError
+from expertier.planner.allocate import LayerPlan
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.slice_set import SliceSet
 from expertier.tiers.slot_layout import GUARD_BYTES
 from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
 from real_devices.driver import number_of, ordinal_of
 from real_devices.models import (
     KINDS,
     ON_TWO,
+    SHAPE,
     Split,
     config_of,
     device_of_split,
@@ -81,14 +87,29 @@ def hidden_states(splits: list[SplitOfGraph]) -> set[tuple[str, str]]:
 @pytest.mark.parametrize("split", ON_TWO)
 @on_devices
 def test_row_06_the_slots_of_both_devices_end_in_zeros(session: DeviceSession, split):
-    """Read back from each after graphs have run, in memory that was full of something else before."""
+    """Read back from each: in memory that was full of something else before, and where slots have moved to others'."""
     path = write_kind(session, KIND)
     expected = stock_logits(session, path, split, PROMPT, TOKENS)
     for name in session.devices[:2]:
         fill_with_dirt(session, name)
-    with tiered(session, path, split, SMALL.top_k + 1) as model:
-        assert_same(logits_of(model.model, PROMPT, TOKENS), expected)
-        seen = [guards_seen(manager) for manager in managers_of(model)]
+    table, config = ExpertTable.from_gguf(path), config_of(session, path, split, SMALL.top_k + 1)
+    if split is Split.TENSOR:
+        tiers, placement = open_slice_tiers(session.engine, table, config, SHAPE)
+    else:
+        tiers, placement = open_engine_tiers(session.engine.proxy, table, config, SHAPE)
+    with tiers:
+        for manager in managers(tiers):
+            for layer, n_slots in enumerate(manager.slots):
+                manager.prefetch(layer, range(n_slots))
+            manager.drain()
+            first, *others = manager.slots
+            others[-1] += 1  # all layers in between move by a slot
+            manager.apply(LayerPlan((first - 1, *others), 0, manager.arena_bytes))
+            assert guards_seen(manager)
+        with LlamaModel.open(session.engine, path, tiers=tiers, placement=placement) as model:
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        seen = [guards_seen(manager) for manager in managers(tiers)]
+        tiers.check_valid()
     assert sum(seen) >= KINDS[KIND].layers
     assert all(seen)
 
