@@ -62,8 +62,6 @@ def device_of_split(session: DeviceSession, split: Split) -> str:
 @cache
 def _refusal_of_tensors(session: DeviceSession, names: str) -> str:
     """Return why stock does not do it, or nothing."""
-    if session.kind == "RPC":
-        return "its sums over servers are not there"
     path = write_kind(session, "qwen3moe")
     try:
         with (
