@@ -13,7 +13,8 @@ tries everything without a GPU.
 
 `--devices 2` splits the layers over CUDA0 and CUDA1, stock's as well; a row's budget is for both together, and a row
 with `@1` runs on the first of them alone. With MOE_SPLIT_MODE=tensor they share every tensor instead, which takes a
-build with flash attention (`--cmake -DGGML_CUDA_FA=ON`).
+build with flash attention (`--cmake -DGGML_CUDA_FA=ON`); llama.cpp's own cache refuses that, so that the table compares
+with `ncmoe` there.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ from gpu.parity import PARITY_MODELS, run_parity
 from gpu.report import print_moves, print_parity, print_rows
 from gpu.results import Results
 from gpu.row_run import RowOptions
-from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, Row
+from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, TENSOR_ROWS, Row
 
 from expertier.engine_adapter.open_engine import prepare_engine
+from expertier.tiers.config import TierConfig
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 
 _STAGES = ("build", "models", "rows", "moves", "parity", "table")
@@ -309,11 +312,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
             parser.error(f"--devices {options.devices} counts up from a number, as in CUDA0: {kind} has none")
         first = int(options.device.removeprefix(kind))
         options.device = ",".join(f"{kind}{first + i}" for i in range(options.devices))
+    several = SPLIT_ROWS
+    if options.devices > 1 and TierConfig.from_env().split_mode is SplitMode.TENSOR:
+        several = TENSOR_ROWS
+        if refused := [row for row in options.rows or () if row.startswith("cache") and "@" not in row]:
+            parser.error(
+                f"MOE_SPLIT_MODE=tensor has no rows {', '.join(refused)}: llama.cpp's own cache refuses it"
+            )
     small = options.small
     defaults = {
         "model_folder": options.folder,
         "models": ["small"] if small else ["gptoss", "qwen"],
-        "rows": CPU_ROWS if options.device == "CPU" else SPLIT_ROWS if options.devices > 1 else GPU_ROWS,
+        "rows": CPU_ROWS if options.device == "CPU" else several if options.devices > 1 else GPU_ROWS,
         "steps": 48 if small else 808,
         "warm": 16 if small else 100,
         "prefill": [64, 256] if small else [512, 2048, 16384],

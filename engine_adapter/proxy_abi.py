@@ -403,6 +403,10 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
         ct.c_int32,
         (ct.c_void_p, _INT32_POINTER, ct.c_int32, ct.c_int32, ct.c_int32, ct.c_int32),
     ),
+    "expertier_context_decode_each": (
+        ct.c_int32,
+        (ct.c_void_p, _INT32_POINTER, _INT32_POINTER, _INT32_POINTER, ct.c_int32),
+    ),
     "expertier_context_logits": (ct.POINTER(ct.c_float), (ct.c_void_p, ct.c_int32)),
     "expertier_context_forget": (ct.c_int32, (ct.c_void_p, ct.c_int32, ct.c_int32)),
     "expertier_context_discard": (None, (ct.c_void_p, ct.c_int32, ct.c_int32)),

@@ -23,17 +23,20 @@ def print_table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
 def print_rows(model: dict[str, Any], rows: dict[str, dict[str, Any]], link_gbs: float | None) -> None:
     """Print one model's rows, with ratios to all in VRAM and to llama.cpp's own cache at equal bytes.
 
-    With the link's speed, also to a bound: a step's time with all in VRAM and then its missed bytes over the link.
+    Where no row has that cache, to stock with the experts on the CPU instead. With the link's speed, also to a bound:
+    a step's time with all in VRAM and then its missed bytes over the link.
     """
     sizes = sorted({int(size) for row in rows.values() for size in row.get("prefill", {})})
     print(f"\n{model['name']}: {model['expert_bytes'] / GIB:.2f} GiB of experts, {model['n_steps']} steps")
-    head = ["row", "MiB", "t/s", "median ms", "/vram", "/cache", "/bound", "hits %", "MB/step", "L2 %"]
+    rival = "cache" if any(row.get("side") == "cache" for row in rows.values()) else "ncmoe"
+    head = ["row", "MiB", "t/s", "median ms", "/vram", f"/{rival}", "/bound", "hits %", "MB/step", "L2 %"]
     for size in sizes:
-        head += [f"pp{size}", "/vram", "/cache"]
+        head += [f"pp{size}", "/vram", f"/{rival}"]
     lines = []
     for name, row in rows.items():
-        cache = rows.get(f"cache-{row.get('percent')}", {}) if row.get("side") == "ours" else {}
-        lines.append(_line(name, row, rows.get("vram", {}), cache, sizes, link_gbs))
+        instead = f"cache-{row.get('percent')}" if rival == "cache" else rival
+        beaten = rows.get(instead, {}) if row.get("side") == "ours" else {}
+        lines.append(_line(name, row, rows.get("vram", {}), beaten, sizes, link_gbs))
     print_table(head, lines)
     print_predictions(rows)
     for name, row in rows.items():
@@ -92,7 +95,7 @@ def _line(
     name: str,
     row: dict[str, Any],
     vram: dict[str, Any],
-    cache: dict[str, Any],
+    instead: dict[str, Any],
     sizes: Sequence[int],
     link_gbs: float | None,
 ) -> list[str]:
@@ -104,7 +107,7 @@ def _line(
         _number(decode.get("tokens_per_s"), ".1f"),
         _number(decode.get("median_ms"), ".3f"),
         _ratio(decode, vram.get("decode")),
-        _ratio(decode, cache.get("decode")),
+        _ratio(decode, instead.get("decode")),
         _ratio(decode, _bound(vram.get("decode"), mb, link_gbs)),
         _number(hits, ".1f"),
         _number(mb, ".1f"),
@@ -115,7 +118,7 @@ def _line(
         line += [
             _number(mine and mine["tokens_per_s"], ",.0f"),
             _ratio(mine, vram.get("prefill", {}).get(size)),
-            _ratio(mine, cache.get("prefill", {}).get(size)),
+            _ratio(mine, instead.get("prefill", {}).get(size)),
         ]
     return line
 

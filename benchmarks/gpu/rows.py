@@ -27,6 +27,9 @@ SPLIT_ROWS = (
 )
 """On several devices, and some on the first of them alone."""
 
+TENSOR_ROWS = tuple(row for row in SPLIT_ROWS if not row.startswith("cache"))
+"""llama.cpp's own cache refuses to split tensors: there its `-ncmoe` is what one would use instead."""
+
 CPU_ROWS = tuple(row for row in GPU_ROWS if not row.startswith("cache"))
 """llama.cpp's own cache needs a GPU."""
 

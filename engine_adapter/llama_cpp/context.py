@@ -92,28 +92,65 @@ class LlamaContext:
                 another position than 0 is refused.
             BusyError: this thread holds leases of the tiers that the engine would wait for.
         """
-        handle = self._open_handle()
-        if not 1 <= len(tokens) <= self.n_batch:
-            raise DecodeError(
-                f"a batch of {len(tokens)} tokens was asked for; this context takes 1 to {self.n_batch} at once"
+        handle, array = self._open_handle(), self._batch_of(tokens)
+
+        def run() -> int:
+            return int(
+                self._engine.host.expertier_context_decode(
+                    handle, array, len(tokens), position, sequence, int(all_logits)
+                )
             )
+
+        self._run(run, f"{len(tokens)} tokens at position {position}", [(sequence, position)])
+
+    def decode_each(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> None:
+        """Run one token each of some sequences in one batch: `tokens[i]` of `sequences[i]` at `positions[i]`.
+
+        The sequences are all different. Logits are kept for every one of them, in this order. Raises what `decode`
+        does; of a batch that failed the cache holds nothing of any of them from its position on.
+        """
+        if not len(tokens) == len(positions) == len(set(sequences)) == len(sequences):
+            raise DecodeError(
+                f"{len(tokens)} tokens at {len(positions)} positions of sequences {list(sequences)} were asked for: "
+                "give one token and one position for each sequence, and no sequence twice"
+            )
+        handle, arrays = (
+            self._open_handle(),
+            [self._batch_of(each) for each in (tokens, positions, sequences)],
+        )
+
+        def run() -> int:
+            return int(self._engine.host.expertier_context_decode_each(handle, *arrays, len(tokens)))
+
+        places = list(zip(sequences, positions, strict=True))
+        self._run(run, f"a token each of sequences {list(sequences)} at positions {list(positions)}", places)
+
+    def _batch_of(self, numbers: Sequence[int]) -> ct.Array[ct.c_int32]:
+        if not 1 <= len(numbers) <= self.n_batch:
+            raise DecodeError(
+                f"a batch of {len(numbers)} tokens was asked for; this context takes 1 to {self.n_batch} at once"
+            )
+        return (ct.c_int32 * len(numbers))(*numbers)
+
+    def _run(self, run: Callable[[], int], what: str, places: Sequence[tuple[int, int]]) -> None:
+        """Run a batch of `what`, which begins at `places`: sequences, and the position in each."""
+        handle = self._open_handle()
         if self._binding is not None:
             self._binding.manager.require_no_leases_here("run the engine")
             self._binding.take_error()  # what is there is not about this batch
-        array = (ct.c_int32 * len(tokens))(*tokens)
         with interrupts_deferred(lambda: self._engine.host.expertier_context_abort(handle)):
-            status = self._engine.host.expertier_context_decode(
-                handle, array, len(tokens), position, sequence, int(all_logits)
-            )
+            status = run()
             message, cause = self._binding.take_error() if self._binding is not None else ("", None)
             if status == 0 and message:  # the engine went on with bytes that are not there
-                self._engine.host.expertier_context_discard(handle, sequence, position)
+                for sequence, position in places:
+                    self._engine.host.expertier_context_discard(handle, sequence, position)
         if status == 0 and not message:
             return
         reason = message or self._engine.take_log().strip()
         raise DecodeError(
-            f"llama.cpp returned status {status} ({_STATUS.get(status, 'unknown')}) for {len(tokens)} tokens at "
-            f"position {position}" + (f": {reason}" if reason else "") + (f": {cause}" if cause else "")
+            f"llama.cpp returned status {status} ({_STATUS.get(status, 'unknown')}) for {what}"
+            + (f": {reason}" if reason else "")
+            + (f": {cause}" if cause else "")
         ) from cause
 
     def logits(self, index: int = -1) -> npt.NDArray[np.float32]:

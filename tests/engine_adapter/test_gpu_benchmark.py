@@ -141,6 +141,46 @@ def test_both_caches_get_the_same_memory(tmp_path):
 
 
 @pytest.mark.usefixtures("parts")
+def test_rows_of_several_devices(monkeypatch):
+    """llama.cpp's own cache splits no tensors: those rows are left out, and refused where they are asked for."""
+    from gpu_engine import parse
+
+    asked = ["--device", "CUDA0", "--devices", "2", "--folder", "here"]
+    by_layers = parse(asked)
+    monkeypatch.setenv("MOE_SPLIT_MODE", "tensor")
+    by_tensors = parse(asked)
+    assert by_layers.device == by_tensors.device == "CUDA0,CUDA1"
+    assert set(by_layers.rows) - set(by_tensors.rows) == {f"cache-{n}" for n in (100, 75, 50, 25)}
+    assert {"vram", "ncmoe", "ours-50", "vram@1"} <= set(by_tensors.rows)
+    assert parse([*asked, "--rows", "cache-50@1"]).rows == ["cache-50@1"]
+    with pytest.raises(SystemExit):
+        parse([*asked, "--rows", "ours-50", "cache-50"])
+
+
+@pytest.mark.usefixtures("parts")
+def test_without_the_engines_cache_ours_is_compared_with_the_cpu(capsys):
+    from gpu.report import print_rows
+
+    rows = {
+        name: {"side": side, "percent": 50, "decode": {"tokens_per_s": speed, "median_ms": 1.0, "steps": 1}}
+        for name, side, speed in (
+            ("vram", "vram", 400.0),
+            ("ncmoe", "ncmoe", 50.0),
+            ("ours-50", "ours", 200.0),
+        )
+    }
+    model = {"name": "m", "expert_bytes": 1 << 30, "n_steps": 1}
+    print_rows(model, rows, None)
+    said = capsys.readouterr().out.splitlines()
+    assert "/ncmoe" in said[2]
+    assert "4.00" in next(line for line in said if line.startswith("ours-50"))
+    print_rows(model, rows | {"cache-50": {**rows["ours-50"], "side": "cache"}}, None)
+    said = capsys.readouterr().out.splitlines()
+    assert "/cache" in said[2]
+    assert "1.00" in next(line for line in said if line.startswith("ours-50"))
+
+
+@pytest.mark.usefixtures("parts")
 def test_made_up_routing_has_locality():
     from gpu.routing import made_up_routing
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,15 @@ DEVICE = "FAKE0"
 _N_CTX = 512
 
 
-def model_path(gpus: GpuSession, kind: str, shape: ModelShape) -> Path:
+class HasFolder(Protocol):
+    """A session with a folder for files that tests share."""
+
+    @property
+    def folder(self) -> Path:
+        """Where that is."""
+
+
+def model_path(gpus: HasFolder, kind: str, shape: ModelShape) -> Path:
     """The model of this shape, written the first time."""
     path = gpus.folder / re.sub(r"\W+", "_", f"{kind}.gguf")
     return path if path.exists() else write_model(path, shape)
