@@ -16,16 +16,20 @@ class LookAheadCounts(Protocol):
         """Experts asked for that were in no slot when they could be foretold."""
 
     @property
+    def prefetch_layers(self) -> int:
+        """How many layers ahead experts are foretold; 0: none are."""
+
+    @property
     def prefetches_in_time(self) -> int:
         """Those that were fetched before a layer asked for them."""
 
 
-def miss_costs(n_layers: int, layers_ahead: int, counts: LookAheadCounts) -> list[float]:
+def miss_costs(n_layers: int, counts: LookAheadCounts) -> list[float]:
     """Return what a miss of each layer costs, in terms of one that is waited for.
 
-    Layers are foretold `layers_ahead` before, so the first ones wait for every miss; of the others' some come in time.
+    The first layers, which are foretold from too near, wait for every miss; of the others' some come in time.
     """
     hidden = 0.0
-    if layers_ahead > 0 and counts.missing >= _ENOUGH:
+    if counts.prefetch_layers > 0 and counts.missing >= _ENOUGH:
         hidden = min(counts.prefetches_in_time / counts.missing, 1.0)
-    return [1.0 if layer < layers_ahead else 1.0 - hidden for layer in range(n_layers)]
+    return [1.0 if layer < counts.prefetch_layers else 1.0 - hidden for layer in range(n_layers)]

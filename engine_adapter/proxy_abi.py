@@ -199,6 +199,7 @@ class Counters(ct.Structure):
             "prefetch_bytes",
             "prefetch_wasted_bytes",
             "prefetch_pauses",
+            "prefetch_layers",
             "staged_calls",
             "staged_bytes",
             "dropped_writes",

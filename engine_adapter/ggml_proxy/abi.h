@@ -48,7 +48,7 @@ struct expertier_gate {
     void *   predict;  // the kernel that predicts; null: there is none
     int32_t (*event_query)(void * event); // 0: what was recorded is done
     int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
-    int32_t prefetch_pauses; // 1: only as long as it pays
+    int32_t prefetch_pauses; // 1: only as long as it pays, and as many layers ahead as pays
     void *  copy;            // the kernel that copies many pieces (moves.cu); null: there is none
 };
 
@@ -191,6 +191,7 @@ struct expertier_counters {
     int64_t prefetch_bytes;        // that were copied ahead
     int64_t prefetch_wasted_bytes; // those of experts that the layer did not ask for
     int64_t prefetch_pauses;       // how often it was found not to pay
+    int64_t prefetch_layers;       // how many layers ahead they are made now; 0: none are
     int64_t staged_calls;   // layer calls that ran on a staged layer
     int64_t staged_bytes;   // bytes that came from the host for these
     int64_t dropped_writes; // bytes that the loader wrote to expert tensors and the buffer dropped

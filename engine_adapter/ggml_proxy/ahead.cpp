@@ -222,8 +222,10 @@ void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) 
 
 void Ahead::end_at_gate(Prefetch & prefetch, bool is_used) {
     prefetch.is_over = true;
+    const bool in_time = is_used && prefetch.state != State::copying;
     tiers_.counters.prefetches_useful += is_used;
-    tiers_.counters.prefetches_in_time += is_used && prefetch.state != State::copying;
+    tiers_.counters.prefetches_in_time += in_time;
+    predictor_.reach.note(is_used, in_time);
     tiers_.counters.prefetch_wasted_bytes += is_used ? 0 : prefetch.n_bytes;
     if (!predictor_.payoff.note(is_used)) {
         tiers_.counters.prefetch_pauses += 1;

@@ -119,6 +119,7 @@ class GatedRun {
         if (predictor == nullptr || !predictor->payoff.is_on()) {
             return;
         }
+        predictor->reach.settle();
         size_t n_floats = 0;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const auto [first, last] = predicted_by(i);

@@ -11,6 +11,7 @@
 #include "device_memory.h"
 #include "gate.h"
 #include "ggml-backend.h"
+#include "reach.h"
 #include "router.h"
 
 #include <array>
@@ -65,9 +66,10 @@ class Predictor {
     const int32_t * predicted(int layer) const;        // tokens times experts of each; -1 where the scores are no numbers
 
     // How many layers before its own a layer's experts are predicted.
-    int layers_ahead() const { return gate_.driver().layers_ahead; }
+    int layers_ahead() const { return reach.layers(); }
 
     Payoff payoff;
+    Reach  reach;
 
   private:
     uint32_t * door(int layer) const;

@@ -12,7 +12,7 @@ import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.bound_structs import BoundStructs
-from expertier.engine_adapter.decode_gate import DecodeGate, open_gate
+from expertier.engine_adapter.decode_gate import open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.miss_costs import miss_costs
 from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute, follows_demand
@@ -50,6 +50,7 @@ class ProxyCounters:
     prefetch_bytes: int
     prefetch_wasted_bytes: int
     prefetch_pauses: int
+    prefetch_layers: int
     staged_calls: int
     staged_bytes: int
     dropped_writes: int
@@ -107,7 +108,6 @@ class TierBinding:
                     f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
                 )
             self._compute: SlabCompute | None = None
-            self._gate: DecodeGate | None = None
             follows = follows_demand(manager.follow_demand, inner_device)
             if manager.engine_computes or follows:
                 self._compute = SlabCompute(
@@ -133,8 +133,7 @@ class TierBinding:
             raise
 
     def _miss_costs(self) -> list[float]:
-        layers_ahead = self._gate.calls.layers_ahead if self._gate is not None else 0
-        return miss_costs(self._manager.table.n_layers, layers_ahead, self.counters())
+        return miss_costs(self._manager.table.n_layers, self.counters())
 
     @property
     def device(self) -> int:

@@ -11,19 +11,20 @@ from expertier.engine_adapter.miss_costs import miss_costs
 
 @dataclass(frozen=True)
 class Counts:
+    prefetch_layers: int
     missing: int
     prefetches_in_time: int
 
 
 @pytest.mark.parametrize(
-    ("layers_ahead", "counts", "expected"),
+    ("counts", "expected"),
     [
-        (0, Counts(10_000, 5_000), [1, 1, 1, 1]),
-        (1, Counts(10_000, 4_000), [1, 0.6, 0.6, 0.6]),
-        (2, Counts(10_000, 4_000), [1, 1, 0.6, 0.6]),
-        (2, Counts(100, 100), [1, 1, 1, 1]),
-        (2, Counts(1_000, 2_000), [1, 1, 0, 0]),
+        (Counts(0, 10_000, 5_000), [1, 1, 1, 1]),
+        (Counts(1, 10_000, 4_000), [1, 0.6, 0.6, 0.6]),
+        (Counts(2, 10_000, 4_000), [1, 1, 0.6, 0.6]),
+        (Counts(2, 100, 100), [1, 1, 1, 1]),
+        (Counts(2, 1_000, 2_000), [1, 1, 0, 0]),
     ],
 )
-def test_the_first_layers_wait_for_every_miss(layers_ahead, counts, expected):
-    assert miss_costs(4, layers_ahead, counts) == pytest.approx(expected)
+def test_the_first_layers_wait_for_every_miss(counts, expected):
+    assert miss_costs(4, counts) == pytest.approx(expected)
