@@ -6,6 +6,7 @@
 #include "compute_region.h"
 #include "device.h"
 #include "expert_buffer.h"
+#include "predictor.h"
 #include "wrapper_type.h"
 #include "tiers.h"
 
