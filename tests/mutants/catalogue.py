@@ -112,6 +112,13 @@ MOVES = (
         "",
     ),
     Mutant(
+        "nobody waits for a move that was queued without a stream",
+        "tiers/relayout.py",
+        "        finally:\n            self._slab.finish()\n",
+        "        finally:\n            pass\n",
+        ("tests/tiers/test_queued_relayout.py",),
+    ),
+    Mutant(
         "slots move under leases, of which nobody took note",
         "tiers/usage.py",
         "            self._leases.add(lease)\n",
