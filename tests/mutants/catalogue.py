@@ -53,6 +53,7 @@ LAYOUT = (
         "tiers/slab.py",
         "        self.stale_guards = True  # until",
         "        self.stale_guards = False  # until",
+        (MACHINE, "tests/tiers/test_slab.py"),
     ),
 )
 
