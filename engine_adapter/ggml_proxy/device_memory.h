@@ -30,8 +30,8 @@ Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size);
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes);
 
 // Queues a copy of `n_bytes` between two places of one device.
-void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, uintptr_t source, ggml_backend_buffer_t to,
-                uintptr_t target, size_t n_bytes);
+void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to, void * target,
+                size_t n_bytes);
 
 // The buffer of expertier_memory_alloc that `address` lies in; null when there is none.
 ggml_backend_buffer_t find_device_buffer(const void * address);
