@@ -5,6 +5,7 @@
 #include "ggml-backend-impl.h"
 #include "queued_moves.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -33,6 +34,17 @@ std::map<uintptr_t, Shared>::iterator find_shared(const void * address) {
     }
     --after;
     return at < after->first + ggml_backend_buffer_get_size(after->second.buffer) ? after : shared.end();
+}
+
+std::shared_ptr<QueuedMoves> moves_in(std::map<uintptr_t, Shared>::iterator found) {
+    if (found == shared.end()) {
+        return nullptr;
+    }
+    auto & [base, memory] = *found;
+    if (!memory.moves) {
+        memory.moves = std::make_shared<QueuedMoves>(memory.buffer, base);
+    }
+    return memory.moves;
 }
 
 ggml_backend_dev_t inner_device(const char * name) {
@@ -92,15 +104,13 @@ ggml_backend_buffer_t find_device_buffer(const void * address) {
 
 std::shared_ptr<QueuedMoves> find_moves(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
-    const auto                  found = find_shared(address);
-    if (found == shared.end()) {
-        return nullptr;
-    }
-    auto & [base, memory] = *found;
-    if (!memory.moves) {
-        memory.moves = std::make_shared<QueuedMoves>(memory.buffer, base);
-    }
-    return memory.moves;
+    return moves_in(find_shared(address));
+}
+
+std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer) {
+    std::lock_guard<std::mutex> guard(mutex);
+    return moves_in(std::find_if(shared.begin(), shared.end(),
+                                 [buffer](const auto & entry) { return entry.second.buffer == buffer; }));
 }
 
 void share_buffer(ggml_backend_buffer_t buffer) {

@@ -38,8 +38,9 @@ ggml_backend_buffer_t find_device_buffer(const void * address);
 
 class QueuedMoves;
 
-// What moves bytes within memory of expertier_memory_alloc, which `address` lies in; null when there is none.
+// What moves bytes within memory of expertier_memory_alloc, which `address` lies in or `buffer` is; null when there is none.
 std::shared_ptr<QueuedMoves> find_moves(const void * address);
+std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer);
 
 // From here on Python may copy to addresses in `buffer`.
 void share_buffer(ggml_backend_buffer_t buffer);
