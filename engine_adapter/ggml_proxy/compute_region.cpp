@@ -180,7 +180,7 @@ void ComputeRegion::close() {
 expertier_compute_counts ComputeRegion::counts() {
     std::lock_guard<std::mutex> guard(mutex_);
     expertier_compute_counts    now = counts_;
-    if (const auto moves = find_moves(base_)) {
+    if (const auto moves = find_moves_of(slab_)) {
         const QueuedMoves::Counts device = moves->counts();
         now.queue_ns                     = device.queue_ns;
         now.wait_ns                      = device.wait_ns;

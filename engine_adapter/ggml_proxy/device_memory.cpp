@@ -5,6 +5,7 @@
 #include "ggml-backend-impl.h"
 #include "queued_moves.h"
 
+#include <algorithm>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -24,15 +25,26 @@ struct Shared {
 std::mutex                  mutex;
 std::map<uintptr_t, Shared> shared; // by base address
 
-// With the mutex held.
-Shared * find_shared(const void * address) {
+// With the mutex held; the end when there is none.
+std::map<uintptr_t, Shared>::iterator find_shared(const void * address) {
     const auto at    = reinterpret_cast<uintptr_t>(address);
     auto       after = shared.upper_bound(at);
     if (after == shared.begin()) {
+        return shared.end();
+    }
+    --after;
+    return at < after->first + ggml_backend_buffer_get_size(after->second.buffer) ? after : shared.end();
+}
+
+std::shared_ptr<QueuedMoves> moves_in(std::map<uintptr_t, Shared>::iterator found) {
+    if (found == shared.end()) {
         return nullptr;
     }
-    auto & [base, found] = *--after;
-    return at < base + ggml_backend_buffer_get_size(found.buffer) ? &found : nullptr;
+    auto & [base, memory] = *found;
+    if (!memory.moves) {
+        memory.moves = std::make_shared<QueuedMoves>(memory.buffer, base);
+    }
+    return memory.moves;
 }
 
 ggml_backend_dev_t inner_device(const char * name) {
@@ -77,26 +89,28 @@ ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_byte
     return tensor;
 }
 
-void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, uintptr_t source, ggml_backend_buffer_t to,
-                uintptr_t target, size_t n_bytes) {
-    ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source), n_bytes);
-    ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target), n_bytes);
+void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to, void * target,
+                size_t n_bytes) {
+    ggml_tensor read  = bytes_at(from, source, n_bytes);
+    ggml_tensor write = bytes_at(to, target, n_bytes);
     ggml_backend_tensor_copy_async(stream, stream, &read, &write);
 }
 
 ggml_backend_buffer_t find_device_buffer(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
-    const Shared *              found = find_shared(address);
-    return found ? found->buffer : nullptr;
+    const auto                  found = find_shared(address);
+    return found != shared.end() ? found->second.buffer : nullptr;
 }
 
 std::shared_ptr<QueuedMoves> find_moves(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
-    Shared *                    found = find_shared(address);
-    if (found && !found->moves) {
-        found->moves = std::make_shared<QueuedMoves>(found->buffer);
-    }
-    return found ? found->moves : nullptr;
+    return moves_in(find_shared(address));
+}
+
+std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer) {
+    std::lock_guard<std::mutex> guard(mutex);
+    return moves_in(std::find_if(shared.begin(), shared.end(),
+                                 [buffer](const auto & entry) { return entry.second.buffer == buffer; }));
 }
 
 void share_buffer(ggml_backend_buffer_t buffer) {

@@ -30,16 +30,17 @@ Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size);
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes);
 
 // Queues a copy of `n_bytes` between two places of one device.
-void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, uintptr_t source, ggml_backend_buffer_t to,
-                uintptr_t target, size_t n_bytes);
+void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to, void * target,
+                size_t n_bytes);
 
 // The buffer of expertier_memory_alloc that `address` lies in; null when there is none.
 ggml_backend_buffer_t find_device_buffer(const void * address);
 
 class QueuedMoves;
 
-// What moves bytes within memory of expertier_memory_alloc, which `address` lies in; null when there is none.
+// What moves bytes within memory of expertier_memory_alloc, which `address` lies in or `buffer` is; null when there is none.
 std::shared_ptr<QueuedMoves> find_moves(const void * address);
+std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer);
 
 // From here on Python may copy to addresses in `buffer`.
 void share_buffer(ggml_backend_buffer_t buffer);

@@ -25,7 +25,9 @@ std::shared_ptr<ComputeRegion> Tiers::new_compute_region(const expertier_compute
     if (compute.most_bytes > 0 && ggml_backend_buffer_get_base(slab_) != slab_base_) {
         throw std::runtime_error("the slab does not begin where the device's memory for it does");
     }
-    find_moves(slab_base_)->prepare(); // else the first move tries again, and tells
+    if (const auto moves = find_moves_of(slab_)) {
+        moves->prepare(); // else the first move tries again, and tells
+    }
     const size_t alignment = std::max(slot_alignment, ggml_backend_buft_get_alignment(slab_->buft));
     return std::make_shared<ComputeRegion>(compute, *this, device_, slab_, alignment);
 }

@@ -31,8 +31,9 @@ class Timed { // adds what its life took
 
 } // namespace
 
-QueuedMoves::QueuedMoves(ggml_backend_buffer_t slab)
-    : device_(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(slab))), zeros_(slab) {}
+QueuedMoves::QueuedMoves(ggml_backend_buffer_t slab, uintptr_t address)
+    : device_(ggml_backend_buft_get_device(ggml_backend_buffer_get_type(slab))), slab_(slab), address_(address),
+      base_(static_cast<char *>(ggml_backend_buffer_get_base(slab))), zeros_(slab, address) {}
 
 bool QueuedMoves::prepare() {
     std::lock_guard<std::mutex> guard(mutex_);
@@ -76,62 +77,46 @@ bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zer
     if (!zeros_.begin(zeros, n_zeros)) { // before the moves: an upload may wait for what is queued
         return false;
     }
+    const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
     for (int64_t i = 0; i < n; i++) {
-        if (!move((uintptr_t) rows[3 * i], (uintptr_t) rows[3 * i + 1], (size_t) rows[3 * i + 2])) {
+        const size_t target  = (uintptr_t) rows[3 * i] - address_; // of one below the slab: beyond it
+        const size_t source  = (uintptr_t) rows[3 * i + 1] - address_;
+        const size_t n_bytes = (size_t) rows[3 * i + 2];
+        if (n_bytes > slab_bytes || target > slab_bytes - n_bytes || source > slab_bytes - n_bytes) {
             return false;
         }
+        move(target, source, n_bytes);
     }
     return zeros_.end(counts_.copies);
 }
 
-bool QueuedMoves::move(uintptr_t target, uintptr_t source, size_t n_bytes) {
+void QueuedMoves::move(size_t target, size_t source, size_t n_bytes) {
     const size_t apart = target > source ? target - source : source - target;
-    if (apart == 0) {
-        return true;
-    }
-    if (apart < by_little && n_bytes > 4 * apart && move_through(target, source, n_bytes)) {
-        return true;
+    if (apart == 0 || (apart < by_little && n_bytes > 4 * apart && move_through(target, source, n_bytes))) {
+        return;
     }
     const size_t piece = std::min(apart, n_bytes);
     for (size_t done = 0; done < n_bytes; done += piece) {
         const size_t n  = std::min(piece, n_bytes - done);
         const size_t at = target < source ? done : n_bytes - done - n; // never over what is still to be read
-        if (!copy(target + at, source + at, n)) {
-            return false;
-        }
+        queue_copy(stream_.get(), slab_, base_ + source + at, slab_, base_ + target + at, n);
+        counts_.copies += 1;
     }
-    return true;
 }
 
 // False when the device has no memory for the buffer, and nothing has been queued.
-bool QueuedMoves::move_through(uintptr_t target, uintptr_t source, size_t n_bytes) {
+bool QueuedMoves::move_through(size_t target, size_t source, size_t n_bytes) {
     if (!between_ && !(between_ = new_device_buffer(device_, between_bytes))) {
         return false;
     }
-    char * between = static_cast<char *>(ggml_backend_buffer_get_base(between_.get()));
+    void * between = ggml_backend_buffer_get_base(between_.get());
     for (size_t done = 0; done < n_bytes; done += between_bytes) {
-        const size_t          n    = std::min(between_bytes, n_bytes - done);
-        const size_t          at   = target < source ? done : n_bytes - done - n;
-        ggml_backend_buffer_t from = find_device_buffer(reinterpret_cast<void *>(source + at));
-        ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target + at));
-        if (from == nullptr || to == nullptr) {
-            return false; // the other way says so, too
-        }
-        queue_copy(stream_.get(), from, source + at, between_.get(), reinterpret_cast<uintptr_t>(between), n);
-        queue_copy(stream_.get(), between_.get(), reinterpret_cast<uintptr_t>(between), to, target + at, n);
+        const size_t n  = std::min(between_bytes, n_bytes - done);
+        const size_t at = target < source ? done : n_bytes - done - n;
+        queue_copy(stream_.get(), slab_, base_ + source + at, between_.get(), between, n);
+        queue_copy(stream_.get(), between_.get(), between, slab_, base_ + target + at, n);
         counts_.copies += 2;
     }
-    return true;
-}
-
-bool QueuedMoves::copy(uintptr_t target, uintptr_t source, size_t n_bytes) {
-    ggml_backend_buffer_t from = find_device_buffer(reinterpret_cast<void *>(source));
-    ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target));
-    if (from == nullptr || to == nullptr) {
-        return false;
-    }
-    queue_copy(stream_.get(), from, source, to, target, n_bytes);
-    counts_.copies += 1;
     return true;
 }
 

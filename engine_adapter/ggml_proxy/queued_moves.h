@@ -14,14 +14,15 @@ namespace expertier {
 
 class QueuedMoves {
   public:
-    explicit QueuedMoves(ggml_backend_buffer_t slab);
+    // `address` is where callers say that the slab begins.
+    QueuedMoves(ggml_backend_buffer_t slab, uintptr_t address);
 
     // Has all that is needed, so that the first move is no slower than others; false when the device has not.
     bool prepare();
 
     // Moves each of `n` rows of (target, source, bytes), in their order, and then fills each of `n_zeros` rows of
     // (target, bytes) with zeros, which are meant to be small. A move's source and target may overlap. False when one of
-    // them lies in no memory that we know, or the device gave no stream; nothing is queued any more then.
+    // them reaches out of the slab, or the device gave no stream; nothing is queued any more then.
     bool queue(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros);
 
     // Waits for what is queued.
@@ -35,12 +36,15 @@ class QueuedMoves {
     Counts counts();
 
   private:
+    // Offsets in the slab.
     bool queue_all(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros);
-    bool move(uintptr_t target, uintptr_t source, size_t n_bytes);
-    bool move_through(uintptr_t target, uintptr_t source, size_t n_bytes);
-    bool copy(uintptr_t target, uintptr_t source, size_t n_bytes);
+    void move(size_t target, size_t source, size_t n_bytes);
+    bool move_through(size_t target, size_t source, size_t n_bytes);
 
-    ggml_backend_dev_t device_;
+    ggml_backend_dev_t    device_;
+    ggml_backend_buffer_t slab_;
+    uintptr_t             address_;
+    char *                base_; // where the backend has it
     std::mutex         mutex_; // guards what follows
     Counts             counts_;
     bool               is_queued_ = false; // since `finish`

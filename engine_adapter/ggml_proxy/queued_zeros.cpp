@@ -24,22 +24,20 @@ struct FreeContext {
     void operator()(ggml_context * context) const { ggml_free(context); }
 };
 
-void * at(uintptr_t address) { return reinterpret_cast<void *>(address); }
-
 ggml_tensor * tensor_at(ggml_context * context, ggml_type type, int64_t ne0, int64_t ne1, ggml_backend_buffer_t buffer,
-                        uintptr_t address) {
+                        void * data) {
     ggml_tensor * tensor = ggml_new_tensor_2d(context, type, ne0, ne1);
     tensor->buffer       = buffer;
-    tensor->data         = at(address);
+    tensor->data         = data;
     return tensor;
 }
 
-uintptr_t base_of(const Buffer & buffer) { return reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer.get())); }
+char * base_of(const Buffer & buffer) { return static_cast<char *>(ggml_backend_buffer_get_base(buffer.get())); }
 
 } // namespace
 
-QueuedZeros::QueuedZeros(ggml_backend_buffer_t slab)
-    : slab_(slab), base_(reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(slab))) {}
+QueuedZeros::QueuedZeros(ggml_backend_buffer_t slab, uintptr_t address)
+    : slab_(slab), address_(address), base_(static_cast<char *>(ggml_backend_buffer_get_base(slab))) {}
 
 bool QueuedZeros::prepare(ggml_backend_t stream) {
     if (zeros_) {
@@ -71,9 +69,8 @@ bool QueuedZeros::begin(const int64_t * pieces, int64_t n) {
     batches_.clear();
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
     for (int64_t i = 0; i < n; i++) {
-        const Piece piece = { (uintptr_t) pieces[2 * i], (size_t) pieces[2 * i + 1] };
-        if (piece.address < base_ || piece.address - base_ > slab_bytes ||
-            piece.n_bytes > slab_bytes - (piece.address - base_)) {
+        const Piece piece = { (uintptr_t) pieces[2 * i] - address_, (size_t) pieces[2 * i + 1] };
+        if (piece.n_bytes > slab_bytes || piece.begin > slab_bytes - piece.n_bytes) {
             return false;
         }
         pieces_.push_back(piece);
@@ -102,24 +99,22 @@ bool QueuedZeros::end(int64_t & calls) {
 
 // Leaves in `pieces_` what rows cannot zero.
 void QueuedZeros::plan_rows() {
-    const auto fits = [this](const Piece & piece) {
-        const size_t offset = piece.address - base_;
-        return piece.n_bytes > 0 && piece.n_bytes <= most_by_rows && (offset | piece.n_bytes) % smallest_row == 0 &&
-               offset / window_bytes == (offset + piece.n_bytes - 1) / window_bytes;
+    const auto fits = [](const Piece & piece) {
+        return piece.n_bytes > 0 && piece.n_bytes <= most_by_rows && (piece.begin | piece.n_bytes) % smallest_row == 0 &&
+               piece.begin / window_bytes == (piece.begin + piece.n_bytes - 1) / window_bytes;
     };
     const auto apart = std::stable_partition(pieces_.begin(), pieces_.end(), [&](const Piece & piece) { return !fits(piece); });
     size_t     bits  = largest_row;
     for (auto piece = apart; piece != pieces_.end(); ++piece) {
-        bits |= (piece->address - base_) | piece->n_bytes;
+        bits |= piece->begin | piece->n_bytes;
     }
     row_bytes_ = bits & (~bits + 1); // the largest that all of them are multiples of
 
     std::map<size_t, std::vector<int64_t>> by_window;
     for (auto piece = apart; piece != pieces_.end(); ++piece) {
-        const size_t           offset = piece->address - base_;
-        std::vector<int64_t> & rows   = by_window[offset / window_bytes];
+        std::vector<int64_t> & rows = by_window[piece->begin / window_bytes];
         for (size_t done = 0; done < piece->n_bytes; done += row_bytes_) {
-            rows.push_back((int64_t) ((offset % window_bytes + done) / row_bytes_));
+            rows.push_back((int64_t) ((piece->begin % window_bytes + done) / row_bytes_));
         }
     }
     pieces_.erase(apart, pieces_.end());
@@ -142,7 +137,7 @@ bool QueuedZeros::has_rows_on_device() {
             return false;
         }
     }
-    ggml_tensor ids = bytes_at(ids_.get(), at(base_of(ids_)), n_bytes);
+    ggml_tensor ids = bytes_at(ids_.get(), base_of(ids_), n_bytes);
     ggml_backend_tensor_set_async(stream_, &ids, rows_.data(), 0, n_bytes);
     return true;
 }
@@ -170,7 +165,7 @@ bool QueuedZeros::write_rows() {
 
 void QueuedZeros::copy_zeros(const Piece & piece, int64_t & calls) {
     for (size_t done = 0; done < piece.n_bytes; done += zeros_bytes) {
-        queue_copy(stream_, zeros_.get(), base_of(zeros_), slab_, piece.address + done,
+        queue_copy(stream_, zeros_.get(), base_of(zeros_), slab_, base_ + piece.begin + done,
                    std::min(zeros_bytes, piece.n_bytes - done));
         calls += 1;
     }

@@ -13,7 +13,8 @@ namespace expertier {
 
 class QueuedZeros {
   public:
-    explicit QueuedZeros(ggml_backend_buffer_t slab);
+    // `address` is where callers say that the slab begins.
+    QueuedZeros(ggml_backend_buffer_t slab, uintptr_t address);
 
     // Uses `stream` from now on; false when the device has no memory for it.
     bool prepare(ggml_backend_t stream);
@@ -24,9 +25,9 @@ class QueuedZeros {
     bool end(int64_t & calls);
 
   private:
-    struct Piece {
-        uintptr_t address;
-        size_t    n_bytes;
+    struct Piece { // from an offset in the slab on
+        size_t begin;
+        size_t n_bytes;
     };
     struct Batch { // the matrix, and `n` rows of it that one kernel writes, from `first` in `rows_` on
         size_t  begin; // bytes from the slab's base
@@ -40,7 +41,8 @@ class QueuedZeros {
     void copy_zeros(const Piece & piece, int64_t & calls);
 
     ggml_backend_buffer_t slab_;
-    uintptr_t             base_;
+    uintptr_t             address_;
+    char *                base_; // where the backend has it
     ggml_backend_t        stream_    = nullptr;
     bool                  has_rows_  = false; // the device writes rows
     size_t                row_bytes_ = 0;

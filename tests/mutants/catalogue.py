@@ -53,6 +53,7 @@ LAYOUT = (
         "tiers/slab.py",
         "        self.stale_guards = True  # until",
         "        self.stale_guards = False  # until",
+        (MACHINE, "tests/tiers/test_slab.py"),
     ),
 )
 
@@ -110,6 +111,13 @@ MOVES = (
         "tiers/relayout.py",
         "        self._pool.refresh(dropped)\n",
         "",
+    ),
+    Mutant(
+        "nobody waits for a move that was queued without a stream",
+        "tiers/relayout.py",
+        "        finally:\n            self._slab.finish()\n",
+        "        finally:\n            pass\n",
+        ("tests/tiers/test_queued_relayout.py",),
     ),
     Mutant(
         "slots move under leases, of which nobody took note",

@@ -82,6 +82,10 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
     assert counts.moves_down > 0
     assert counts.moves_up > 0
     assert counts.failed_moves == counts.buffers == 0
+    assert counts.copies >= counts.moves_up  # at least its zeros
+    assert counts.queue_ns > 0
+    assert counts.wait_ns > 0
+    assert counts.queue_ns + counts.wait_ns < counts.move_ns, "the rest is Python's"
     if with_gate and n_slots >= SMALL.top_k and kind == KIND:
         assert counters.gated_calls > 0
 
