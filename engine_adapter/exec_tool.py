@@ -91,8 +91,8 @@ def prepare_tool(
     config = TierConfig.from_env(environ=environ)
     if config.split_mode is SplitMode.TENSOR:
         raise ConfigError(
-            f"MOE_SPLIT_MODE=tensor was asked for with {program.name}: tiers inside a tool split layers only; set it to "
-            "`layer`, or use `expertier run` or `expertier serve`"
+            f"MOE_SPLIT_MODE=tensor was asked for with {program.name}: tiers inside a tool split layers only; set it "
+            "to `layer`, or use `expertier run` or `expertier serve`"
         )
     if config.expert_cache_bytes != "auto":
         _check_budgets(config, table)
