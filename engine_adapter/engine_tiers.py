@@ -38,7 +38,7 @@ def open_engine_tiers(
     if config.split_mode is not SplitMode.LAYER:
         raise ConfigError(
             f"MOE_SPLIT_MODE={config.split_mode} was asked for here, where the host loads the model by itself: only "
-            "`expertier run` and TieredModel split tensors; use MOE_SPLIT_MODE=layer"
+            "`expertier run`, `serve` and TieredModel split tensors; use MOE_SPLIT_MODE=layer"
         )
     placement = place_blocks(proxy, table, config, shape)
     devices = [device_of(proxy, name) for name in placement.devices]

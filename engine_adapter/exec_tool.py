@@ -41,6 +41,7 @@ from expertier.tiers.budget import resolve
 from expertier.tiers.config import TierConfig
 from expertier.tiers.host_memory import available_bytes
 from expertier.tiers.model_geometry import read_geometry
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 
 MODEL_VARIABLE = "EXPERTIER_EMBED_MODEL"
@@ -88,6 +89,11 @@ def prepare_tool(
     table = ExpertTable.from_gguf(model)
     check_options(program.name, arguments, environ, table)
     config = TierConfig.from_env(environ=environ)
+    if config.split_mode is SplitMode.TENSOR:
+        raise ConfigError(
+            f"MOE_SPLIT_MODE=tensor was asked for with {program.name}: tiers inside a tool split layers only; set it "
+            "to `layer`, or use `expertier run` or `expertier serve`"
+        )
     if config.expert_cache_bytes != "auto":
         _check_budgets(config, table)
     library = _shared_python()

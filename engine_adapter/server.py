@@ -28,12 +28,14 @@ from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.override_pattern import placed_regex
+from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.server_sockets import shut_sockets
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import Tiers
 
@@ -101,7 +103,10 @@ class TieredServer:
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
-            tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+            if config.split_mode is SplitMode.TENSOR:
+                tiers, placement = open_slice_tiers(engine, table, config, shape)
+            else:
+                tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
             closing.callback(tiers.close)
             _require_engine_order(engine, placement)
             binding = bind(engine, tiers, placement)
@@ -109,6 +114,8 @@ class TieredServer:
             binding.serve_all_loads()
             params = stock_params(str(skeleton), options)
             _place_in_tiers(params, engine, table, binding, placement)
+            if placement.tensors is not None:
+                tiers.drain()  # whole layers are on their way, and what is cannot arrive meanwhile
             with _only_ours(engine, placement):
                 server = _load(params, table, binding)
             try:
@@ -198,17 +205,39 @@ def _place_in_tiers(
     wheel = _wheel()
     params.model_alias = [table.path.name]
     params.n_gpu_layers = _ALL_LAYERS
-    params.tensor_buft_overrides = ",".join(
-        f"{placed_regex(part.manager.table, is_split=placement.is_split)}={part.buffer_type_name}"
-        for part in binding.parts
-    )
-    if placement.is_split:
+    with _names_of_experts(engine, table, binding, placement) as overrides:
+        params.tensor_buft_overrides = overrides  # whose names are looked up here
+    if placement.tensors is not None:
+        params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_TENSOR
+        shares = list(placement.tensors.shares or ())
+        params.tensor_split = shares + [0.0] * (len(params.tensor_split) - len(shares))
+    elif placement.is_split:
         params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_LAYER
         units = [float(units) for units in placement.units]
         params.tensor_split = units + [0.0] * (len(params.tensor_split) - len(units))
     else:
         params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_NONE
         params.main_gpu = _gpu_index(engine, binding.device_name)
+
+
+@contextmanager
+def _names_of_experts(
+    engine: LoadedEngine, table: ExpertTable, binding: AnyBinding, placement: Placement
+) -> Iterator[str]:
+    """Yield the server's option that places the experts, by names of buffer types that it finds inside the block."""
+    if placement.tensors is None:
+        yield ",".join(
+            f"{placed_regex(part.manager.table, is_split=placement.is_split)}={part.buffer_type_name}"
+            for part in binding.parts
+        )
+        return
+    parts = [part.address for part in binding.parts]
+    split = placement.tensors.buffer_type(engine.proxy, parts)
+    name: bytes = engine.proxy.expertier_name_split_type(parts[0], split)
+    try:
+        yield f"{placed_regex(table, is_split=False)}={name.decode()}"
+    finally:
+        engine.proxy.expertier_name_split_type(parts[0], None)
 
 
 @contextmanager
@@ -221,7 +250,7 @@ def _only_ours(engine: LoadedEngine, placement: Placement) -> Iterator[None]:
         yield
         return
     names = (ct.c_char_p * len(placement.devices))(*(name.encode() for name in placement.devices))
-    engine.proxy.expertier_show_only(names, len(names))
+    engine.proxy.expertier_show_only(names, len(names), int(placement.tensors is not None))
     try:
         yield
     finally:

@@ -32,6 +32,10 @@ enum ggml_backend_dev_type get_type(ggml_backend_dev_t device) {
 
 enum ggml_backend_dev_type hidden_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
 
+std::atomic<bool> hides_memory{ false }; // of devices that are not shown
+
+ggml_backend_buffer_type_t hidden_buffer_type(ggml_backend_dev_t) { return ggml_backend_cpu_buffer_type(); }
+
 void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     ggml_backend_dev_get_props(self(device).inner, props);
     props->name        = get_name(device);
@@ -40,7 +44,20 @@ void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     props->device_id   = nullptr; // the inner device's own id would have the proxy dropped as a duplicate
 }
 
+void show_memory() {
+    hides_memory = false;
+    for (ProxyDevice * proxy : list) {
+        if (proxy->inner_buffer_type != nullptr) {
+            proxy->inner->iface.get_buffer_type = proxy->inner_buffer_type;
+            proxy->inner_buffer_type            = nullptr;
+        }
+    }
+}
+
 ggml_backend_t init_backend(ggml_backend_dev_t device, const char * params) {
+    if (hides_memory) {
+        show_memory(); // the model has its devices, and what computes on them asks for their buffer types
+    }
     return new_proxy_backend(self(device), params);
 }
 
@@ -48,10 +65,13 @@ ggml_backend_buffer_type_t get_buffer_type(ggml_backend_dev_t device) {
     if (ExpertsAsDefault::is_on()) {
         return &self(device).experts;
     }
+    if (self(device).is_hidden && hides_memory) {
+        return ggml_backend_cpu_buffer_type();
+    }
     if (self(device).has_regions()) {
         return &self(device).wrapper;
     }
-    return ggml_backend_dev_buffer_type(self(device).inner);
+    return own_buffer_type(self(device).inner);
 }
 
 ggml_backend_buffer_type_t get_host_buffer_type(ggml_backend_dev_t device) {
@@ -91,7 +111,13 @@ void naming_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     props->type        = GGML_BACKEND_DEVICE_TYPE_CPU;
 }
 ggml_backend_t             naming_init(ggml_backend_dev_t, const char *) { return nullptr; }
-ggml_backend_buffer_type_t naming_buffer_type(ggml_backend_dev_t device) { return &self(device).experts; }
+ggml_backend_buffer_type_t naming_buffer_type(ggml_backend_dev_t device) {
+    if (hides_memory) {
+        return ggml_backend_cpu_buffer_type();
+    }
+    const ggml_backend_buffer_type_t named = self(device).named;
+    return named ? named : &self(device).experts;
+}
 bool                       naming_supports_op(ggml_backend_dev_t, const ggml_tensor *) { return false; }
 bool                       naming_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t) { return false; }
 
@@ -205,17 +231,24 @@ void make_proxies(ggml_backend_reg_t registry) {
 
 const std::vector<ProxyDevice *> & proxies() { return list; }
 
-void show_only(const std::vector<const ProxyDevice *> & shown) {
+void show_only(const std::vector<const ProxyDevice *> & shown, bool splits_tensors) {
     for (ProxyDevice * proxy : list) {
-        proxy->is_hidden = std::find(shown.begin(), shown.end(), proxy) == shown.end();
+        ggml_backend_device_i & real = proxy->inner->iface;
+        proxy->is_hidden             = std::find(shown.begin(), shown.end(), proxy) == shown.end();
         if (proxy->inner_type == nullptr && ggml_backend_dev_type(proxy->inner) == GGML_BACKEND_DEVICE_TYPE_GPU) {
-            proxy->inner_type            = proxy->inner->iface.get_type;
-            proxy->inner->iface.get_type = hidden_type;
+            proxy->inner_type = real.get_type;
+            real.get_type     = hidden_type;
+        }
+        if (splits_tensors && proxy->inner_buffer_type == nullptr) {
+            proxy->inner_buffer_type = real.get_buffer_type;
+            real.get_buffer_type     = hidden_buffer_type;
         }
     }
+    hides_memory = splits_tensors;
 }
 
 void show_all() {
+    show_memory();
     for (ProxyDevice * proxy : list) {
         proxy->is_hidden = false;
         if (proxy->inner_type != nullptr) {
@@ -223,6 +256,16 @@ void show_all() {
             proxy->inner_type            = nullptr;
         }
     }
+}
+
+ggml_backend_buffer_type_t own_buffer_type(ggml_backend_dev_t device) {
+    for (const ProxyDevice * proxy : list) {
+        const auto hidden = proxy->inner_buffer_type;
+        if (proxy->inner == device && hidden != nullptr) {
+            return hidden(device);
+        }
+    }
+    return ggml_backend_dev_buffer_type(device);
 }
 
 } // namespace expertier

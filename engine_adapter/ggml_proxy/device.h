@@ -23,9 +23,11 @@ struct ProxyDevice {
     ggml_backend_device      compute;     // runs graphs; type GPU, so that layers are placed on it
     ggml_backend_device      naming;      // only carries the expert buffer type, so that it can be found by name
     ggml_backend_buffer_type experts;
+    std::atomic<ggml_backend_buffer_type_t> named{ nullptr }; // what the naming device carries instead of `experts`
     std::atomic<int>         n_backends{ 0 }; // streams that may use the slots at the same time
     std::atomic<bool>        is_hidden{ false };
     enum ggml_backend_dev_type (*inner_type)(ggml_backend_dev_t) = nullptr; // the real device's own, while it is hidden
+    ggml_backend_buffer_type_t (*inner_buffer_type)(ggml_backend_dev_t) = nullptr;
     ggml_backend_buffer_type wrapper; // the compute device's default type while there are compute regions
     RunLock                  runs;    // graphs on this device, and moves of its slots
 
@@ -53,8 +55,13 @@ void make_proxies(ggml_backend_reg_t registry);
 const std::vector<ProxyDevice *> & proxies();
 
 // Has every GPU but these proxies say that it is an integrated one, of which the engine takes none where there are
-// others: for a host that lets nobody choose its devices. Not while another thread loads a model.
-void show_only(const std::vector<const ProxyDevice *> & shown);
+// others: for a host that lets nobody choose its devices. Not while another thread loads a model. Where it is to split
+// tensors, the engine asks no device what it is, and takes all whose memory is not the CPU's: then the others say that
+// theirs is, until one that is shown is first used.
+void show_only(const std::vector<const ProxyDevice *> & shown, bool splits_tensors);
 void show_all();
+
+// The default buffer type of a real device, whatever it says while it is hidden.
+ggml_backend_buffer_type_t own_buffer_type(ggml_backend_dev_t device);
 
 } // namespace expertier

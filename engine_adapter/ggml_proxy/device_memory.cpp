@@ -59,7 +59,7 @@ ggml_backend_dev_t inner_device(const char * name) {
 } // namespace
 
 Buffer new_device_buffer(ggml_backend_dev_t device, size_t size) {
-    Buffer buffer(ggml_backend_buft_alloc_buffer(ggml_backend_dev_buffer_type(device), size));
+    Buffer buffer(ggml_backend_buft_alloc_buffer(own_buffer_type(device), size));
     if (buffer) {
         ggml_backend_buffer_clear(buffer.get(), 0);
         ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
@@ -136,7 +136,7 @@ using namespace expertier;
 // Whether the device computes on the host's own memory: 1 or 0; -1 when there is no such device.
 EXPERTIER_EXPORT int32_t expertier_device_is_host(const char * name) {
     ggml_backend_dev_t device = inner_device(name);
-    return device ? ggml_backend_buft_is_host(ggml_backend_dev_buffer_type(device)) : -1;
+    return device ? ggml_backend_buft_is_host(own_buffer_type(device)) : -1;
 }
 
 EXPERTIER_EXPORT int32_t expertier_device_memory(const char * name, int64_t * free, int64_t * total) {

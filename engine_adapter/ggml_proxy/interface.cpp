@@ -139,15 +139,15 @@ EXPERTIER_EXPORT int32_t expertier_tiers_unplaced(expertier_tiers * self, char *
 }
 
 // Until all of them are shown again, loads that choose GPUs by themselves find these alone: proxies over the devices
-// of these names (as expertier_tiers_bind takes them), of which there are `n`.
-EXPERTIER_EXPORT void expertier_show_only(const char * const * inner_names, int32_t n) {
+// of these names (as expertier_tiers_bind takes them), of which there are `n`; also loads that split tensors, if asked.
+EXPERTIER_EXPORT void expertier_show_only(const char * const * inner_names, int32_t n, int32_t splits_tensors) {
     std::vector<const ProxyDevice *> shown;
     for (int32_t i = 0; i < n; i++) {
         if (const ProxyDevice * proxy = proxy_over(inner_names[i])) {
             shown.push_back(proxy);
         }
     }
-    show_only(shown);
+    show_only(shown, splits_tensors != 0);
 }
 EXPERTIER_EXPORT void expertier_show_all(void) { show_all(); }
 

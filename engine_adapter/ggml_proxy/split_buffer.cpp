@@ -58,9 +58,11 @@ ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * contex
 }
 
 // The engine's loader takes buffer types of one name for one. In releases that lose the names of the parts, all Meta types
-// are called the same; then ours gets another name of the same length, where theirs is kept.
+// are called the same; then ours gets another name of the same length, where theirs is kept. Options of its tools end a
+// name at a comma, so that none is left in ours.
 void tell_apart(ggml_backend_buffer_type_t type) {
     char * name = const_cast<char *>(ggml_backend_buft_name(type));
+    std::replace(name, name + strlen(name), ',', '+');
     if (strcmp(name, lost_name) == 0) {
         memcpy(name, our_name, sizeof(our_name));
     } else if (strstr(name, "EXPERTS_") == nullptr && strcmp(name, our_name) != 0) {
@@ -109,4 +111,11 @@ EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * ti
         snprintf(error, error_size, "%s", problem.what());
         return nullptr;
     }
+}
+
+// Has the engine find `type` by its name among its devices' buffer types, until it is null: for a host that loads a model by
+// itself. Returns the name.
+EXPERTIER_EXPORT const char * expertier_name_split_type(expertier_tiers * tiers, ggml_backend_buffer_type_t type) {
+    tiers->device->named = type;
+    return type ? ggml_backend_buft_name(type) : "";
 }

@@ -241,7 +241,7 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
         ~Running() { count -= 1; }
     } running(fills_running_); // before the mode is looked at: set_fills() sets it first, then waits for this
 
-    if (fills_ == EXPERTIER_FILLS_BLANK && counters.graphs == blank_graph_) {
+    if (is_blank(layer)) {
         for (size_t i = 0; i < experts.size(); i++) {
             for (size_t j = 0; j < layers_[layer].slots.size(); j++) {
                 ggml_tensor * matrix = layers_[layer].slots[j];
@@ -328,6 +328,14 @@ void Tiers::release_held(int layer, std::vector<int32_t> & slots) {
     release(layer, slots, PinnedSlots::Bytes::there);
 }
 
+// Layer by layer: of a graph that devices share, each piece between two sums is a graph here.
+bool Tiers::is_blank(int layer) {
+    int64_t       first = -1;
+    const int64_t now   = counters.graphs;
+    return fills_ == EXPERTIER_FILLS_BLANK &&
+           (layers_[layer].blank_graph.compare_exchange_strong(first, now) || first == now);
+}
+
 expertier_fills Tiers::wait_while_blank() const {
     const auto deadline = std::chrono::steady_clock::now() + early_limit;
     while (fills_ == EXPERTIER_FILLS_BLANK && std::chrono::steady_clock::now() < deadline) {
@@ -337,8 +345,10 @@ expertier_fills Tiers::wait_while_blank() const {
 }
 
 void Tiers::set_fills(expertier_fills fills) {
-    blank_graph_ = counters.graphs + 1;
-    fills_       = fills;
+    for (Layer & layer : layers_) {
+        layer.blank_graph = -1;
+    }
+    fills_ = fills;
     while (fills_running_ > 0) {
         std::this_thread::sleep_for(poll_time);
     }

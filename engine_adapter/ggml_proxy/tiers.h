@@ -173,6 +173,7 @@ class Tiers {
                          const std::vector<int32_t> & slots, HostReads & reads, FillRoom & room);
     bool            fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
     expertier_fills wait_while_blank() const;
+    bool            is_blank(int layer);
 
     struct Layer {
         int32_t                    n_experts = 0;
@@ -181,6 +182,7 @@ class Tiers {
         std::vector<int64_t>       expert_bytes;
         std::vector<expertier_copy> copies;
         std::atomic<bool>          is_whole{ false };
+        std::atomic<int64_t>       blank_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
         int32_t                    gate_version = -1;
         std::vector<int>           placed; // the engine's tensors of each matrix
         std::vector<ggml_tensor *> slots;  // one 3-d tensor a matrix, over all slots of the layer
@@ -200,7 +202,6 @@ class Tiers {
     int32_t               stream_tokens_;
 
     std::atomic<expertier_fills> fills_{ EXPERTIER_FILLS_SERVED };
-    std::atomic<int64_t>         blank_graph_{ -1 };
     std::atomic<int32_t>         fills_running_{ 0 };
 
     std::deque<Layer>     layers_; // they do not move

@@ -23,7 +23,7 @@ constexpr const char * token_inputs[] = { "#inp_pos#", "#attn_inp_k_idxs#" };
 ProxyDevice & self(ggml_backend_buffer_type_t type) { return *static_cast<ProxyDevice *>(type->context); }
 
 ggml_backend_buffer_type_t inner(ggml_backend_buffer_type_t type) {
-    return ggml_backend_dev_buffer_type(self(type).inner);
+    return own_buffer_type(self(type).inner);
 }
 
 const char * get_name(ggml_backend_buffer_type_t type) { return ggml_backend_buft_name(inner(type)); }

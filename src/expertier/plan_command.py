@@ -23,6 +23,7 @@ from expertier.probe.probe import kept_probe, machine_key
 from expertier.tiers.config import TierConfig
 from expertier.tiers.host_memory import available_bytes
 from expertier.tiers.model_geometry import read_geometry
+from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 
 GB = 1e9
@@ -109,6 +110,12 @@ def plan(
         raise ConfigError("give either --vram, the memory of a card, or --device, a card of this machine")
     if vram is None and devices > 1:
         raise ConfigError(f"--devices {devices} needs --vram, the memory of each of them")
+    if devices > 1 and config.split_mode is SplitMode.TENSOR:
+        raise ConfigError(
+            f"MOE_SPLIT_MODE=tensor was asked for with --devices {devices}: plans are for cards that share the layers, "
+            "as only llama.cpp knows how it cuts tensors; set it to `layer`, or start `run --split-mode tensor`, which "
+            "says what it has"
+        )
     table = ExpertTable.from_gguf(model)
     demands = table.layer_demands()
     hits, optimum, uses = _routing(table, trace, profile, str(config.policy))

@@ -22,6 +22,7 @@ from expertier.budget_options import (
     Policy,
     Profile,
     SlabVmm,
+    SplitMode,
     TensorSplit,
     tier_config,
 )
@@ -53,6 +54,7 @@ def serve(
     profile: Profile = None,
     device: Device = None,
     tensor_split: TensorSplit = None,
+    split_mode: SplitMode = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="EXPERTIER_API_KEY", help="What clients must send; without it, anyone may ask."),
@@ -76,6 +78,7 @@ def serve(
         profile,
         device,
         tensor_split,
+        split_mode,
     )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)

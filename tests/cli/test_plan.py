@@ -164,6 +164,12 @@ def test_a_pair_shares_the_layers(ours, qwen):
     assert sum(document["slots"]) > sum(one["slots"])
 
 
+def test_a_pair_that_shares_tensors_is_not_planned_as_one_that_shares_layers(ours, qwen, monkeypatch):
+    monkeypatch.setenv("MOE_SPLIT_MODE", "tensor")
+    ours("plan", qwen, "--vram", "8GiB", "--devices", 2).must_refuse("--devices 2", "set it to `layer`")
+    assert ours("plan", qwen, "--vram", "8GiB", "--ram", "32GiB", "--json").document["devices"]
+
+
 def test_more_room_never_makes_it_worse(ours, qwen):
     documents = [
         ours("plan", qwen, "--vram", size, "--ram", "32GiB", "--json").document

@@ -76,6 +76,12 @@ def test_the_tool_gets_the_skeleton_and_the_variables(tool, model, asked, tmp_pa
     assert Path(env["EXPERTIER_EMBED_LIBPYTHON"]).exists()
 
 
+def test_tensors_are_not_split_in_a_tool(tool, model, asked):
+    with pytest.raises(ConfigError, match=r"MOE_SPLIT_MODE=tensor was asked for with llama-server.*`layer`"):
+        prepare_tool([str(tool), "-m", str(model)], environ={"MOE_SPLIT_MODE": "tensor"})
+    assert asked == [], "nothing was built first"
+
+
 def test_llama_bench_reads_no_variables(tool, model):
     bench = tool.with_name("llama-bench")
     tool.rename(bench)
