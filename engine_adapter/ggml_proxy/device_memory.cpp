@@ -11,13 +11,38 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <sys/mman.h>
 
 namespace expertier {
 
 namespace {
 
-std::mutex                              mutex;
-std::map<uintptr_t, ggml_backend_buffer_t> shared; // by base address
+// No memory begins below: a buffer that does is addressed by offsets.
+constexpr uintptr_t least_address = 1u << 16;
+
+// Addresses that stand for a buffer's, of memory that is never touched.
+struct StandIn {
+    void * base;
+    size_t size;
+
+    explicit StandIn(size_t n_bytes)
+        : base(mmap(nullptr, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)), size(n_bytes) {
+        if (base == MAP_FAILED) {
+            throw std::runtime_error("there is no address space left for it");
+        }
+    }
+    ~StandIn() { munmap(base, size); }
+    StandIn(const StandIn &)             = delete;
+    StandIn & operator=(const StandIn &) = delete;
+};
+
+struct Shared {
+    ggml_backend_buffer_t    buffer;
+    std::unique_ptr<StandIn> instead;
+};
+
+std::mutex                  mutex;
+std::map<uintptr_t, Shared> shared; // by the address that Python knows
 
 ggml_backend_dev_t inner_device(const char * name) {
     for (ProxyDevice * proxy : proxies()) {
@@ -61,27 +86,42 @@ ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_byte
     return tensor;
 }
 
-ggml_backend_buffer_t find_device_buffer(const void * address) {
+ggml_tensor bytes_at(const DevicePlace & place, size_t n_bytes) { return bytes_at(place.buffer, place.data, n_bytes); }
+
+DevicePlace find_device_place(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
     const auto                  at    = reinterpret_cast<uintptr_t>(address);
     auto                        after = shared.upper_bound(at);
     if (after == shared.begin()) {
-        return nullptr;
+        return {};
     }
-    const auto [base, buffer] = *--after;
-    return at < base + ggml_backend_buffer_get_size(buffer) ? buffer : nullptr;
+    const auto & [base, found] = *--after;
+    if (at >= base + ggml_backend_buffer_get_size(found.buffer)) {
+        return {};
+    }
+    return { found.buffer, static_cast<char *>(ggml_backend_buffer_get_base(found.buffer)) + (at - base) };
 }
 
-void share_buffer(ggml_backend_buffer_t buffer) {
-    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
+void * share_buffer(ggml_backend_buffer_t buffer) {
+    void * base = ggml_backend_buffer_get_base(buffer);
+    Shared entry{ buffer, nullptr };
+    if (reinterpret_cast<uintptr_t>(base) < least_address) {
+        entry.instead = std::make_unique<StandIn>(ggml_backend_buffer_get_size(buffer));
+        base          = entry.instead->base;
+    }
     std::lock_guard<std::mutex> guard(mutex);
-    shared[base] = buffer;
+    shared[reinterpret_cast<uintptr_t>(base)] = std::move(entry);
+    return base;
 }
 
 void unshare_buffer(ggml_backend_buffer_t buffer) {
-    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
     std::lock_guard<std::mutex> guard(mutex);
-    shared.erase(base);
+    for (auto entry = shared.begin(); entry != shared.end(); ++entry) {
+        if (entry->second.buffer == buffer) {
+            shared.erase(entry);
+            return;
+        }
+    }
 }
 
 } // namespace expertier
@@ -133,8 +173,9 @@ EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinne
         if (!buffer) {
             return 0;
         }
-        share_buffer(buffer.get());
-        return reinterpret_cast<int64_t>(ggml_backend_buffer_get_base(buffer.release()));
+        void * address = share_buffer(buffer.get());
+        buffer.release();
+        return reinterpret_cast<int64_t>(address);
     } catch (const std::exception &) {
         return 0;
     }
@@ -142,33 +183,32 @@ EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinne
 
 // 0 when no memory of expertier_memory_alloc begins there.
 EXPERTIER_EXPORT int32_t expertier_memory_free(uint64_t address) {
-    void *                base   = reinterpret_cast<void *>(address);
-    ggml_backend_buffer_t buffer = find_device_buffer(base);
-    if (buffer == nullptr || ggml_backend_buffer_get_base(buffer) != base) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(address));
+    if (place.buffer == nullptr || ggml_backend_buffer_get_base(place.buffer) != place.data) {
         return 0;
     }
-    unshare_buffer(buffer);
-    ggml_backend_buffer_free(buffer);
+    unshare_buffer(place.buffer);
+    ggml_backend_buffer_free(place.buffer);
     return 1;
 }
 
 // These are complete when they return; 0 when the device's side lies in no memory of ours.
 EXPERTIER_EXPORT int32_t expertier_memory_copy_in(uint64_t target, const void * source, uint64_t n_bytes) {
-    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
-    if (buffer == nullptr) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(target));
+    if (place.buffer == nullptr) {
         return 0;
     }
-    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(target), n_bytes);
+    ggml_tensor tensor = bytes_at(place, n_bytes);
     ggml_backend_tensor_set(&tensor, source, 0, n_bytes);
     return 1;
 }
 
 EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t source, uint64_t n_bytes) {
-    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(source));
-    if (buffer == nullptr) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(source));
+    if (place.buffer == nullptr) {
         return 0;
     }
-    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(source), n_bytes);
+    ggml_tensor tensor = bytes_at(place, n_bytes);
     ggml_backend_tensor_get(&tensor, target, 0, n_bytes);
     return 1;
 }
@@ -201,11 +241,11 @@ EXPERTIER_EXPORT int32_t expertier_memory_zero_all(const char * name, const int6
 }
 
 EXPERTIER_EXPORT int32_t expertier_memory_zero(uint64_t target, uint64_t n_bytes) {
-    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
-    if (buffer == nullptr) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(target));
+    if (place.buffer == nullptr) {
         return 0;
     }
-    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(target), n_bytes);
+    ggml_tensor tensor = bytes_at(place, n_bytes);
     ggml_backend_tensor_memset(&tensor, 0, 0, n_bytes);
     return 1;
 }

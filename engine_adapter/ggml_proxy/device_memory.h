@@ -24,11 +24,18 @@ Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size);
 // `n_bytes` at `address` within `buffer`, as a tensor without a context.
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes);
 
-// The buffer of expertier_memory_alloc that `address` lies in; null when there is none.
-ggml_backend_buffer_t find_device_buffer(const void * address);
+// Where an address that Python knows lies: null and null where it is in no memory of ours.
+struct DevicePlace {
+    ggml_backend_buffer_t buffer = nullptr;
+    void *                data   = nullptr; // as the backend has it
+};
+DevicePlace find_device_place(const void * address);
 
-// From here on Python may copy to addresses in `buffer`.
-void share_buffer(ggml_backend_buffer_t buffer);
-void unshare_buffer(ggml_backend_buffer_t buffer);
+ggml_tensor bytes_at(const DevicePlace & place, size_t n_bytes);
+
+// From here on Python may copy to addresses in `buffer`, by the address that this returns: the buffer's own, save where
+// the backend gives all of its buffers the same (Vulkan's count from 4096).
+void * share_buffer(ggml_backend_buffer_t buffer);
+void   unshare_buffer(ggml_backend_buffer_t buffer);
 
 } // namespace expertier

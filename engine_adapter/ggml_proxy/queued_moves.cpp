@@ -39,12 +39,12 @@ bool QueuedMoves::zero(const int64_t * rows, int64_t n) {
         const uintptr_t target = (uintptr_t) rows[2 * i];
         const size_t    size   = (size_t) rows[2 * i + 1];
         for (size_t done = 0; done < size && is_done; done += zeros_bytes) {
-            const size_t          part = std::min(zeros_bytes, size - done);
-            ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target + done));
-            is_done                    = to != nullptr;
+            const size_t      part = std::min(zeros_bytes, size - done);
+            const DevicePlace to   = find_device_place(reinterpret_cast<void *>(target + done));
+            is_done                = to.buffer != nullptr;
             if (is_done) {
                 ggml_tensor read  = bytes_at(zeros_.get(), zeros, part);
-                ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target + done), part);
+                ggml_tensor write = bytes_at(to, part);
                 ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &write);
             }
         }
@@ -79,16 +79,16 @@ bool QueuedMoves::move_through(uintptr_t target, uintptr_t source, size_t n_byte
     }
     char * between = static_cast<char *>(ggml_backend_buffer_get_base(between_.get()));
     for (size_t done = 0; done < n_bytes; done += between_bytes) {
-        const size_t          n    = std::min(between_bytes, n_bytes - done);
-        const size_t          at   = target < source ? done : n_bytes - done - n;
-        ggml_backend_buffer_t from = find_device_buffer(reinterpret_cast<void *>(source + at));
-        ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target + at));
-        if (from == nullptr || to == nullptr) {
+        const size_t      n    = std::min(between_bytes, n_bytes - done);
+        const size_t      at   = target < source ? done : n_bytes - done - n;
+        const DevicePlace from = find_device_place(reinterpret_cast<void *>(source + at));
+        const DevicePlace to   = find_device_place(reinterpret_cast<void *>(target + at));
+        if (from.buffer == nullptr || to.buffer == nullptr) {
             return false; // the other way says so, too
         }
-        ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source + at), n);
+        ggml_tensor read  = bytes_at(from, n);
         ggml_tensor kept  = bytes_at(between_.get(), between, n);
-        ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target + at), n);
+        ggml_tensor write = bytes_at(to, n);
         ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &kept);
         ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &kept, &write);
     }
@@ -96,13 +96,13 @@ bool QueuedMoves::move_through(uintptr_t target, uintptr_t source, size_t n_byte
 }
 
 bool QueuedMoves::copy(uintptr_t target, uintptr_t source, size_t n_bytes) {
-    ggml_backend_buffer_t from = find_device_buffer(reinterpret_cast<void *>(source));
-    ggml_backend_buffer_t to   = find_device_buffer(reinterpret_cast<void *>(target));
-    if (from == nullptr || to == nullptr) {
+    const DevicePlace from = find_device_place(reinterpret_cast<void *>(source));
+    const DevicePlace to   = find_device_place(reinterpret_cast<void *>(target));
+    if (from.buffer == nullptr || to.buffer == nullptr) {
         return false;
     }
-    ggml_tensor read  = bytes_at(from, reinterpret_cast<void *>(source), n_bytes);
-    ggml_tensor write = bytes_at(to, reinterpret_cast<void *>(target), n_bytes);
+    ggml_tensor read  = bytes_at(from, n_bytes);
+    ggml_tensor write = bytes_at(to, n_bytes);
     ggml_backend_tensor_copy_async(stream_.get(), stream_.get(), &read, &write);
     return true;
 }
