@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.child import run_child
+from gpu.cold import COLD_ROWS, FILES, WAYS, WINDOW, measure_cold, print_cold
 from gpu.llama_build import ensure_llama_cpp
 from gpu.models import MODELS, BenchModel, ensure_model
 from gpu.moves_run import MovesOptions
@@ -44,7 +45,7 @@ from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, Row
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.tiers.table import ExpertTable
 
-_STAGES = ("build", "models", "rows", "moves", "parity", "table")
+_STAGES = ("build", "models", "rows", "moves", "cold", "parity", "table")
 _STARTED = time.monotonic()
 _MOVES_SCRIPT = Path(__file__).parent / "gpu" / "moves_run.py"
 _ROW_SCRIPT = Path(__file__).parent / "gpu" / "row_run.py"
@@ -213,6 +214,8 @@ def print_all(options: argparse.Namespace, results: Results) -> None:
             print_rows(model, in_order, options.link_gbs)
     for name, findings in document.get("moves", {}).items():
         print_moves(name, findings)
+    if document.get("cold"):
+        print_cold(document["cold"])
     for label, findings in document.get("parity", {}).items():
         print_parity(label, findings["cases"])
 
@@ -275,6 +278,15 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--moves-percent", type=int, default=50, help="Stage `moves`: slots, in percent of all expert bytes."
     )
     parser.add_argument("--rounds", type=int, default=8, help="Stage `moves`: how often there and back.")
+    parser.add_argument(
+        "--cold-rows", nargs="+", metavar="ROW", default=COLD_ROWS, help="Stage `cold`: which rows."
+    )
+    parser.add_argument("--cold-ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--cold-files", nargs="+", choices=FILES, default=FILES)
+    parser.add_argument(
+        "--cold-steps", type=int, help="Tokens of a cold start; the profile is of those before."
+    )
+    parser.add_argument("--cold-prompt", type=int, default=0, help="Tokens of a prompt before them.")
     parser.add_argument("--cold", action="store_true", help="Decode without the warm prefill before it.")
     parser.add_argument("--row-timeout", type=float, default=240, metavar="SECONDS")
     parser.add_argument(
@@ -316,6 +328,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "rows": CPU_ROWS if options.device == "CPU" else SPLIT_ROWS if options.devices > 1 else GPU_ROWS,
         "steps": 48 if small else 808,
         "warm": 16 if small else 100,
+        "cold_steps": WINDOW if small else 600,
         "prefill": [64, 256] if small else [512, 2048, 16384],
         "ctx": 512 if small else 20480,
         "ubatch": 128 if small else 2048,
@@ -338,7 +351,7 @@ def main() -> None:
     results.note("machine", machine())
     if "build" in options.stages:
         build(options, results)
-    if {"models", "rows", "moves"} & set(options.stages):
+    if {"models", "rows", "moves", "cold"} & set(options.stages):
         for model in models(options):
             results.put("models", model.name, {}, asdict(model))
             if "rows" in options.stages:
@@ -346,6 +359,8 @@ def main() -> None:
                     run_row(options, results, model, row)
             if "moves" in options.stages:
                 moves(options, results, model)
+            if "cold" in options.stages:
+                measure_cold(options, results, model, say=say, is_late=is_late)
     if "parity" in options.stages:
         parity(options, results)
     if "table" in options.stages:

@@ -41,3 +41,18 @@ def warm_order(
     wanted = used & (np.arange(uses.shape[1]) < np.asarray(n_slots)[:, np.newaxis])
     place, layer = np.nonzero(wanted.T)
     return layer.astype(np.int32), ranked[layer, place].astype(np.int32)
+
+
+def beyond_slots(
+    counts: npt.NDArray[np.generic], n_slots: Sequence[int]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Return (layers, experts), int32: what `warm_order` has no slots for, the most used of all layers first.
+
+    These are the likeliest misses of slots that hold what they should, so a host pool is filled in this order.
+    Experts that `counts` ([L, E]) never saw are left out. Ties go to the lower layer, then the lower number.
+    """
+    rest = np.array(counts, np.float64)
+    rest[warm_order(counts, n_slots)] = 0
+    ranked = np.argsort(-rest, axis=None, kind="stable")[: np.count_nonzero(rest)]
+    layer, expert = np.unravel_index(ranked, rest.shape)
+    return layer.astype(np.int32), expert.astype(np.int32)

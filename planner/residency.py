@@ -237,6 +237,11 @@ class Residency:
         """Return the experts that the last `begin` put out of `slots`, which the caller holds pinned."""
         return [expert for expert in self.evicted[self.first[layer] + slots].tolist() if expert >= 0]
 
+    def has_free(self, layer: int) -> bool:
+        """Whether a slot of the layer has no expert; needs no lock where another answer a moment later does no harm."""
+        low = int(self.first[layer])
+        return bool((self.owner[low : low + int(self.n_slots[layer])] < 0).any())
+
     def residents(self, layer: int) -> dict[int, int]:
         """Return expert → slot for the layer's READY slots."""
         low = int(self.first[layer])

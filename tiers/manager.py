@@ -24,7 +24,6 @@ from expertier.hip.device import Device
 from expertier.hip.slab_memory import open_slab_memory
 from expertier.planner.allocate import LayerPlan, full_bytes, plan_layers
 from expertier.planner.ledger import DeviceNeeds
-from expertier.planner.profile import warm_order
 from expertier.planner.quotas import Proposal
 from expertier.planner.repack import Survivors
 from expertier.planner.residency import Residency
@@ -61,6 +60,7 @@ from expertier.tiers.stats import L1Stats, TierStats
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.transfer import Transfer
 from expertier.tiers.usage import Usage
+from expertier.tiers.warm_start import warm_fetches
 from expertier.units import mib, round_up
 
 I32 = npt.NDArray[np.int32]
@@ -481,16 +481,17 @@ class TierManager:
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
         """Begin with a routing profile: `uses` of every expert, shape (layers, most experts of a layer).
 
-        The experts' heat is taken from it, and the most used ones are fetched into the slots in the
-        background, every layer's first one first. Returns how many were asked for; raises `ValueError` for
-        another shape and `BusyError` as `apply` does.
+        The experts' heat is taken from it, and the most used ones are fetched in the background: into the slots,
+        every layer's first one first, and then into the host pool what slots have no room for (`warm_start.py`).
+        Returns how many were asked for; raises `ValueError` for another shape and `BusyError` as `apply` does.
         """
         with self._usage.exclusively("take the heat of a profile"):
             self._residency.seed_heat(uses)
-        layers, experts = warm_order(uses, self.slots)
-        for layer, expert in zip(layers.tolist(), experts.tolist(), strict=True):
-            self._prefetcher.ask(layer, [expert], Target.L1, n_asked=1, limit=len(layers))
-        return len(layers)
+        pool_bytes = self._pool.stats().budget_bytes
+        fetches = warm_fetches(uses, self.slots, self._table.slot_layouts, pool_bytes=pool_bytes)
+        for layer, expert, target in fetches:
+            self._prefetcher.ask(layer, [expert], target, n_asked=1, limit=MAX_WAITING + len(fetches))
+        return len(fetches)
 
     def resize_arena(self, n_bytes: int) -> None:
         """Give L1 another budget; the slab's base stays, and what of it is reserved for computing.

@@ -38,6 +38,9 @@ class Target(StrEnum):
     L2 = "l2"
     """Into the host pool only."""
 
+    FREE_SLOT = "free-slot"
+    """Into a slot that nobody has used yet; where there is none any more, into the host pool."""
+
 
 class Prefetcher:
     """Fills at low priority that nobody waits for. Nothing here raises, blocks a caller, or evicts a pin.
@@ -130,7 +133,9 @@ class Prefetcher:
             self._add(dropped=1)
             return
         try:
-            if self._is_there(key, target):
+            if target is Target.FREE_SLOT and not self._residency.has_free(key[0]):
+                target = Target.L2
+            if self._is_there(key, target) or (target is Target.L2 and not self._pool.is_on):
                 self._add(dropped=1)
             elif target is Target.L2:
                 self._filler.stage_one(*key)

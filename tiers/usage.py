@@ -80,9 +80,11 @@ class Usage:
                 self._engine_fills -= 1
 
     def enter_background(self) -> bool:
-        """Let a background fill in; False when it should give up: it is in the way, or the tiers are closed."""
+        """Let a background fill in, after whoever needs the slots alone; False when the tiers are closed."""
         with self._changed:
-            if self._closed or self._n_exclusive:
+            while self._n_exclusive and not self._closed:
+                self._changed.wait()
+            if self._closed:
                 return False
             self._background += 1
             return True
@@ -109,8 +111,15 @@ class Usage:
         with self._changed:
             if not self._bound:
                 return
-            while self._background:  # they hold pins, too, and ask for nothing that could be held here
-                self._changed.wait()
+            self._n_exclusive += (
+                1  # else those that wait to begin could keep this waiting till the last of them
+            )
+            try:
+                while self._background:  # they hold pins, too, and ask for nothing that could be held here
+                    self._changed.wait()
+            finally:
+                self._n_exclusive -= 1
+                self._changed.notify_all()
             leased = sum(len(lease.held.slots) for lease in self._leases if lease.held is not None)
             pinned = max(count_pins() - leased, 0)
             if self._engine_fills or pinned:

@@ -132,6 +132,11 @@ def ensure_model(
     return model
 
 
+def model_routing(model: BenchModel, trace: Path | None) -> I32:
+    """Return the routing that a written model replays: int32 [steps, layers, top-k]."""
+    return _routing(MODELS[model.name], model.n_steps, trace)
+
+
 def _routing(kind: ModelKind, steps: int, trace: Path | None) -> I32:
     shape = kind.shape
     if not kind.replays_recording:

@@ -63,6 +63,7 @@ class Staging {
     static constexpr int n_places = 2;
     struct Place {
         Buffer               buffer;
+        void *               address = nullptr;      // by which Python knows it
         Event                uploaded, copied, computed; // null where the device has no events: then streams are drained
         bool                 was_used = false;       // `computed` has been recorded
         int                  layer    = -1;          // whose slots are held

@@ -53,6 +53,42 @@ def test_rows_are_measured_once(tmp_path):
 
 
 @pytest.mark.usefixtures("plugin")
+def test_cold_starts_are_measured(tmp_path):
+    """With a profile of the steps before, a process that has just begun reads less from the file while it decodes."""
+    options = ["--steps", "80", "--cold-steps", "60", "--cold-rows", "ours-50", "--cold-files", "cached"]
+    options += ["--cold-ways", "without", "waited", "--stages", "build", "models", "cold", "table"]
+    table, _ = run(tmp_path, *options)
+    found = json.loads((tmp_path / "results.json").read_text())["cold"]
+    without, waited = (found[f"small/ours-50 {way} cached"] for way in ("without", "waited"))
+    reads = []
+    for row in (without, waited):
+        assert "failed" not in row
+        assert row["replays"], "the output is wrong"
+        assert [len(each["steps_us"]) for each in row["passes"]] == [60, 60]
+        cold, warm = (each["counts"] for each in row["passes"])
+        assert "file.bytes_read" not in warm, "L2 holds all experts"
+        reads.append(cold.get("file.bytes_read", 0))
+    assert reads[1] < reads[0] / 2
+    assert "small/ours-50 waited cached" in table
+
+
+@pytest.mark.usefixtures("parts")
+def test_when_a_process_is_warm():
+    from gpu.cold import until_warm
+
+    warm = np.full(120, 0.01)
+    assert until_warm(warm, warm) == 50
+    cold = warm.copy()
+    cold[:3] = 1.0
+    assert until_warm(cold, warm) == 53, "a window without the slow ones"
+    cold[:3] = 0.028
+    assert until_warm(cold, warm) == 50, "0.054 s of 0.5 are a tenth of what they take"
+    cold[:3] = 0.029
+    assert until_warm(cold, warm) == 51
+    assert until_warm(2 * warm, warm) is None
+
+
+@pytest.mark.usefixtures("plugin")
 @pytest.mark.deep
 def test_logits_are_compared(tmp_path):
     options = ["--parity", "--parity-models", "Q8_0", "--slots", "5", "--parity-ubatch", "64"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from expertier.planner import PolicyKind
-from expertier.planner.profile import scaled_heat, warm_order
+from expertier.planner.profile import beyond_slots, scaled_heat, warm_order
 from expertier.planner.residency import Residency
 
 profiles = hnp.arrays(
@@ -51,6 +51,20 @@ def test_warm_order_goes_round_the_layers(counts: np.ndarray, data: st.DataObjec
         left_out = np.delete(row, mine)
         if mine and len(mine) == n_slots[layer] and len(left_out):
             assert left_out.max() <= row[mine].min()
+
+
+@given(profiles, st.data())
+def test_beyond_the_slots_the_most_used_come_first(counts: np.ndarray, data: st.DataObject) -> None:
+    n_slots = data.draw(st.lists(st.integers(1, 9), min_size=len(counts), max_size=len(counts)))
+    before = counts.copy()
+    first, then = (
+        list(zip(*(part.tolist() for part in order(counts, n_slots)), strict=True))
+        for order in (warm_order, beyond_slots)
+    )
+    assert set(first).isdisjoint(then)
+    assert len({*first, *then}) == len(first) + len(then) == np.count_nonzero(counts)
+    assert sorted(then, key=lambda which: (-counts[which], which)) == then
+    assert (counts == before).all()
 
 
 def test_seeded_heat_decides_who_leaves() -> None:

@@ -20,26 +20,11 @@ from expertier.testing import (
     synthetic_table,
 )
 from expertier.tiers.prefetcher import MAX_WAITING
-from expertier.tiers.span import Span
+from held_source import HeldSource
 
 TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(n_experts=300)])
 SLOTS = 4
 SIZE = TABLE.layers[0].expert_bytes
-
-
-class HeldSource:
-    """A source whose reads wait while it is held."""
-
-    def __init__(self) -> None:
-        self.inner = PatternSource()
-        self.open = threading.Event()
-        self.open.set()
-        self.reads = 0
-
-    def read_into(self, span: Span, buffer: memoryview) -> None:
-        self.reads += 1
-        assert self.open.wait(30)
-        self.inner.read_into(span, buffer)
 
 
 def make(source: object, *, threads: int = 0, pool: int = 1 << 20) -> et.TierManager:

@@ -41,15 +41,17 @@ def test_a_change_waits_for_the_leases_of_others_and_keeps_new_ones_out() -> Non
         time.sleep(0.001)
     ours = lease()
     adding = in_thread(lambda: (usage.add(ours), order.append("added")))
-    assert not usage.enter_background()
+    filling = in_thread(lambda: order.append("filled") if usage.enter_background() else None)
     time.sleep(0.02)
     assert order == []
     usage.forget(theirs)
     assert entered.wait(30)
+    assert order == ["moved"]
     leave.set()
-    changing.join()
-    adding.join()
-    assert order == ["moved", "added"]
+    for thread in (changing, adding, filling):
+        thread.join()
+    assert sorted(order) == ["added", "filled", "moved"]
+    usage.leave_background()
     assert usage.leases() == [ours]
 
 

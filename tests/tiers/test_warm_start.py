@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -12,15 +14,28 @@ from expertier.errors import BusyError
 from expertier.hip.host import HostDevice
 from expertier.planner import PolicyKind
 from expertier.testing import LayerShape, PatternSource, synthetic_table
+from expertier.tiers.byte_source import ByteSource
+from expertier.tiers.chunk_size import block_size
+from held_source import HeldSource
 
 TABLE = synthetic_table([LayerShape(n_experts=32), LayerShape(n_experts=32)], top_k=2)
 SLOTS = 8
 
 
-def make(policy: PolicyKind = PolicyKind.LFU_DECAY) -> et.TierManager:
+def make(
+    policy: PolicyKind = PolicyKind.LFU_DECAY,
+    *,
+    pool_bytes: int = 1 << 20,
+    source: ByteSource | None = None,
+    threads: int = 0,
+) -> et.TierManager:
     budget = sum(demand.bytes_for(SLOTS) for demand in TABLE.layer_demands())
-    config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=1 << 20, fill_threads=0, policy=policy)
-    return et.TierManager(TABLE, device=HostDevice(), config=config, source=PatternSource())
+    config = et.TierConfig(
+        expert_cache_bytes=budget, host_pool_bytes=pool_bytes, fill_threads=threads, policy=policy
+    )
+    return et.TierManager(
+        TABLE, device=HostDevice(), config=config, source=source if source is not None else PatternSource()
+    )
 
 
 @pytest.fixture
@@ -34,7 +49,7 @@ def test_a_profile_fills_the_slots_with_the_most_used_experts(tiers: et.TierMana
     uses = np.zeros((2, 32))
     uses[0, [30, 3, 20]] = [5, 9, 7]
     uses[1, :] = np.arange(32)
-    assert tiers.warm_start(uses) == 3 + SLOTS
+    assert tiers.warm_start(uses) == 3 + 31, "those beyond the slots go to L2"
     tiers.drain()
     assert set(tiers._residency.residents(0)) == {3, 20, 30}
     assert set(tiers._residency.residents(1)) == set(range(24, 32))
@@ -43,6 +58,86 @@ def test_a_profile_fills_the_slots_with_the_most_used_experts(tiers: et.TierMana
     assert tiers.stats().l1.hits == 2
     tiers.acquire(1, [0]).release()
     assert {30, 31} <= set(tiers._residency.residents(1)), "what the profile calls hot stays"
+
+
+def test_what_slots_have_no_room_for_goes_to_the_host_pool(tiers: et.TierManager) -> None:
+    uses = np.zeros((2, 32))
+    uses[0, :] = np.arange(32)
+    uses[1, :12] = 40
+    assert tiers.warm_start(uses) == 31 + 12
+    tiers.drain()
+    assert set(tiers._residency.residents(1)) == set(range(8))
+    reads = tiers.stats().file.reads
+    for layer, experts in ((0, [23, 1]), (1, [8, 11])):
+        tiers.acquire(layer, experts).release()
+    assert tiers.stats().l1.misses == tiers.stats().l2.hits == 4
+    assert tiers.stats().file.reads == reads, "the first misses are served from L2"
+    tiers.acquire(0, [0]).release()
+    assert tiers.stats().file.reads > reads, "what the profile never saw stays in the file"
+
+
+def test_a_small_pool_gets_what_is_missed_most() -> None:
+    size = block_size(TABLE.slot_layouts[0].block_bytes)
+    with make(pool_bytes=6 * size) as tiers:
+        uses = np.zeros((2, 32))
+        uses[0, :] = np.arange(32)
+        uses[1, :SLOTS] = 50
+        assert tiers.warm_start(uses) == 2 * SLOTS + 6
+        tiers.drain()
+        assert {key for key, _ in tiers._pool.copies()} == {(0, expert) for expert in range(18, 24)}
+        tiers.check_valid()
+
+
+def test_no_pool_gets_nothing_that_a_slot_does_not_take() -> None:
+    with make(pool_bytes=0) as tiers:
+        tiers.acquire(0, list(range(SLOTS))).release()
+        read = tiers.stats().file.bytes_read
+        assert tiers.warm_start(np.full((2, 32), 9) + np.arange(32)) == 2 * SLOTS
+        tiers.drain()
+        assert set(tiers._residency.residents(0)) == set(range(SLOTS)), "what somebody has used stays"
+        assert tiers.stats().file.bytes_read - read == SLOTS * TABLE.layers[1].expert_bytes
+
+
+def test_a_move_of_the_boundary_puts_a_warm_start_off_and_does_not_end_it() -> None:
+    """An engine's first batch moves it while the experts come."""
+    source = HeldSource()
+    with make(source=source, threads=2) as tiers:
+        source.open.clear()
+        asked = tiers.warm_start(np.ones((2, 32)))
+        while not source.reads:
+            time.sleep(0.001)
+        moving = threading.Thread(target=tiers.reserve_compute, args=(1 << 10,))
+        moving.start()
+        while not tiers._usage._n_exclusive:
+            time.sleep(0.001)
+        source.open.set()
+        moving.join(30)
+        tiers.drain()
+        stats = tiers.stats()
+        assert stats.moves.moves == 1
+        assert stats.prefetch.done == asked
+        assert stats.prefetch.dropped == stats.prefetch.failed == 0
+
+
+def test_an_engine_that_goes_waits_for_what_runs_and_not_for_the_whole_warm_start() -> None:
+    source = HeldSource()
+    with make(source=source, threads=2) as tiers:
+        source.open.clear()
+        asked = tiers.warm_start(np.ones((2, 32)))
+        tiers.bind_engine()
+        while source.reads < 2:
+            time.sleep(0.001)
+        unbinding = threading.Thread(target=tiers.unbind_engine)
+        unbinding.start()
+        while not tiers._usage._n_exclusive:
+            time.sleep(0.001)
+        source.let(2 * 3)
+        unbinding.join(10)
+        assert not tiers._usage.bound
+        assert tiers.stats().prefetch.done == 2
+        source.open.set()
+        tiers.drain()
+        assert tiers.stats().prefetch.done == asked
 
 
 def test_a_profile_of_another_model_is_refused(tiers: et.TierManager) -> None:

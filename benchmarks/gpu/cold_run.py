@@ -1,0 +1,125 @@
+"""Measures how fast a fresh process decodes; run by `child` with `ColdOptions` as JSON.
+
+The model is opened and the tokens are decoded at once, twice: what the second time takes is the same work when warm.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from expertier.engine_adapter.open_engine import open_engine
+from expertier.errors import ExpertierError
+from expertier.planner.context_memory import ContextShape
+from gpu.child import tell
+from gpu.opening import Placement, opened
+from gpu.row_run import Counts, decode, prefill
+
+
+@dataclass(frozen=True)
+class ColdOptions:
+    """What to measure: `tokens`, after which `follows` is the likeliest, behind a prompt where that has some."""
+
+    path: str
+    placement: Placement
+    prompt: list[int]
+    tokens: list[int]
+    follows: int
+    profile: str | None
+    waits: bool
+    """Whether the first token comes when all that the profile asks for is there."""
+    is_cached: bool
+    """Whether the page cache may hold the model's file."""
+    n_ubatch: int
+    n_threads: int
+    flash_attention: str
+    llama_cpp: str | None
+
+
+def drop_from_cache(path: str) -> None:
+    """Have the page cache forget the file, as far as the kernel does that."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)  # what was just written cannot be dropped before
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def read_whole(path: str) -> None:
+    """Have the page cache hold the file."""
+    with Path(path).open("rb", buffering=0) as file:
+        while file.read(1 << 24):
+            pass
+
+
+def disk_bytes() -> int:
+    """Return what this process has had read from disks so far."""
+    fields = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(fields["read_bytes"])
+
+
+def measure(options: ColdOptions) -> None:
+    """Measure, and tell after each pass."""
+    if options.profile is not None:
+        os.environ["MOE_PROFILE"] = options.profile
+    engine = open_engine(options.llama_cpp)
+    (read_whole if options.is_cached else drop_from_cache)(options.path)
+    n_prompt = len(options.prompt)
+    n_ctx = len(options.tokens) + n_prompt
+    read_before, start = disk_bytes(), time.perf_counter()
+    shape = ContextShape(n_ctx=n_ctx, n_ubatch=options.n_ubatch, full_windows=True)
+    with (
+        opened(engine, options.path, options.placement, shape) as (model, tiers),
+        model.context(
+            n_ctx=n_ctx,
+            n_batch=options.n_ubatch,
+            n_ubatch=options.n_ubatch,
+            n_threads=options.n_threads,
+            flash_attention=options.flash_attention,
+        ) as context,
+    ):
+        opened_s = time.perf_counter() - start
+        counts = Counts(model, tiers)
+        if options.waits and tiers is not None:
+            tiers.drain()
+        found: dict[str, Any] = {"open_s": opened_s, "ready_s": time.perf_counter() - start, "passes": []}
+        for _ in range(2):
+            context.forget()
+            prompt_s = prefill(context, options.prompt, n_prompt) if n_prompt else 0.0
+            seconds = decode(context, options.tokens, n_prompt)
+            found["passes"].append(
+                {
+                    "prompt_s": prompt_s,
+                    "steps_us": [round(s * 1e6) for s in seconds],
+                    "counts": counts.take(),
+                    "disk_bytes": disk_bytes() - read_before,
+                }
+            )
+            found["replays"] = context.sample() == options.follows
+            tell(found)
+        if tiers is not None:
+            tiers.drain()
+            tiers.check_valid()
+
+
+def main() -> int:
+    """Measure what the first argument says."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    given = json.loads(sys.argv[1])
+    try:
+        measure(ColdOptions(**{**given, "placement": Placement(**given["placement"])}))
+    except ExpertierError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
