@@ -153,10 +153,24 @@ void Staging::end_upload(Place & place) {
 
 void Staging::record_computed(Place & place, ggml_backend_t compute) {
     place.was_used = true;
+    place.user     = compute;
     if (place.computed) {
         ggml_backend_event_record(place.computed.get(), compute);
     } else {
         ggml_backend_synchronize(compute);
+    }
+}
+
+void Staging::forget(ggml_backend_t compute) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (Place & place : places_) {
+        if (place.user == compute) {
+            if (place.was_used && place.computed) {
+                ggml_backend_event_synchronize(place.computed.get());
+            }
+            place.was_used = false;
+            place.user     = nullptr;
+        }
     }
 }
 

@@ -18,14 +18,8 @@ from vulkan_runs import DEVICE, compare
 
 pytestmark = pytest.mark.deep
 
-ENVIRONMENT = {
-    "GGML_VK_VISIBLE_DEVICES": os.environ.get(
-        "GGML_VK_VISIBLE_DEVICES", "0"
-    ),  # else software devices are left out
-    "GGML_VK_DISABLE_FUSION": os.environ.get(
-        "GGML_VK_DISABLE_FUSION", "1"
-    ),  # Mesa 22.3 crashes in fused kernels
-}
+ENVIRONMENT = {"GGML_VK_VISIBLE_DEVICES": os.environ.get("GGML_VK_VISIBLE_DEVICES", "0")}
+"""Without it llama.cpp leaves software devices out."""
 
 
 @pytest.fixture(scope="module")
