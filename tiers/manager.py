@@ -49,7 +49,7 @@ from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
 from expertier.tiers.model_profile import ModelProfile
 from expertier.tiers.pool_share import PoolShare
-from expertier.tiers.prefetcher import Prefetcher, Target
+from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
 from expertier.tiers.rebalance import Rebalance
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
