@@ -15,6 +15,7 @@ import psutil
 
 from expertier.errors import DeviceError
 from expertier.hip.device import Moves
+from expertier.hip.zeros import Pieces
 from expertier.units import MIB, mib, round_up
 
 _HUGE_BYTES = 4 * MIB
@@ -147,6 +148,11 @@ class HostDevice:
                 mapping.memory.madvise(mmap.MADV_DONTNEED)
                 return
         ctypes.memset(target, 0, n_bytes)
+
+    def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
+        """Fill pieces, rows of (address, bytes), with zeros; their pages stay."""
+        for address, n_bytes in pieces.tolist():
+            ctypes.memset(address, 0, n_bytes)
 
     def close(self) -> None:
         """End the use of the host; `DeviceError` names what is still allocated."""

@@ -112,11 +112,11 @@ def test_without_such_a_device_both_calls_are_made_at_once() -> None:
         def copy_within(self, moves: Moves, stream: int = 0) -> None:
             calls.append(f"copy {len(moves)} on {stream}")
 
-        def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
-            calls.append(f"zero {n_bytes} at {target} on {stream}")
+        def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
+            calls.append(f"zero {pieces.tolist()} on {stream}")
 
     relocator = Relocator(Plain())
     relocator.relocate(np.empty((0, 3), np.int64), np.array([[64, 5], [96, 7]], np.int64), 3)
     relocator.relocate(np.array([[0, 1, 2]], np.int64), np.empty((0, 2), np.int64), 4)
     relocator.finish()
-    assert calls == ["zero 5 at 64 on 3", "zero 7 at 96 on 3", "copy 1 on 4"]
+    assert calls == ["zero [[64, 5], [96, 7]] on 3", "copy 1 on 4", "zero [] on 4"]
