@@ -1,7 +1,7 @@
 """Predicted against measured decode speed: a model that replays recorded routing, at three budgets.
 
     python benchmarks/prediction.py --trace FILE [--steps 200] [--threads 1] [--rounds 3] [--cpu-time] [--json]
-    python benchmarks/prediction.py --trace FILE --llama-cpp DIR --device CUDA0 --pool
+    python benchmarks/prediction.py --trace FILE --llama-cpp DIR --device CUDA0 --pool [--ahead]
 
 In each round the probe's models run, and then the model itself with a quarter, half and three quarters of the
 experts in slots, so that other work on the machine slows both. The prediction knows the recording, and of the
@@ -55,6 +55,11 @@ def main() -> None:
         help="count processor time, on a machine that is busy; with one thread",
     )
     parser.add_argument("--pool", action="store_true")
+    parser.add_argument(
+        "--ahead",
+        action="store_true",
+        help="fetch ahead while it is measured, which the prediction leaves out",
+    )
     parser.add_argument("--llama-cpp", type=Path)
     parser.add_argument("--device", default="CPU")
     parser.add_argument("--json", action="store_true")
@@ -87,8 +92,9 @@ def main() -> None:
                 device=arguments.device,
             )
             rates = MachineRates(
-                probed.decode, probed.prefill, probed.pool, probed.page_cache, probed.page_cache
-            )
+                probed.decode, probed.prefill, probed.pool, probed.page_cache, probed.page_cache,
+                probed.token_s, probed.lookup_s,
+            )  # fmt: skip
             for share in SHARES[number % 3 :] + SHARES[: number % 3]:
                 slots = [round(share * n_experts)] * n_layers
                 work = Workload(
@@ -102,8 +108,9 @@ def main() -> None:
                 predicted = predict(work, hits, rates)
                 budget = sum(demand.bytes_for(n) for demand, n in zip(demands, slots, strict=True))
                 config = TierConfig(
-                    expert_cache_bytes=budget, host_pool_bytes=pool_bytes, engine_device=arguments.device
-                )
+                    expert_cache_bytes=budget, host_pool_bytes=pool_bytes, engine_device=arguments.device,
+                    decode_prefetch="auto" if arguments.ahead else 0,
+                )  # fmt: skip
                 measured, misses = _measure(engine, table, config, len(ids), arguments.threads, clock)
                 row = {
                     "round": number, "slots": slots[0], "predicted": predicted.decode.predicted, "measured": measured,

@@ -1,6 +1,7 @@
 """Tokens a second, predicted: what a layer and its weights cost, and what bringing in missed experts costs.
 
-    seconds a token = layers x cost of one + bytes of weights read / their rate
+    seconds a token = a token's own cost + layers x cost of one + bytes of weights read / their rate
+                      + layers without a slot for every expert x cost of a look-up
                       + missed experts from L2, the page cache and the disk, each by its own path
 
 Nothing overlaps in this: fills under compute make it faster.
@@ -82,6 +83,11 @@ class Workload:
         return max(len(self.geometry.blocks), len(self.demands))
 
     @property
+    def looked_up(self) -> int:
+        """Layers with experts of which some have no slot."""
+        return sum(n < demand.n_experts for n, demand in zip(self.slots, self.demands, strict=True))
+
+    @property
     def token_bytes(self) -> float:
         """Bytes of weights and cache that a decoded token reads."""
         experts = sum(demand.top_k * demand.slot_bytes for demand in self.demands)
@@ -92,7 +98,8 @@ class Workload:
 def predict(work: Workload, hits: HitRates, rates: MachineRates) -> Prediction:
     """Return the speeds that a plan is expected to reach on a machine of these rates."""
     misses = hits.misses(work.slots, work.pool_bytes)
-    compute = rates.decode.seconds(work.layers, work.token_bytes)
+    compute = rates.token_s + rates.decode.seconds(work.layers, work.token_bytes)
+    compute += rates.lookup_s * work.looked_up
     shares = {
         "pool": misses.pool_share,
         "page_cache": (1 - misses.pool_share) * work.cached_share,

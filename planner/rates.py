@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 ASSUMED_SPREAD = 0.5
 """How far off an assumed rate may be, as a share of it."""
+
+_PATHS = ("decode", "prefill", "pool", "page_cache", "disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class MachineRates:
     """The rates of a machine. `decode` reads weights for one token, so `each_s` is what a layer costs beside.
 
     `prefill` is the same for a wide batch: bytes of weights times tokens a second. `pool` fills a slot from L2,
-    `page_cache` and `disk` from the file.
+    `page_cache` and `disk` from the file. `token_s` is what a token costs whatever the model, `lookup_s` what a layer
+    costs more where it has not a slot for every expert; both are 0 where that was not measured apart.
     """
 
     decode: PathRate
@@ -39,6 +42,8 @@ class MachineRates:
     pool: PathRate
     page_cache: PathRate
     disk: PathRate
+    token_s: float = 0.0
+    lookup_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return all of it by name, for `--json` and for the probe's file."""
@@ -47,4 +52,5 @@ class MachineRates:
     @classmethod
     def from_dict(cls, document: dict[str, Any]) -> Self:
         """Read what `as_dict` returned. Raises `KeyError`, `TypeError` or `ValueError` for anything else."""
-        return cls(**{field.name: PathRate(**document[field.name]) for field in fields(cls)})
+        paths = {name: PathRate(**document[name]) for name in _PATHS}
+        return cls(**paths, token_s=float(document["token_s"]), lookup_s=float(document["lookup_s"]))

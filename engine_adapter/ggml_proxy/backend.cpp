@@ -2,6 +2,7 @@
 
 #include "compute_buffer.h"
 #include "graph.h"
+#include "staging.h"
 
 #include <algorithm>
 
@@ -21,6 +22,9 @@ void free_backend(ggml_backend_t backend) {
         all.erase(std::remove(all.begin(), all.end(), proxy), all.end());
     }
     release_deferred(*proxy);
+    if (const std::shared_ptr<Tiers> tiers = proxy->staged.lock()) {
+        tiers->staging()->forget(proxy->inner);
+    }
     proxy->ids.clear();
     if (proxy->pass_allocator) {
         ggml_gallocr_free(proxy->pass_allocator);

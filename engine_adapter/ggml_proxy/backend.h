@@ -28,6 +28,7 @@ struct ProxyBackend {
     std::shared_ptr<BackendGroup>                     group; // null: it is alone
     ggml_backend_event_t                              idle = nullptr; // of what others of the group wait for
     std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
+    std::weak_ptr<Tiers>                              staged;   // whose staged layers it has computed on
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);

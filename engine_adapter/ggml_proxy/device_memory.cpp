@@ -12,18 +12,39 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <sys/mman.h>
 
 namespace expertier {
 
 namespace {
 
+// No memory begins below: a buffer that does is addressed by offsets.
+constexpr uintptr_t least_address = 1u << 16;
+
+// Addresses that stand for a buffer's, of memory that is never touched.
+struct StandIn {
+    void * base;
+    size_t size;
+
+    explicit StandIn(size_t n_bytes)
+        : base(mmap(nullptr, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)), size(n_bytes) {
+        if (base == MAP_FAILED) {
+            throw std::runtime_error("there is no address space left for it");
+        }
+    }
+    ~StandIn() { munmap(base, size); }
+    StandIn(const StandIn &)             = delete;
+    StandIn & operator=(const StandIn &) = delete;
+};
+
 struct Shared {
-    ggml_backend_buffer_t        buffer = nullptr;
+    ggml_backend_buffer_t        buffer;
+    std::unique_ptr<StandIn>     instead;
     std::shared_ptr<QueuedMoves> moves; // once something has moved within it
 };
 
 std::mutex                  mutex;
-std::map<uintptr_t, Shared> shared; // by base address
+std::map<uintptr_t, Shared> shared; // by the address that Python knows
 
 // With the mutex held; the end when there is none.
 std::map<uintptr_t, Shared>::iterator find_shared(const void * address) {
@@ -96,10 +117,16 @@ void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source
     ggml_backend_tensor_copy_async(stream, stream, &read, &write);
 }
 
-ggml_backend_buffer_t find_device_buffer(const void * address) {
+ggml_tensor bytes_at(const DevicePlace & place, size_t n_bytes) { return bytes_at(place.buffer, place.data, n_bytes); }
+
+DevicePlace find_device_place(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
     const auto                  found = find_shared(address);
-    return found != shared.end() ? found->second.buffer : nullptr;
+    if (found == shared.end()) {
+        return {};
+    }
+    const size_t offset = reinterpret_cast<uintptr_t>(address) - found->first;
+    return { found->second.buffer, static_cast<char *>(ggml_backend_buffer_get_base(found->second.buffer)) + offset };
 }
 
 std::shared_ptr<QueuedMoves> find_moves(const void * address) {
@@ -113,19 +140,27 @@ std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer) {
                                  [buffer](const auto & entry) { return entry.second.buffer == buffer; }));
 }
 
-void share_buffer(ggml_backend_buffer_t buffer) {
-    const auto base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
+void * share_buffer(ggml_backend_buffer_t buffer) {
+    void * base = ggml_backend_buffer_get_base(buffer);
+    Shared entry{ buffer, nullptr, nullptr };
+    if (reinterpret_cast<uintptr_t>(base) < least_address) {
+        entry.instead = std::make_unique<StandIn>(ggml_backend_buffer_get_size(buffer));
+        base          = entry.instead->base;
+    }
     std::lock_guard<std::mutex> guard(mutex);
-    shared[base] = { buffer, nullptr };
+    shared[reinterpret_cast<uintptr_t>(base)] = std::move(entry);
+    return base;
 }
 
 void unshare_buffer(ggml_backend_buffer_t buffer) {
-    const auto                   base = reinterpret_cast<uintptr_t>(ggml_backend_buffer_get_base(buffer));
     std::shared_ptr<QueuedMoves> moves; // goes without the lock
     std::lock_guard<std::mutex>  guard(mutex);
-    if (const auto found = shared.find(base); found != shared.end()) {
-        moves = std::move(found->second.moves);
-        shared.erase(found);
+    for (auto entry = shared.begin(); entry != shared.end(); ++entry) {
+        if (entry->second.buffer == buffer) {
+            moves = std::move(entry->second.moves);
+            shared.erase(entry);
+            return;
+        }
     }
 }
 
@@ -178,8 +213,9 @@ EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinne
         if (!buffer) {
             return 0;
         }
-        share_buffer(buffer.get());
-        return reinterpret_cast<int64_t>(ggml_backend_buffer_get_base(buffer.release()));
+        void * address = share_buffer(buffer.get());
+        buffer.release();
+        return reinterpret_cast<int64_t>(address);
     } catch (const std::exception &) {
         return 0;
     }
@@ -187,33 +223,32 @@ EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinne
 
 // 0 when no memory of expertier_memory_alloc begins there.
 EXPERTIER_EXPORT int32_t expertier_memory_free(uint64_t address) {
-    void *                base   = reinterpret_cast<void *>(address);
-    ggml_backend_buffer_t buffer = find_device_buffer(base);
-    if (buffer == nullptr || ggml_backend_buffer_get_base(buffer) != base) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(address));
+    if (place.buffer == nullptr || ggml_backend_buffer_get_base(place.buffer) != place.data) {
         return 0;
     }
-    unshare_buffer(buffer);
-    ggml_backend_buffer_free(buffer);
+    unshare_buffer(place.buffer);
+    ggml_backend_buffer_free(place.buffer);
     return 1;
 }
 
 // These are complete when they return; 0 when the device's side lies in no memory of ours.
 EXPERTIER_EXPORT int32_t expertier_memory_copy_in(uint64_t target, const void * source, uint64_t n_bytes) {
-    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
-    if (buffer == nullptr) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(target));
+    if (place.buffer == nullptr) {
         return 0;
     }
-    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(target), n_bytes);
+    ggml_tensor tensor = bytes_at(place, n_bytes);
     ggml_backend_tensor_set(&tensor, source, 0, n_bytes);
     return 1;
 }
 
 EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t source, uint64_t n_bytes) {
-    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(source));
-    if (buffer == nullptr) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(source));
+    if (place.buffer == nullptr) {
         return 0;
     }
-    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(source), n_bytes);
+    ggml_tensor tensor = bytes_at(place, n_bytes);
     ggml_backend_tensor_get(&tensor, target, 0, n_bytes);
     return 1;
 }
@@ -240,11 +275,11 @@ EXPERTIER_EXPORT int32_t expertier_memory_finish(uint64_t slab) {
 }
 
 EXPERTIER_EXPORT int32_t expertier_memory_zero(uint64_t target, uint64_t n_bytes) {
-    ggml_backend_buffer_t buffer = find_device_buffer(reinterpret_cast<void *>(target));
-    if (buffer == nullptr) {
+    const DevicePlace place = find_device_place(reinterpret_cast<void *>(target));
+    if (place.buffer == nullptr) {
         return 0;
     }
-    ggml_tensor tensor = bytes_at(buffer, reinterpret_cast<void *>(target), n_bytes);
+    ggml_tensor tensor = bytes_at(place, n_bytes);
     ggml_backend_tensor_memset(&tensor, 0, 0, n_bytes);
     return 1;
 }

@@ -204,6 +204,7 @@ class GraphRun : public SuspendedGraph {
     ggml_status stage(ExpertCall && call) {
         if (!staging_) {
             staging_.emplace(*tiers_->staging(), backend_.inner);
+            backend_.staged = tiers_;
         }
         if (!staging_->bring(call.layer, call.experts)) {
             return GGML_STATUS_FAILED;

@@ -25,7 +25,7 @@ Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_
                                      " MiB that large batches pass through, or no stream for them; lower "
                                      "MOE_EXPERT_CACHE_MIB, or set MOE_PREFILL_STREAM_TOKENS=0");
         }
-        share_buffer(place.buffer.get());
+        place.address = share_buffer(place.buffer.get());
         place.uploaded.reset(ggml_backend_event_new(device));
         place.copied.reset(ggml_backend_event_new(device));
         place.computed.reset(ggml_backend_event_new(device));
@@ -112,7 +112,7 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
         if (place.was_used && place.computed) {
             ggml_backend_event_synchronize(place.computed.get()); // Python's copies know nothing of our streams
         }
-        is_complete = tiers_.load(layer, others, base);
+        is_complete = tiers_.load(layer, others, place.address);
         for (const expertier_copy & piece : tiers_.copies(layer)) {
             n_bytes += (int64_t) (piece.n_bytes * others.size());
         }
@@ -153,10 +153,24 @@ void Staging::end_upload(Place & place) {
 
 void Staging::record_computed(Place & place, ggml_backend_t compute) {
     place.was_used = true;
+    place.user     = compute;
     if (place.computed) {
         ggml_backend_event_record(place.computed.get(), compute);
     } else {
         ggml_backend_synchronize(compute);
+    }
+}
+
+void Staging::forget(ggml_backend_t compute) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (Place & place : places_) {
+        if (place.user == compute) {
+            if (place.was_used && place.computed) {
+                ggml_backend_event_synchronize(place.computed.get());
+            }
+            place.was_used = false;
+            place.user     = nullptr;
+        }
     }
 }
 

@@ -48,6 +48,10 @@ class Staging {
         int                          layer_ = -1;
     };
 
+    // Waits for what `compute` has to do on staged layers, before it is freed: an event may refer to the backend that it
+    // was recorded on, as Vulkan's do.
+    void forget(ggml_backend_t compute);
+
   private:
     struct FreeContext {
         void operator()(ggml_context * context) const { ggml_free(context); }
@@ -63,8 +67,10 @@ class Staging {
     static constexpr int n_places = 2;
     struct Place {
         Buffer               buffer;
+        void *               address = nullptr;      // by which Python knows it
         Event                uploaded, copied, computed; // null where the device has no events: then streams are drained
         bool                 was_used = false;       // `computed` has been recorded
+        ggml_backend_t       user     = nullptr;     // on which
         int                  layer    = -1;          // whose slots are held
         std::vector<int32_t> held;                   // slots that the upload copies from
         HostReads            reads;

@@ -52,8 +52,11 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
       load_(binding.load), fill_context_(binding.fill_context), host_copies_(binding.host_copies), device_(device),
       sees_all_(binding.sees_all), stream_tokens_(binding.stream_tokens), slab_base_(binding.slab_base) {
     ggml_backend_dev_t inner = device.inner;
-    slab_                    = find_device_buffer(binding.slab_base);
-    if (slab_ == nullptr) {
+    const DevicePlace  place = find_device_place(binding.slab_base);
+    slab_                    = place.buffer;
+    if (slab_ != nullptr) {
+        slab_base_ = place.data;
+    } else {
         if (inner->iface.buffer_from_host_ptr == nullptr) {
             throw std::runtime_error("it takes no host pointers, so it cannot use a slab in host memory");
         }
@@ -86,7 +89,7 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
             layer.expert_bytes.push_back(tensor->nb[2]);
             tensor->nb[2]  = matrix.stride;
             tensor->nb[3]  = matrix.stride * from.n_slots;
-            tensor->data   = static_cast<char *>(binding.slab_base) + matrix.offset;
+            tensor->data   = static_cast<char *>(slab_base_) + matrix.offset;
             tensor->buffer = slab_;
             ggml_format_name(tensor, "%s.slots", matrix.name);
             layer.slots.push_back(tensor);

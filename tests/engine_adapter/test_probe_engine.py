@@ -37,6 +37,51 @@ def test_the_rates_come_back_from_the_times() -> None:
     assert found.decode.spread == 0.1, "equal times: the least that is assumed"
 
 
+GPU_SIZES = SIZES | {"shallow": _Sizes(3, 6 * 10**6, 250_000)}
+
+
+def gpu_times(token_s: float, lookup_s: float) -> dict[tuple[str, str], list[_Run]]:
+    """Layers of 1e-4 s, bytes at 1e12 a second, misses of 2e-5 s and bytes at 5e10."""
+    runs = {}
+    for name, size in GPU_SIZES.items():
+        whole = token_s + size.layers * 1e-4 + size.token_bytes * 1e-12
+        for kind, misses in (("pool", 1.0), ("page cache", 1.0), ("looked up", 0.1)):
+            missed = size.layers * misses * (2e-5 + size.expert_bytes * 2e-11)
+            looked_up = whole + size.layers * lookup_s
+            runs[name, kind] = [_Run(looked_up + missed, size.layers * misses, 0.5)] * 3
+        runs[name, "all"] = [_Run(whole, 0.0, 0.5)] * 3
+    return runs
+
+
+def test_what_a_token_and_a_look_up_cost_comes_back_from_the_times_of_a_gpu() -> None:
+    found = _solve(gpu_times(2e-4, 7e-6), GPU_SIZES)
+    assert found.token_s == pytest.approx(2e-4)
+    assert found.lookup_s == pytest.approx(7e-6)
+    assert found.decode.each_s == pytest.approx(1e-4)
+    assert found.decode.bytes_per_s == pytest.approx(1e12)
+    for path in (found.pool, found.page_cache):
+        assert path.each_s == pytest.approx(2e-5)
+        assert path.bytes_per_s == pytest.approx(5e10)
+
+
+def test_two_models_alone_put_a_tokens_cost_down_to_bytes() -> None:
+    runs = {key: found for key, found in gpu_times(2e-4, 0.0).items() if key[0] != "shallow"}
+    found = _solve(runs, SIZES)
+    assert found.token_s == 0
+    assert found.decode.bytes_per_s < 0.6e12
+
+
+def test_a_tokens_cost_below_zero_is_noise() -> None:
+    runs = gpu_times(2e-4, 0.0)
+    runs["shallow", "all"] = [_Run(4e-4, 0.0, 0.5)] * 3  # as many layers less would take
+    assert _solve(runs, GPU_SIZES).token_s >= 0
+    runs["shallow", "all"] = [_Run(1e-6, 0.0, 0.5)] * 3
+    found = _solve(runs, GPU_SIZES)
+    two = _solve({key: of for key, of in runs.items() if key[0] != "shallow"}, SIZES)
+    assert found.token_s == 0
+    assert (found.decode.each_s, found.decode.bytes_per_s) == (two.decode.each_s, two.decode.bytes_per_s)
+
+
 def test_noise_that_makes_no_sense_is_all_the_bytes() -> None:
     runs = times(0.0, 1e-10, 0.0, 2e-10)
     runs["small", "all"] = [_Run(1e-4, 0.0, 0.5)] * 3  # faster than its bytes allow

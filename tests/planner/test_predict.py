@@ -57,6 +57,15 @@ def test_the_sum_by_hand() -> None:
     assert found.hit_rate == 0.75
 
 
+def test_a_token_and_its_look_ups_cost_something_of_their_own() -> None:
+    before = predict(work(), Fixed(), RATES).compute_s
+    dearer = replace(RATES, token_s=3e-4, lookup_s=1e-5)
+    slots = (32,) * 4 + (31, 16, 8, 8, 4, 1)
+    assert predict(work(slots=slots), Fixed(), dearer).compute_s - before == pytest.approx(3e-4 + 6 * 1e-5)
+    assert predict(work(slots=(32,) * 10), Fixed(), dearer).compute_s - before == pytest.approx(3e-4)
+    assert MachineRates.from_dict(dearer.as_dict()) == dearer
+
+
 def test_without_misses_only_computing_costs() -> None:
     found = predict(work(), Fixed(low=0.0, expected=0.0, high=0.0, bytes=0.0), RATES)
     assert found.decode.predicted == pytest.approx(1 / found.compute_s)

@@ -3,6 +3,11 @@
 Each is decoded with a slot for every expert, with fewer over the page cache, and with fewer over L2. What
 differs between the two models tells what a layer costs from what a byte costs, and what differs between their runs
 what a missed expert costs.
+
+On a GPU two costs more are not small beside these. A token has one of its own (launches, a synchronisation), which two
+models would have to put down to their layers and bytes: so there is a third, shallow one. And layers that have not a
+slot for every expert look ids up, missed or not: so there is a run in which they hardly miss. Nothing is fetched ahead
+in any of them: how much of that comes in time is the model's affair, which made-up models do not tell.
 """
 
 from __future__ import annotations
@@ -29,16 +34,21 @@ from expertier.tiers.table import ExpertTable
 
 _TOP_K = 4
 _STEPS, _WARM, _PROMPT = 36, 4, 64
+_GPU_STEPS, _GPU_WARM = 128, 32
+"""Tokens to decode, of which the first are not timed: a GPU loads kernels and captures graphs during some."""
+
 _ROUNDS = 3
 _LEAST_SPREAD = 0.1
 
-_LAYERS = {"small": 12, "large": 6}
-_EXPERTS = {"small": 64, "large": 32}
+_LAYERS = {"small": 12, "large": 6, "shallow": 3}
+_EXPERTS = {"small": 64, "large": 32, "shallow": 64}
 """So many that they do not stay in the processor's own caches."""
 
 _WIDTHS = {"small": (512, 256), "large": (1024, 1024)}
-_GPU_WIDTHS = {"small": (512, 256), "large": (2048, 2048)}
+_GPU_WIDTHS = {"small": (512, 256), "large": (2048, 2048), "shallow": (512, 256)}
 """Of a model and its experts. On a GPU kernels over little take as long as those over nothing."""
+
+_NAMES = ("small", "large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,8 @@ class EngineRates:
     prefill: PathRate
     pool: PathRate
     page_cache: PathRate
+    token_s: float = 0.0
+    lookup_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +87,18 @@ def measure_engine(
     opening a model raises.
     """
     with tempfile.TemporaryDirectory(prefix="expertier-probe-") as folder:
-        widths = _GPU_WIDTHS if has_own_memory(engine.proxy, device) else _WIDTHS
-        models = {name: _write(Path(folder), name, widths[name], say) for name in _LAYERS}
+        is_gpu = has_own_memory(engine.proxy, device)
+        widths, steps = (_GPU_WIDTHS, _GPU_STEPS) if is_gpu else (_WIDTHS, _STEPS)
+        models = {name: _write(Path(folder), name, shape, steps, say) for name, shape in widths.items()}
         runs: dict[tuple[str, str], list[_Run]] = {}
         for number in range(rounds):
             for name, path in models.items():
                 say(f"decoding a model of {name} experts, {number + 1} of {rounds}")
                 table = ExpertTable.from_gguf(path)
-                for kind, config in _configs(table, device).items():
-                    run = _run(engine, table, config, n_threads, clock)
+                for kind, config in _configs(
+                    table, device, is_gpu=is_gpu, only_all=name not in _NAMES
+                ).items():
+                    run = _run(engine, table, config, n_threads, clock, steps, _GPU_WARM if is_gpu else _WARM)
                     runs.setdefault((name, kind), []).append(run)
         return _solve(runs, {name: _Sizes.of(path) for name, path in models.items()})
 
@@ -102,12 +117,12 @@ class _Sizes:
         return cls(table.n_layers, geometry.device_weight_bytes + experts, expert)
 
 
-def _write(folder: Path, name: str, widths: tuple[int, int], say: Callable[[str], None]) -> Path:
+def _write(folder: Path, name: str, widths: tuple[int, int], steps: int, say: Callable[[str], None]) -> Path:
     layers, n_experts = _LAYERS[name], _EXPERTS[name]
     say(f"writing a model of {name} experts")
     random = np.random.default_rng(7)
     ids = np.array(
-        [[random.permutation(n_experts)[:_TOP_K] for _ in range(layers)] for _ in range(_STEPS + _PROMPT)],
+        [[random.permutation(n_experts)[:_TOP_K] for _ in range(layers)] for _ in range(steps + _PROMPT)],
         np.int32,
     )
     width, n_ff = widths
@@ -119,23 +134,44 @@ def _write(folder: Path, name: str, widths: tuple[int, int], say: Callable[[str]
     return write_trace_model(folder / f"{name}.gguf", ids, shape, repeat=True).path
 
 
-def _configs(table: ExpertTable, device: str) -> dict[str, TierConfig]:
+def _configs(table: ExpertTable, device: str, *, is_gpu: bool, only_all: bool) -> dict[str, TierConfig]:
     demands = table.layer_demands()
-    few = sum(demand.bytes_for(demand.n_experts // 2) for demand in demands)
     everything = full_bytes(demands)
-    budgets = {"all": (everything, 0), "page cache": (few, 0), "pool": (few, 2 * everything)}
+
+    def slots(of: Callable[[int], int]) -> int:
+        return sum(demand.bytes_for(of(demand.n_experts)) for demand in demands)
+
+    budgets = {"all": (everything, 0)}
+    if not only_all:
+        few = slots(lambda n: n // 2)
+        budgets |= {"page cache": (few, 0), "pool": (few, 2 * everything)}
+    if is_gpu and not only_all:  # one miss a layer is more usual than two, which share what a wait costs
+        few = slots(lambda n: n - n // 4)
+        budgets |= {
+            "page cache": (few, 0),
+            "pool": (few, 2 * everything),
+            "looked up": (slots(lambda n: n - 1), 2 * everything),
+        }
     return {
-        kind: TierConfig(expert_cache_bytes=slots, host_pool_bytes=pool, engine_device=device)
-        for kind, (slots, pool) in budgets.items()
+        kind: TierConfig(
+            expert_cache_bytes=arena, host_pool_bytes=pool, engine_device=device, decode_prefetch=0
+        )
+        for kind, (arena, pool) in budgets.items()
     }
 
 
 def _run(
-    engine: LoadedEngine, table: ExpertTable, config: TierConfig, n_threads: int, clock: Callable[[], float]
+    engine: LoadedEngine,
+    table: ExpertTable,
+    config: TierConfig,
+    n_threads: int,
+    clock: Callable[[], float],
+    steps: int,
+    warm: int,
 ) -> _Run:
     with (
         TieredModel.open(engine, table, config) as tiered,
-        tiered.model.context(n_ctx=2 * (_PROMPT + _STEPS), n_threads=n_threads) as context,
+        tiered.model.context(n_ctx=2 * (_PROMPT + steps), n_threads=n_threads) as context,
     ):
         prompt = [FIRST_TOKEN + i for i in range(_PROMPT)]
         context.decode(prompt, 0)  # every expert was used once: all are in the page cache, and in L2
@@ -143,33 +179,32 @@ def _run(
         context.forget()
         context.decode(prompt, 0)
         prefill_s = clock() - start
-        for step in range(_WARM):
+        for step in range(warm):
             context.decode([FIRST_TOKEN + _PROMPT + step], _PROMPT + step)
         before = tiered.tiers.stats().l1.misses
         start = clock()
-        for step in range(_WARM, _STEPS):
+        for step in range(warm, steps):
             context.decode([FIRST_TOKEN + _PROMPT + step], _PROMPT + step)
-        decode_s = (clock() - start) / (_STEPS - _WARM)
-        misses = (tiered.tiers.stats().l1.misses - before) / (_STEPS - _WARM)
+        decode_s = (clock() - start) / (steps - warm)
+        misses = (tiered.tiers.stats().l1.misses - before) / (steps - warm)
     return _Run(decode_s, misses, prefill_s)
 
 
 def _solve(runs: dict[tuple[str, str], list[_Run]], sizes: dict[str, _Sizes]) -> EngineRates:
-    small, large = sizes["small"], sizes["large"]
+    large = sizes["large"]
     decode = {name: median(run.decode_s for run in runs[name, "all"]) for name in sizes}
-    layer_s, byte_s = _two_unknowns(
-        (small.layers, small.token_bytes, decode["small"]), (large.layers, large.token_bytes, decode["large"])
-    )
+    token_s, layer_s, byte_s = _computing(decode, sizes)
     prefill_s = median(run.prefill_s for run in runs["large", "all"])
+    lookup_s = max(median([_lookup_s(runs, name) / sizes[name].layers for name in _NAMES]), 0.0)
     paths = {}
     for kind in ("page cache", "pool"):
         rows = []
-        for name, size in sizes.items():
+        for name in _NAMES:
             extra = [
-                (run.decode_s - whole.decode_s) / max(run.misses, 1e-9)
+                (run.decode_s - whole.decode_s - sizes[name].layers * lookup_s) / max(run.misses, 1e-9)
                 for run, whole in zip(runs[name, kind], runs[name, "all"], strict=True)
             ]
-            rows.append((1.0, size.expert_bytes, max(median(extra), 1e-9)))
+            rows.append((1.0, sizes[name].expert_bytes, max(median(extra), 1e-9)))
         each_s, per_byte = _two_unknowns(rows[0], rows[1])
         paths[kind] = PathRate(1 / per_byte, each_s, _spread(runs, kind), measured=True)
     return EngineRates(
@@ -177,7 +212,34 @@ def _solve(runs: dict[tuple[str, str], list[_Run]], sizes: dict[str, _Sizes]) ->
         prefill=PathRate(large.token_bytes * _PROMPT / prefill_s, 0.0, _spread(runs, "all"), measured=True),
         pool=paths["pool"],
         page_cache=paths["page cache"],
+        token_s=token_s,
+        lookup_s=lookup_s,
     )
+
+
+def _computing(decode: dict[str, float], sizes: dict[str, _Sizes]) -> tuple[float, float, float]:
+    """Return the seconds of a token, of a layer and of a byte; of a token 0 without a shallow model."""
+    if "shallow" in sizes:
+        rows = np.array([[1.0, size.layers, size.token_bytes] for size in sizes.values()])
+        found = np.linalg.solve(rows, np.array([decode[name] for name in sizes]))
+        if (found >= 0).all() and found[2] > 0:
+            return float(found[0]), float(found[1]), float(found[2])
+    small, large = (sizes[name] for name in _NAMES)
+    return 0.0, *_two_unknowns(
+        (small.layers, small.token_bytes, decode["small"]), (large.layers, large.token_bytes, decode["large"])
+    )
+
+
+def _lookup_s(runs: dict[tuple[str, str], list[_Run]], name: str) -> float:
+    """Return what a token's look-ups take in all: what is left of a run with few misses when these are taken off."""
+    if (name, "looked up") not in runs:
+        return 0.0
+    whole, many, few = (
+        (median(run.decode_s for run in found), median(run.misses for run in found))
+        for found in (runs[name, "all"], runs[name, "pool"], runs[name, "looked up"])
+    )
+    each_s = max(many[0] - few[0], 0.0) / max(many[1] - few[1], 1e-9)
+    return few[0] - whole[0] - few[1] * each_s
 
 
 def _two_unknowns(

@@ -27,7 +27,7 @@ from expertier.probe.engine_rates import EngineRates, measure_engine
 from expertier.probe.file_rates import FileRates, measure_file
 from expertier.units import MIB
 
-FORMAT = 1
+FORMAT = 2
 _SAMPLE_BYTES = 128 * MIB
 _FILE_SPREAD = 0.3
 _LINK_SPREAD = 0.15
@@ -166,6 +166,8 @@ def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> M
             _FILE_SPREAD,
             measured=True,
         ),
+        token_s=ran.token_s,
+        lookup_s=ran.lookup_s,
     )
 
 

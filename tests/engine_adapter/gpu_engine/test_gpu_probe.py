@@ -14,9 +14,10 @@ from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 def test_the_models_run_on_the_device(gpus: GpuSession) -> None:
     used = gpus.fakes.devices[1].counters()["graphs"]
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"_STEPS": 8, "_PROMPT": 8, "_LAYERS": {"small": 2, "large": 2}}.items():
+        for name, value in {"_GPU_STEPS": 8, "_GPU_WARM": 4, "_PROMPT": 8}.items():
             patch.setattr(engine_rates, name, value)
-        patch.setattr(engine_rates, "_EXPERTS", {"small": 8, "large": 8})
+        patch.setattr(engine_rates, "_LAYERS", {"small": 2, "large": 2, "shallow": 1})
+        patch.setattr(engine_rates, "_EXPERTS", {"small": 8, "large": 8, "shallow": 8})
         found = measure_engine(gpus.engine, lambda _: None, n_threads=1, rounds=1, device="FAKE1")
     assert gpus.fakes.devices[1].counters()["graphs"] > used
     for rate in (found.decode, found.prefill, found.pool, found.page_cache):

@@ -1,0 +1,130 @@
+"""What a fresh process misses, token by token, by a replay: from L2 or the file, with a routing profile or without.
+
+    python benchmarks/cold_replay.py --trace FILE [--begin STEP ...] [--slots N ...] [--pool PERCENT ...]
+
+The profile is of the steps before. `slots` is a warm start that fills the slots alone, `slots, L2` one that goes on
+with L2, as `TierManager.warm_start` does. Everything that a profile asks for is there at the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.engine_adapter.trace_ids import read_trace_ids
+from expertier.planner.policy_kind import PolicyKind
+from expertier.planner.profile import beyond_slots, warm_order
+from expertier.planner.residency import Residency
+
+I32 = npt.NDArray[np.int32]
+F64 = npt.NDArray[np.float64]
+
+WINDOW = 50
+
+
+class Pool:
+    """L2: the copies used longest ago go first."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._copies: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+    def take(self, layer: int, expert: int) -> bool:
+        """Have a copy; False where it must be read from the file."""
+        there = (layer, expert) in self._copies
+        self._copies[layer, expert] = None
+        self._copies.move_to_end((layer, expert))
+        if len(self._copies) > self._room:
+            self._copies.popitem(last=False)
+        return there
+
+    def refresh(self, layer: int, expert: int) -> None:
+        """Note that L1 evicted it."""
+        if (layer, expert) in self._copies:
+            self._copies.move_to_end((layer, expert))
+
+
+def replay(ids: I32, uses: F64 | None, n_slots: int, room: int, *, fills_pool: bool) -> tuple[F64, F64]:
+    """Return misses a token and those of them that go to the file; `uses` is the profile."""
+    steps, layers, top_k = ids.shape
+    n_experts = int(ids.max()) + 1 if uses is None else uses.shape[1]
+    residency = Residency([n_experts] * layers, [n_slots] * layers, PolicyKind.LFU_DECAY)
+    pool = Pool(room)
+    if uses is not None:
+        residency.seed_heat(uses)
+        for layer, expert in zip(*warm_order(uses, [n_slots] * layers), strict=True):
+            slot = np.array([residency.begin_prefetch(int(layer), int(expert))], np.int32)
+            residency.complete(int(layer), slot)
+            residency.release(int(layer), slot)
+            pool.take(int(layer), int(expert))
+        if fills_pool:
+            for layer, expert in list(zip(*beyond_slots(uses, [n_slots] * layers), strict=True))[:room]:
+                pool.take(int(layer), int(expert))
+    slots, missing = np.empty(top_k, np.int32), np.empty(top_k, np.int32)
+    misses, reads = np.zeros(steps), np.zeros(steps)
+    for step in range(steps):
+        for layer in range(layers):
+            experts = np.sort(ids[step, layer])
+            n = residency.begin(layer, experts, slots, missing)
+            for evicted in residency.evicted_from(layer, slots[missing[:n]]):
+                pool.refresh(layer, evicted)
+            reads[step] += sum(not pool.take(layer, int(experts[i])) for i in missing[:n])
+            misses[step] += n
+            if n:
+                residency.complete(layer, slots)
+            residency.release(layer, slots)
+    return misses, reads
+
+
+def main() -> None:
+    """Replay each case and print a line a window."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--begin", type=int, nargs="+", default=[1000, 60000, 120000])
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--profile", type=int, default=1000, metavar="STEPS")
+    parser.add_argument("--slots", type=int, nargs="+", default=[16, 8])
+    parser.add_argument(
+        "--pool", type=int, nargs="+", default=[100, 25], help="L2, in percent of all experts."
+    )
+    options = parser.parse_args()
+    ids = read_trace_ids(options.trace)
+    layers, n_experts = ids.shape[1], int(ids.max()) + 1
+    for n_slots in options.slots:
+        for percent in options.pool:
+            for name in ("no profile", "slots", "slots, L2"):
+                found = []
+                for begin in options.begin:
+                    before = ids[begin - options.profile : begin]
+                    uses = np.stack(
+                        [np.bincount(before[:, n].ravel(), minlength=n_experts) for n in range(layers)]
+                    ).astype(np.float64)
+                    found.append(
+                        replay(
+                            ids[begin : begin + options.steps],
+                            None if name == "no profile" else uses,
+                            n_slots,
+                            layers * n_experts * percent // 100,
+                            fills_pool=name == "slots, L2",
+                        )
+                    )
+                misses, reads = (np.mean([each[i] for each in found], axis=0) for i in range(2))
+                windows = [slice(at, at + WINDOW) for at in range(0, 4 * WINDOW, WINDOW)]
+                print(
+                    f"{n_slots} slots, L2 {percent} %, {name}: misses a token by windows of {WINDOW} "
+                    + ", ".join(f"{misses[part].mean():.1f}" for part in windows)
+                    + f", later {misses[4 * WINDOW :].mean():.1f}; from the file "
+                    + ", ".join(f"{reads[part].mean():.1f}" for part in windows)
+                    + f", later {reads[4 * WINDOW :].mean():.1f}",
+                    flush=True,
+                )
+
+
+if __name__ == "__main__":
+    main()
