@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from architecture_models import MODELS
+from at_once import run_at_once
 from fake_ggml_gpu.models import (
     assert_same,
     gpu_model,
@@ -26,26 +27,6 @@ SMALL_POOL_BYTES = 3 << 20
 TOKENS = 12
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1], prompt_tokens(60)[20:], prompt_tokens(60)[::-1][:40]]
 SLOTS = [1, 3, SMALL.top_k, SMALL.experts // 2, SMALL.experts]
-
-
-def run_at_once(jobs: list) -> None:
-    """Run each job on a thread of its own; raise what one of them raised."""
-    failures: list[BaseException] = []
-
-    def work(job) -> None:
-        try:
-            job()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive(), "they wait for each other"
-    if failures:
-        raise failures[0]
 
 
 @pytest.mark.parametrize(

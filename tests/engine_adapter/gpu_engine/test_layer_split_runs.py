@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes as ct
 import json
-import threading
 import urllib.request
 from contextlib import ExitStack, suppress
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from at_once import run_at_once
 from expertier import cli
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.placement import Placement
@@ -36,26 +36,6 @@ PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8
 SMALL_POOL_BYTES = 3 << 20
 _GPU = 1  # GGML_BACKEND_DEVICE_TYPE_GPU
-
-
-def run_at_once(jobs: list) -> None:
-    """Run each job on a thread of its own; raise what one of them raised."""
-    failures: list[BaseException] = []
-
-    def work(job) -> None:
-        try:
-            job()
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-        assert not thread.is_alive(), "they wait for each other"
-    if failures:
-        raise failures[0]
 
 
 def budget(table: ExpertTable, n_slots: int) -> int:
