@@ -25,6 +25,11 @@ def order_moves(old: I64, new: I64) -> I64:
     return runs[: write_runs(old, new, runs)]
 
 
+def compile_order() -> None:
+    """Compile the loop, or load it from the on-disk cache: else the first move does."""
+    import expertier.tiers.move_runs  # noqa: F401
+
+
 def untouched(pieces: I64, moves: I64) -> npt.NDArray[np.bool_]:
     """Return for each of `pieces` (rows of offset, bytes, ...) whether no target of `moves` overlaps it."""
     if not len(moves):
