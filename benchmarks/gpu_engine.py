@@ -11,6 +11,9 @@ experts and `ours-P` the tiers, each with P % of all expert bytes on the device;
 experts. Tokens are forced: they replay recorded routing. `--parity` compares logits instead. `--device CPU --small`
 tries everything without a GPU.
 
+`--stages build models cold table` measures cold starts instead: the first tokens of a fresh process beside the same
+tokens in a second pass, without a routing profile, with one of the model's steps before, and with one waited for.
+
 `--devices 2` splits the layers over CUDA0 and CUDA1, stock's as well; a row's budget is for both together, and a row
 with `@1` runs on the first of them alone. With MOE_SPLIT_MODE=tensor they share every tensor instead, which takes a
 build with flash attention (`--cmake -DGGML_CUDA_FA=ON`); llama.cpp's own cache refuses that, so that the table compares

@@ -37,6 +37,8 @@ WINDOW = 50
 GOOD = 0.9
 FIRST = 200
 
+_UBATCH = 512  # what llama-server begins with
+
 _SCRIPT = Path(__file__).with_name("cold_run.py")
 Say = Callable[[str], None]
 Times = npt.NDArray[np.float64]
@@ -85,7 +87,7 @@ def measure_cold(
                 profile=str(profile) if way != WAYS[0] else None,
                 waits=way == "waited",
                 is_cached=file == FILES[0],
-                n_ubatch=options.ubatch,
+                n_ubatch=min(options.ubatch, _UBATCH),
                 n_threads=options.threads,
                 flash_attention=options.flash_attention,
                 llama_cpp=str(options.llama_cpp) if options.llama_cpp else None,
