@@ -189,6 +189,7 @@ class Counters(ct.Structure):
             "gated_calls",
             "gate_waits",
             "gate_retreats",
+            "gates_late",
             "predicted",
             "predicted_right",
             "missing",

@@ -44,7 +44,7 @@ struct expertier_gate {
     int32_t (*event_record)(void * event, void * stream);
     void * function;
     void * stream;
-    uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about a minute
+    uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about half a second
     void *   predict;  // the kernel that predicts; null: there is none
     int32_t (*event_query)(void * event); // 0: what was recorded is done
     int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
@@ -181,6 +181,7 @@ struct expertier_counters {
     int64_t gated_calls;    // layer calls whose ids were looked up on the device
     int64_t gate_waits;     // those of them that waited for missing experts
     int64_t gate_retreats;  // graphs that were begun so and run again without
+    int64_t gates_late;     // of these, where the device had given up waiting for an answer
     int64_t predicted;       // experts that gates were asked for, where a prediction had been made
     int64_t predicted_right; // those of them that were predicted
     int64_t missing;           // those of the first that were in no slot when the prediction was made

@@ -15,7 +15,8 @@ ProxyBackend & self(ggml_backend_t backend) { return *static_cast<ProxyBackend *
 const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }
 
 void free_backend(ggml_backend_t backend) {
-    ProxyBackend * proxy = &self(backend);
+    ProxyBackend *  proxy = &self(backend);
+    GatePass::Still still(proxy->device->gates);
     {
         std::lock_guard<std::mutex> guard(proxy->device->backends_mutex);
         auto & all = proxy->device->backends;
@@ -33,7 +34,9 @@ void free_backend(ggml_backend_t backend) {
         ggml_backend_event_free(proxy->idle);
     }
     ggml_backend_free(proxy->inner);
-    proxy->device->n_backends -= 1;
+    if (proxy->device->n_backends -= 1) {
+        still.linger(); // a context's caches go after its streams, while others decode
+    }
     delete proxy;
     delete backend;
 }
@@ -103,7 +106,8 @@ ggml_guid guid = { 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x69, 0x65, 0x72, 0x2d, 0
 } // namespace
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
-    ggml_backend_t inner = ggml_backend_dev_init(device.inner, params);
+    const GatePass::Still still(device.gates); // until it counts as one more
+    ggml_backend_t        inner = ggml_backend_dev_init(device.inner, params);
     if (inner == nullptr) {
         return nullptr;
     }

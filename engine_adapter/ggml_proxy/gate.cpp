@@ -28,7 +28,7 @@ struct CopyRows {
 
 constexpr unsigned threads_that_keep = 256, threads_that_copy = 256; // both are on the engine's way
 
-constexpr uint32_t usual_patience = 60'000'000; // reads of host memory, about a microsecond each
+constexpr uint32_t usual_patience = 500'000; // reads of host memory, about a microsecond each
 
 constexpr auto trial_limit = std::chrono::seconds(5);
 
@@ -48,7 +48,8 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
         tables_.emplace_back(experts, -1);
         n += experts;
     }
-    device_tables_ = new_device_buffer(device, n * sizeof(int32_t));
+    n_table_words_ = n;
+    device_tables_ = new_device_buffer(device, (n + 1) * sizeof(int32_t)); // the last word: the graph that gave up
     host_tables_   = new_pinned_buffer(device, n * sizeof(int32_t));
     doors_         = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
     uploads_.reset(ggml_backend_dev_init(device, nullptr));
@@ -57,6 +58,7 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
     if (!device_tables_ || !uploads_ || !before_ || !after_) {
         throw std::runtime_error("the device gave no memory, stream or event for it");
     }
+    ggml_backend_buffer_clear(device_tables_.get(), 0);
     try_out(device);
     patience_ = driver.patience ? driver.patience : usual_patience;
     for (size_t layer = 0; layer < tables_.size(); layer++) {
@@ -127,13 +129,15 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
     uint32_t ticket        = tickets_[layer] + 1;
     uint32_t until         = patience_;
     KeptRows kept          = keep;
+    uint64_t gave_up       = reinterpret_cast<uint64_t>(device_table(0) + n_table_words_);
+    uint32_t graph         = graph_;
     const uint32_t unlike  = ~(ticket << 16); // nothing that is there may be taken for what this one writes
     door(layer)[missing]   = unlike;
     std::fill_n(door(layer) + rows, n_rows, unlike);
     uint64_t hidden        = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
     void *   arguments[]   = { &ids_address,   &column_bytes, &row_bytes, &n_used, &n_rows, &table_address,
                                &n_experts,     &slots_address, &door_address, &ticket, &until, &hidden,
-                               &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address };
+                               &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address, &gave_up, &graph };
     const unsigned n_threads = kept.n_tokens ? threads_that_keep : (unsigned) max_rows;
     if (driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) != 0) {
         return false;

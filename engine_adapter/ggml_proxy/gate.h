@@ -41,6 +41,9 @@ class Gate {
     // kernel does not do in a trial what it should.
     Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts);
 
+    // To be called before a graph's first gate: once one has given up waiting, others of the graph do not wait either.
+    void begin_graph() { graph_ += 1; }
+
     // Queues the gate of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as the
     // ids are) gets the slot ids. False when the driver refused.
     bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots, const KeptRows & keep = {});
@@ -88,8 +91,10 @@ class Gate {
 
     expertier_gate                                driver_;
     uint32_t                                      patience_;
+    uint32_t                                      graph_ = 1;
     std::vector<std::vector<int32_t>>             tables_;
     std::vector<size_t>                           first_;   // of each layer, in the tables' buffers
+    size_t                                        n_table_words_ = 0;
     std::vector<uint32_t>                         tickets_; // the last one of each layer
     std::vector<uint32_t>                         n_rows_;  // ... and its rows
     Buffer                                        device_tables_, host_tables_, doors_;

@@ -58,6 +58,7 @@ class GatedRun {
         }
         bring_tables();
         open_ahead();
+        gate_.begin_graph();
 
         if (!plan_.inputs.keep(backend_.inner, gate_)) {
             return {};
@@ -238,9 +239,11 @@ class GatedRun {
                 ahead_->stop();
             }
             if (waits && !gate_.answer(layer, go) && go) {
-                Tiers::fail("layer " + std::to_string(layer) + ": its experts came so late that the device had given up "
-                            "waiting for them; the process was stopped or starved for a minute");
-                fails_ = true;
+                retreats_ = true; // the device had given up waiting, and computes with what was there
+                tiers_.counters.gates_late += 1;
+                if (ahead_) {
+                    ahead_->stop();
+                }
             }
         }
     }
@@ -383,6 +386,10 @@ std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph
     const auto is_whole = [&plan](const GatePlan::Call & call) { return plan.tiers->is_whole(call.layer); };
     if (std::all_of(plan.calls.begin(), plan.calls.end(), is_whole)) {
         return {}; // no ids to look up: all of it is queued at once anyway
+    }
+    const GatePass::Gated pass(backend.device->gates);
+    if (!pass.may_run) {
+        return {};
     }
     return GatedRun(backend, graph).run();
 }

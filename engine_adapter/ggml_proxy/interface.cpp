@@ -200,6 +200,7 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->prefetch_bytes = from.prefetch_bytes;
     out->prefetch_wasted_bytes = from.prefetch_wasted_bytes;
     out->prefetch_pauses = from.prefetch_pauses;
+    out->gates_late = from.gates_late;
     out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
     out->staged_calls            = from.staged_calls;
     out->staged_bytes            = from.staged_bytes;

@@ -40,6 +40,7 @@ class ProxyCounters:
     gated_calls: int
     gate_waits: int
     gate_retreats: int
+    gates_late: int
     predicted: int
     predicted_right: int
     missing: int

@@ -6,7 +6,8 @@
 // a fence would cost a way over the bus and back, in every layer.
 //
 // `kept` gets a copy of `n_tokens` rows of `n_hidden` floats for the kernel that predicts (predict.cu), which runs while
-// the engine gives their memory to others; 0 tokens: it gets none.
+// the engine gives their memory to others; 0 tokens: it gets none. Once a gate has given up waiting, `gave_up` holds its
+// `graph`, and later gates of that do not wait.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -45,7 +46,7 @@ static __device__ void copy_row(char* to, const char* from, u32 n_bytes) {
 extern "C" __global__ void gate(const char* ids, u64 column_bytes, u64 row_bytes, u32 n_used, u32 n_rows,
                                 const int* table, u32 n_experts, int* slots, u32* door_memory, u32 ticket,
                                 u32 patience, const char* hidden, u64 hidden_row_bytes, u32 n_hidden,
-                                u32 n_tokens, float* kept) {
+                                u32 n_tokens, float* kept, u32* gave_up, u32 graph) {
     __shared__ u32 missing;
     volatile u32* door = door_memory;
     u32 row = threadIdx.x;
@@ -71,9 +72,12 @@ extern "C" __global__ void gate(const char* ids, u64 column_bytes, u64 row_bytes
     if (n_missing) {
         if (row == 0) {
             __threadfence_system();
-            u32 waited = 0;
+            u32 waited = *(volatile u32*)gave_up == graph ? patience : 0;
             while (door[ANSWERED] != ticket && waited < patience) waited++;
-            if (door[ANSWERED] != ticket) door[LATE] = ticket;
+            if (door[ANSWERED] != ticket) {
+                door[LATE] = ticket;
+                *(volatile u32*)gave_up = graph;
+            }
             __threadfence_system();
         }
         __syncthreads();

@@ -36,7 +36,11 @@ const EventPointer & event_of(ggml_backend_event_t event) { return *static_cast<
 const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }
 
 void free_backend(ggml_backend_t backend) {
-    ggml_backend_t cpu = self(backend).cpu;
+    ggml_backend_t cpu  = self(backend).cpu;
+    const auto     call = driver_call();
+    if (call) {
+        Stream::synchronize_all();
+    }
     delete &self(backend); // its stream does what is queued
     ggml_backend_free(cpu);
     delete backend;
@@ -159,6 +163,10 @@ ggml_guid guid = { 0x66, 0x61, 0x6b, 0x65, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0
 } // namespace
 
 ggml_backend_t new_backend(const Device & device) {
+    const auto call = driver_call();
+    if (call) {
+        Stream::synchronize_all();
+    }
     ggml_backend_t cpu = must_fail(Call::stream) ? nullptr : ggml_backend_dev_init(cpu_device(), nullptr);
     if (cpu == nullptr) {
         return nullptr;

@@ -38,6 +38,7 @@ char * part_of(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, size_t 
 }
 
 void free_buffer(ggml_backend_buffer_t buffer) {
+    const auto call = driver_call();
     Stream::synchronize_all(); // the drivers' own free does
     release(self(buffer).base);
     delete static_cast<Buffer *>(buffer->context);

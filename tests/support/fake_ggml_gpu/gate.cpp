@@ -29,7 +29,8 @@ struct Arguments {
     uint32_t ticket, patience;
     uint64_t hidden, hidden_row_bytes;
     uint32_t n_hidden, n_tokens;
-    uint64_t kept;
+    uint64_t kept, gave_up;
+    uint32_t graph;
     size_t   kept_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
 };
 
@@ -37,7 +38,7 @@ Arguments read(void ** values) {
     const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
     const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
     return { u64(0), u64(1), u64(2), u32(3), u32(4), u64(5), u32(6), u64(7), u64(8), u32(9), u32(10),
-             u64(11), u64(12), u32(13), u32(14), u64(15) };
+             u64(11), u64(12), u32(13), u32(14), u64(15), u64(16), u32(17) };
 }
 
 // The predicting kernel's.
@@ -90,7 +91,7 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     }
     void *         values[] = { &a.ids,    &a.column_bytes,     &a.row_bytes, &a.n_used,   &a.n_rows, &a.table,
                                 &a.n_experts, &a.slots,         &a.door,      &a.ticket,   &a.patience, &a.hidden,
-                                &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens, &a.kept };
+                                &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens, &a.kept, &a.gave_up, &a.graph };
     const unsigned grid[]   = { 1, 1, 1 };
     const unsigned block[]  = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
@@ -131,6 +132,7 @@ bool launch_gate(Stream & stream, unsigned n_threads, void ** values) {
     const size_t rows = a.n_tokens ? (a.n_tokens - 1) * a.hidden_row_bytes + a.n_hidden * sizeof(float) : 0;
     if (!find_bytes(stream.device, a.ids, span) || !find_bytes(stream.device, a.table, a.n_experts * sizeof(int32_t)) ||
         !find_bytes(stream.device, a.slots, a.n_rows * sizeof(int32_t)) ||
+        !find_bytes(stream.device, a.gave_up, sizeof(uint32_t)) ||
         !is_pinned(reinterpret_cast<void *>(a.door), (ROWS + a.n_rows) * sizeof(uint32_t)) ||
         (rows && (!find_bytes(stream.device, a.hidden, rows) || !find_bytes(stream.device, a.kept, a.kept_bytes())))) {
         return false;

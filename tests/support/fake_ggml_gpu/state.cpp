@@ -11,10 +11,19 @@ Counters counters[max_devices];
 namespace {
 
 std::mutex           faults_mutex;
+std::recursive_mutex driver;
 std::string          faults;
 std::atomic<int64_t> calls_left[(int) Call::count]; // 0: none fails
 
 } // namespace
+
+std::unique_lock<std::recursive_mutex> driver_call() {
+    std::unique_lock<std::recursive_mutex> call(driver, std::defer_lock);
+    if (switches.one_at_a_time) {
+        call.lock();
+    }
+    return call;
+}
 
 void fault(int device, const std::string & what) {
     const std::string line = "FAKE" + std::to_string(device) + ": " + what + "\n";

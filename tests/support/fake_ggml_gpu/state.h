@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <string>
 
 namespace fake_gpu {
@@ -18,9 +19,13 @@ namespace fake_gpu {
     X(races, 1)            /* work that nobody ordered is looked for, and is a fault */                                \
     X(no_sums, 0)          /* no sums over several devices of their own: an engine adds by copies */                  \
     X(poison, 1)           /* fresh device memory reads as NaN and not as zeros */                                     \
+    X(one_at_a_time, 0)    /* calls that free, and that make or end a stream, wait for the device and let no other in */ \
     X(kept_graphs, 1)      /* a graph with the number (uid) of the time before is run as it was then, as CUDA's are */ \
     X(foreign_types, 0)    /* graphs may hold tensors in buffers that claim another type than the device's, as they    \
                               may on CUDA as long as it is built without assertions */
+
+// Held around a call of the driver, where these come one at a time.
+std::unique_lock<std::recursive_mutex> driver_call();
 
 // Of each device. What begins with live_ is what has not been given back yet.
 #define FAKE_GPU_COUNTERS(X)                                                                                           \

@@ -106,11 +106,13 @@ void Stream::push_locked(std::function<void()> run) {
 }
 
 void Stream::push(std::function<void()> run) {
+    const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     push_locked(std::move(run));
 }
 
 void Stream::record(std::shared_ptr<Event> event) {
+    const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     const uint64_t              number = ++event->queued_;
     push_locked([this, event, number] { event->end_record(number, acquired_); });
@@ -118,6 +120,7 @@ void Stream::record(std::shared_ptr<Event> event) {
 }
 
 void Stream::wait(std::shared_ptr<Event> event) {
+    const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     join(clock_, event->clock_);
     push_locked([this, event, number = event->queued_] {
