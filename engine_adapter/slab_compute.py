@@ -80,9 +80,10 @@ def computes_in_slab(proxy: ct.CDLL, wanted: bool | Literal["auto"], device: str
 def follows_demand(wanted: bool | Literal["auto"], device: str) -> bool:
     """Whether numbers of slots are to follow demand under an engine on ggml's device `device`.
 
-    `auto` wants that where a device moves its own memory at once: not in host memory, and not over a network.
+    `auto` wants that where a device moves its own memory at once, not in host memory and not over a network; and not
+    on ROCm and Vulkan, where nobody has run it.
     """
-    return not device.startswith(("CPU", "RPC")) if wanted == "auto" else wanted
+    return not device.startswith(("CPU", "RPC", "ROCm", "Vulkan")) if wanted == "auto" else wanted
 
 
 class SlabCompute:

@@ -106,9 +106,10 @@ def test_a_move_that_fails_leaves_all_as_it_was(gpus: GpuSession):
 
 @on_fake_gpus
 def test_nobody_asks_where_slots_are_to_stay(gpus: GpuSession):
-    """MOE_REBALANCE=0, and CPUs and servers unless it is 1."""
+    """MOE_REBALANCE=0, and CPUs, servers and what nobody has run unless it is 1."""
     assert slab_compute.follows_demand("auto", "CUDA0")
-    assert slab_compute.follows_demand("auto", "ROCm1")
+    assert not slab_compute.follows_demand("auto", "ROCm1")
+    assert slab_compute.follows_demand(True, "ROCm1")
     assert not slab_compute.follows_demand("auto", "CPU")
     assert not slab_compute.follows_demand("auto", "RPC0[localhost:50052]")
     assert slab_compute.follows_demand(True, "CPU")
