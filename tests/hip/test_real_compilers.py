@@ -58,7 +58,8 @@ def test_hiprtc(hiprtc: RuntimeCompiler, architecture: str) -> None:
     assert architecture.encode() in code
     assert all(name in code for name in KERNELS)
     assert b"block_sums" in hiprtc.compile(BLOCK_SUMS, architecture)
-    assert b"predict" in hiprtc.compile(kernel_source("predict.cu"), architecture)
+    for name in ("gate", "predict"):
+        assert name.encode() in hiprtc.compile(kernel_source(f"{name}.cu"), architecture)
 
 
 def test_nvrtc(nvrtc: RuntimeCompiler) -> None:
@@ -66,7 +67,8 @@ def test_nvrtc(nvrtc: RuntimeCompiler) -> None:
     assert code[:4] == b"\x7fELF"
     assert all(name in code for name in KERNELS)
     assert b"block_sums" in nvrtc.compile(BLOCK_SUMS, "sm_90")
-    assert b"predict" in nvrtc.compile(kernel_source("predict.cu"), "sm_90")
+    for name in ("gate", "predict"):
+        assert name.encode() in nvrtc.compile(kernel_source(f"{name}.cu"), "sm_90")
 
 
 def test_their_words_for_a_mistake(hiprtc: RuntimeCompiler, nvrtc: RuntimeCompiler) -> None:
