@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from architecture_models import MODELS
+from at_once import run_at_once
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.errors import BusyError, DecodeError, DeviceError
 from expertier.units import MIB
@@ -232,24 +233,13 @@ def test_contexts_at_once(gpus: GpuSession, n_slots):
     prompts = [prompt_tokens(200), prompt_tokens(60)[::-1]]
     expected = [stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH) for prompt in prompts]
     gpus.fakes.switch(jitter_us=100, seed=n_slots)
-    failures: list[BaseException] = []
     with computing_model(gpus, path, n_slots, host_pool_bytes=3 * MIB) as model:
 
         def work(i: int) -> None:
-            try:
-                for _ in range(3):
-                    assert_same(logits_of(model, prompts[i], TOKENS, n_ubatch=N_UBATCH), expected[i])
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(3):
+                assert_same(logits_of(model, prompts[i], TOKENS, n_ubatch=N_UBATCH), expected[i])
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-            assert not thread.is_alive(), "they wait for each other"
-        if failures:
-            raise failures[0]
+        run_at_once([partial(work, i) for i in range(2)])
         counts = counts_of(model)
         assert counts.moves_up + counts.moves_down > 0
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from at_once import run_at_once
 from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path
@@ -94,23 +95,12 @@ def test_two_contexts_at_once(session: DeviceSession, split, n_slots):
     expected = [stock_logits(session, path, split, prompt, TOKENS) for prompt in prompts]
     shape = replace(SHAPE, n_ctx=2 * N_CTX)
     with tiered(session, path, split, n_slots, host_pool_bytes=POOL, shape=shape) as opened:
-        failures: list[BaseException] = []
 
         def work(i: int) -> None:
-            try:
-                for _ in range(3):
-                    assert_same(logits_of(opened.model, prompts[i], TOKENS), expected[i])
-            except BaseException as error:
-                failures.append(error)
+            for _ in range(3):
+                assert_same(logits_of(opened.model, prompts[i], TOKENS), expected[i])
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-            assert not thread.is_alive(), "they wait for each other"
-        if failures:
-            raise failures[0]
+        run_at_once([partial(work, i) for i in range(2)])
 
 
 @pytest.mark.parametrize("n_slots", SEVERAL)
