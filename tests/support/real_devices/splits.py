@@ -22,12 +22,13 @@ class SplitOfGraph(NamedTuple):
     """A piece of a graph that one device computes, and the tensors that are copied to it: names and sizes as logged.
 
     Names are without the number of the layer, as two runs may split the layers at another one, and devices are numbered
-    as they come, as ours have other names than those that they wrap.
+    as they come, as ours have other names than those that they wrap (`logged_device`).
     """
 
     number: int
     device: int
     inputs: tuple[tuple[str, str], ...]
+    logged_device: str
 
     @property
     def names(self) -> tuple[int, int, tuple[str, ...]]:
@@ -58,5 +59,5 @@ def splits_in(log: str) -> list[SplitOfGraph]:
     for number, device, n_inputs, rest in _SPLIT.findall(log):
         inputs = tuple((_LAYER.sub("", name), size) for name, size in _INPUT.findall(rest))
         assert len(inputs) == int(n_inputs), f"the log names {inputs} of {n_inputs} inputs: {rest}"
-        found.append(SplitOfGraph(int(number), devices.setdefault(device, len(devices)), inputs))
+        found.append(SplitOfGraph(int(number), devices.setdefault(device, len(devices)), inputs, device))
     return found
