@@ -24,6 +24,16 @@ _log = logging.getLogger(__name__)
 
 _VENDORS = {"CUDA": Vendor.CUDA, "ROCm": Vendor.HIP}
 _ERROR_BYTES = 4096
+_NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
+"""llama.cpp's own variable: its CUDA backend launches kernel by kernel."""
+_CAPTURE_CALLS = (
+    "capture_begin",
+    "capture_end",
+    "graph_instantiate",
+    "graph_launch",
+    "graph_exec_destroy",
+    "graph_destroy",
+)
 _SOON_BYTES = 4 << 20
 """Experts of up to so many bytes arrive while one layer computes, so that the next one's are fetched, which are
 foretold best; larger ones take two (docs/measurements.md, "The GPU engine")."""
@@ -40,8 +50,11 @@ class DecodeGate:
         prefetch: int | Literal["auto"] = 0,
         *,
         expert_bytes: int = 0,
+        captures: bool = False,
     ) -> None:
         """Compile and load the kernels; experts of `expert_bytes` are fetched `prefetch` layers ahead.
+
+        With `captures` the proxy may capture graphs, where the driver can.
 
         Raises `DeviceError` where driver, compiler or GPU are missing.
         """
@@ -68,6 +81,9 @@ class DecodeGate:
                 prefetch_pauses=int(prefetch == "auto"),
                 copy=kernel("move_rows_by_value", "moves"),
             )
+            if captures and all(map(driver.has, _CAPTURE_CALLS)):
+                for name in _CAPTURE_CALLS:
+                    setattr(self.calls, name, driver.address(name))
             self._undo = undo.pop_all()
 
     def close(self) -> None:
@@ -83,13 +99,15 @@ def open_gate(
     *,
     prefetch: int | Literal["auto"] = "auto",
     expert_bytes: int = 0,
+    capture: bool | Literal["auto"] = "auto",
     environ: Mapping[str, str] = os.environ,
 ) -> DecodeGate | None:
     """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
 
     `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
-    ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. The engine computes the same
-    without.
+    ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. With `capture` a decode graph is
+    launched whole; `auto` does so on CUDA, unless llama.cpp is to do without such graphs itself. The engine computes the
+    same without any of these.
     """
     found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
     if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
@@ -98,14 +116,17 @@ def open_gate(
     try:
         if found is None:
             raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
-        gate = DecodeGate(_VENDORS[found[1]], int(found[2]), environ, prefetch, expert_bytes=expert_bytes)
+        if capture == "auto":
+            capture = found[1] == "CUDA" and _NO_GRAPHS not in environ
+        gate = DecodeGate(
+            _VENDORS[found[1]], int(found[2]), environ, prefetch, expert_bytes=expert_bytes, captures=capture
+        )
         error = ct.create_string_buffer(_ERROR_BYTES)
         if not proxy.expertier_tiers_open_gate(tiers, ct.byref(gate.calls), error, len(error)):
             raise DeviceError(error.value.decode(errors="replace"))
-        if error.value:
-            _log.warning(
-                "event=prefetch enabled=0 device=%s reason=%s", device, error.value.decode(errors="replace")
-            )
+        for line in error.value.decode(errors="replace").splitlines():
+            part, _, reason = line.partition("\t")
+            _log.warning("event=%s enabled=0 device=%s reason=%s", part, device, reason)
     except DeviceError as error:
         if gate is not None:
             gate.close()

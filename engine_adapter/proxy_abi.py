@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 8  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 9  # EXPERTIER_ABI in abi.h
 HOST_ABI = 8  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -47,7 +47,7 @@ class Policy(ct.Structure):
 
 
 class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of kernels and of a stream; how long a gate waits; look-ahead."""
+    """expertier_gate: addresses of driver calls, of kernels and of a stream; how long a gate waits; look-ahead; captures."""
 
     _fields_ = (
         ("launch", ct.c_void_p),
@@ -61,6 +61,12 @@ class Gate(ct.Structure):
         ("layers_ahead", ct.c_int32),
         ("prefetch_pauses", ct.c_int32),
         ("copy", ct.c_void_p),
+        ("capture_begin", ct.c_void_p),
+        ("capture_end", ct.c_void_p),
+        ("graph_instantiate", ct.c_void_p),
+        ("graph_launch", ct.c_void_p),
+        ("graph_exec_destroy", ct.c_void_p),
+        ("graph_destroy", ct.c_void_p),
     )
 
 
@@ -188,6 +194,8 @@ class Counters(ct.Structure):
             "host_fills",
             "gated_calls",
             "gate_waits",
+            "captures",
+            "captured_runs",
             "gate_retreats",
             "gates_late",
             "predicted",

@@ -69,6 +69,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     ),
     Variable("MOE_SPLIT_MODE", "split_mode", "`layer` or `tensor`", parse_split_mode),
     Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_DECODE_CAPTURE", "decode_capture", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_COMPUTE", "slab_compute", "`auto`, `0` or `1`", parse_auto_switch),
     Variable(
         "MOE_DECODE_PREFETCH", "decode_prefetch", "`auto` or a number of layers from 0 to 4", parse_layers
@@ -117,6 +118,7 @@ class TierConfig:
     tensor_split: AutoShares = "auto"
     split_mode: SplitMode = SplitMode.LAYER
     decode_gate: AutoSwitch = "auto"
+    decode_capture: AutoSwitch = "auto"
     slab_compute: AutoSwitch = "auto"
     follow_demand: AutoSwitch = "auto"
     decode_prefetch: AutoLayers = "auto"

@@ -110,9 +110,11 @@ class TierManager:
         """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
+        self.decode_capture = config.decode_capture
+        """Whether an engine with a gate launches decode graphs whole; `auto`: where that has been tried."""
         self.decode_prefetch = config.decode_prefetch
-        self.follow_demand = config.follow_demand
         """How many layers ahead a gate's engine fetches predicted experts; `auto`: as long as that pays."""
+        self.follow_demand = config.follow_demand
         budgets = resolve(
             config,
             table,

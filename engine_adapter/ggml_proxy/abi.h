@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 8
+#define EXPERTIER_ABI 9
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -49,7 +49,15 @@ struct expertier_gate {
     int32_t (*event_query)(void * event); // 0: what was recorded is done
     int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
     int32_t prefetch_pauses; // 1: only as long as it pays, and as many layers ahead as pays
-    void *  copy;            // the kernel that copies many pieces (moves.cu); null: there is none
+    void *  copy;            // the kernel that copies many pieces (moves.cu)
+    // For graphs that are launched whole (captured.h), as cuStreamBeginCapture, cuStreamEndCapture,
+    // cuGraphInstantiateWithFlags, cuGraphLaunch, cuGraphExecDestroy and cuGraphDestroy are; all null: none are.
+    int32_t (*capture_begin)(void * stream, int32_t mode);
+    int32_t (*capture_end)(void * stream, void ** graph);
+    int32_t (*graph_instantiate)(void ** executable, void * graph, uint64_t flags);
+    int32_t (*graph_launch)(void * executable, void * stream);
+    int32_t (*graph_exec_destroy)(void * executable);
+    int32_t (*graph_destroy)(void * graph);
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
@@ -180,6 +188,8 @@ struct expertier_counters {
     int64_t host_fills;     // experts that came from the host pool without Python
     int64_t gated_calls;    // layer calls whose ids were looked up on the device
     int64_t gate_waits;     // those of them that waited for missing experts
+    int64_t captures;       // graphs that were captured with their gates
+    int64_t captured_runs;  // graphs that ran so, launched at once
     int64_t gate_retreats;  // graphs that were begun so and run again without
     int64_t gates_late;     // of these, where the device had given up waiting for an answer
     int64_t predicted;       // experts that gates were asked for, where a prediction had been made

@@ -33,23 +33,26 @@ Ahead::Ahead(Tiers & tiers, Gate & gate, Predictor & predictor, const PrefetchEv
     }
 }
 
-bool Ahead::queue(int layer, const Router & from, const Router & to, int64_t n_used) {
+void Ahead::expect(int layer, int n_rows) {
     Prediction prediction;
-    const int  n = tiers_.policy().coldest(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
-                                           prediction.experts.data());
-    if (n <= 0) {
-        return true; // others hold all its slots
-    }
-    int64_t expert_bytes = 0;
+    prediction.layer  = layer;
+    prediction.n_rows = n_rows;
+    const int n = tiers_.policy().coldest(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
+                                          prediction.experts.data());
+    predictor_.expect(layer, prediction.experts, std::max(n, 0)); // none where others hold all its slots
+    predictions_.push_back(prediction);
+}
+
+bool Ahead::queue(const Router & from, const Router & to, int64_t n_used) {
+    const int layer        = predictions_[n_launched_].layer;
+    int64_t   expert_bytes = 0;
     for (const expertier_copy & piece : tiers_.copies(layer)) {
         expert_bytes += (int64_t) piece.n_bytes;
     }
-    if (!predictor_.queue(layer, from, to, n_used, prediction.experts, n, expert_bytes)) {
+    if (!predictor_.queue(layer, from, to, n_used, expert_bytes)) {
         return false;
     }
-    prediction.layer  = layer;
-    prediction.n_rows = (int) (n_used * from.input->ne[1]);
-    predictions_.push_back(prediction);
+    n_launched_ += 1;
     return true;
 }
 
@@ -75,7 +78,7 @@ void Ahead::attend() {
 }
 
 void Ahead::take() {
-    for (; n_taken_ < predictions_.size() && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
+    for (; n_taken_ < n_launched_ && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
         const Prediction & prediction = predictions_[n_taken_];
         const int          layer      = prediction.layer;
         for (int i = 0; i < predictor_.n_chosen(layer); i++) {
@@ -292,7 +295,7 @@ void Ahead::stop() {
 
 void Ahead::end() {
     stop();
-    for (; n_ended_ < predictions_.size(); n_ended_++) { // their gates were not served
+    for (; n_ended_ < n_launched_; n_ended_++) { // their gates were not served
         const int layer = predictions_[n_ended_].layer;
         while (!predictor_.has_arrived(layer)) {
             std::this_thread::yield();

@@ -40,9 +40,14 @@ class Ahead {
     Ahead(const Ahead &) = delete;
     Ahead & operator=(const Ahead &) = delete;
 
-    // Has the experts of `layer` predicted behind the gate that was queued last, for a router `from`; false when the
-    // driver refused.
-    bool queue(int layer, const Router & from, const Router & to, int64_t n_used);
+    // The graph that has begun will predict `n_rows` experts of `layer`. To be called for all such layers in the order of
+    // their gates, before anything is queued.
+    void expect(int layer, int n_rows);
+    // Has the experts of the next expected layer predicted behind the gate that was queued last, for a router `from`; false
+    // when the driver refused.
+    bool queue(const Router & from, const Router & to, int64_t n_used);
+    // All that was expected has been queued at once; or nothing of what `queue` was called for.
+    void launched(bool all) { n_launched_ = all ? predictions_.size() : 0; }
     // Goes on with what is under way, without waiting. To be called often.
     void attend();
     // The layer's gate has arrived with these distinct experts, and perhaps waits; prefetches for it end. What was asked
@@ -99,6 +104,7 @@ class Ahead {
     Predictor &             predictor_;
     const PrefetchEvents &  events_;
     std::vector<Prediction> predictions_;
+    size_t                  n_launched_ = 0;
     size_t                  n_ended_ = 0; // predictions whose gates have arrived
     size_t                  n_taken_ = 0; // that have arrived themselves
     std::vector<Wanted>     wanted_;      // in that order, of each the likeliest first

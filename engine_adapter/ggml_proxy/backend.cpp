@@ -26,6 +26,8 @@ void free_backend(ggml_backend_t backend) {
     if (const std::shared_ptr<Tiers> tiers = proxy->staged.lock()) {
         tiers->staging()->forget(proxy->inner);
     }
+    ggml_backend_synchronize(proxy->inner);
+    proxy->captured.drop();
     proxy->ids.clear();
     if (proxy->pass_allocator) {
         ggml_gallocr_free(proxy->pass_allocator);

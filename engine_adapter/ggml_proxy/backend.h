@@ -1,10 +1,12 @@
 // The proxy backend: a stream of the inner device whose graphs are cut where experts are needed.
 #pragma once
 
+#include "captured.h"
 #include "device.h"
 #include "gate_plan.h"
 #include "group.h"
 #include "layer_ids.h"
+#include "leading_nodes.h"
 #include "tiers.h"
 
 #include <mutex>
@@ -24,6 +26,8 @@ struct ProxyBackend {
     PinnedInts                                        read_room; // for the router's ids
     uint64_t                                          served_uid = 0; // of the last graph that was found to be served
     GatePlan                                          gate_plan;
+    CapturedGraph                                     captured;
+    LeadingNodes                                      leading; // of slices that are captured
     std::mutex                                        deferred_mutex; // guards `deferred`
     std::shared_ptr<BackendGroup>                     group; // null: it is alone
     ggml_backend_event_t                              idle = nullptr; // of what others of the group wait for

@@ -1,5 +1,6 @@
 #include "gate.h"
 
+#include "captured.h"
 #include "ggml-backend-impl.h"
 
 #include <algorithm>
@@ -38,7 +39,7 @@ void     store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, 
 } // namespace
 
 Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts)
-    : driver_(driver), patience_(usual_patience), tickets_(n_experts.size(), 0), n_rows_(n_experts.size(), 0) {
+    : driver_(driver), patience_(usual_patience), n_rows_(n_experts.size(), 0) {
     size_t n = 0;
     for (int experts : n_experts) {
         if (experts > most_experts) {
@@ -52,14 +53,17 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
     device_tables_ = new_device_buffer(device, (n + 1) * sizeof(int32_t)); // the last word: the graph that gave up
     host_tables_   = new_pinned_buffer(device, n * sizeof(int32_t));
     doors_         = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
+    const size_t order_bytes = (n_experts.size() + 1) * n_orders * sizeof(uint32_t); // the graph's number comes first
+    device_orders_ = new_device_buffer(device, order_bytes);
+    host_orders_   = new_pinned_buffer(device, order_bytes);
     uploads_.reset(ggml_backend_dev_init(device, nullptr));
     before_.reset(ggml_backend_event_new(device));
     after_.reset(ggml_backend_event_new(device));
-    if (!device_tables_ || !uploads_ || !before_ || !after_) {
+    if (!device_tables_ || !device_orders_ || !uploads_ || !before_ || !after_) {
         throw std::runtime_error("the device gave no memory, stream or event for it");
     }
     ggml_backend_buffer_clear(device_tables_.get(), 0);
-    try_out(device);
+    try_out(device, false);
     patience_ = driver.patience ? driver.patience : usual_patience;
     for (size_t layer = 0; layer < tables_.size(); layer++) {
         upload_table((int) layer);
@@ -71,26 +75,43 @@ uint32_t * Gate::door(int layer) const {
     return static_cast<uint32_t *>(ggml_backend_buffer_get_base(doors_.get())) + layer * door_words;
 }
 
+void Gate::begin_graph() {
+    graph_ += 1;
+    host_orders()[0] = graph_;
+}
+
+uint64_t Gate::device_orders(int layer) const {
+    const auto base = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(device_orders_.get()));
+    return base + (layer + 1) * n_orders * sizeof(uint32_t);
+}
+
+void Gate::expect(int layer, uint32_t n_rows) {
+    n_rows_[layer]        = n_rows;
+    const uint32_t unlike = ~(graph_ << 16); // nothing that is there may be taken for what this graph's gate writes
+    door(layer)[missing]  = unlike;
+    std::fill_n(door(layer) + rows, n_rows, unlike);
+}
+
+bool Gate::send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
+    rows_.assign(1, { device_orders(-1), reinterpret_cast<uint64_t>(host_orders()),
+                      ggml_backend_buffer_get_size(host_orders_.get()) });
+    rows_.insert(rows_.end(), rows.begin(), rows.end());
+    if (!follow(compute)) {
+        return false;
+    }
+    for (size_t first = 0; first < rows_.size(); first += rows_by_value) {
+        if (!launch_copies(&rows_[first], (uint32_t) std::min<size_t>(rows_.size() - first, rows_by_value))) {
+            return false;
+        }
+    }
+    return hold(compute);
+}
+
 bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
                  const KeptRows & keep) {
     const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
     return follow(compute) && launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, keep) &&
            hold(compute);
-}
-
-bool Gate::copy(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
-    if (rows.empty()) {
-        return true;
-    }
-    if (driver_.copy == nullptr || !follow(compute)) {
-        return false;
-    }
-    for (size_t first = 0; first < rows.size(); first += rows_by_value) {
-        if (!launch_copies(&rows[first], (uint32_t) std::min<size_t>(rows.size() - first, rows_by_value))) {
-            return false;
-        }
-    }
-    return hold(compute);
 }
 
 bool Gate::follow(ggml_backend_t compute) {
@@ -126,30 +147,21 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
     uint32_t n_experts     = (uint32_t) tables_[layer].size();
     uint64_t slots_address = reinterpret_cast<uint64_t>(slots);
     uint64_t door_address  = reinterpret_cast<uint64_t>(door(layer));
-    uint32_t ticket        = tickets_[layer] + 1;
+    uint64_t orders        = device_number();
     uint32_t until         = patience_;
     KeptRows kept          = keep;
     uint64_t gave_up       = reinterpret_cast<uint64_t>(device_table(0) + n_table_words_);
-    uint32_t graph         = graph_;
-    const uint32_t unlike  = ~(ticket << 16); // nothing that is there may be taken for what this one writes
-    door(layer)[missing]   = unlike;
-    std::fill_n(door(layer) + rows, n_rows, unlike);
     uint64_t hidden        = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
-    void *   arguments[]   = { &ids_address,   &column_bytes, &row_bytes, &n_used, &n_rows, &table_address,
-                               &n_experts,     &slots_address, &door_address, &ticket, &until, &hidden,
-                               &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address, &gave_up, &graph };
+    void *   arguments[]   = { &ids_address,    &column_bytes,  &row_bytes,     &n_used,       &n_rows, &table_address,
+                               &n_experts,      &slots_address, &door_address,  &orders,       &until,  &hidden,
+                               &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address, &gave_up };
     const unsigned n_threads = kept.n_tokens ? threads_that_keep : (unsigned) max_rows;
-    if (driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) != 0) {
-        return false;
-    }
-    tickets_[layer] = ticket;
-    n_rows_[layer]  = n_rows;
-    return true;
+    return driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) == 0;
 }
 
 bool Gate::has_arrived(int layer) const {
     const uint32_t * words = door(layer);
-    const uint32_t   mark  = tickets_[layer] << 16;
+    const uint32_t   mark  = graph_ << 16;
     const auto       came  = [mark](uint32_t word) { return (word & ~below) == mark; };
     if (!came(load(words + missing))) {
         return false;
@@ -173,10 +185,10 @@ void Gate::experts(int layer, std::vector<int32_t> & experts) const {
 
 bool Gate::answer(int layer, bool is_go) {
     store(door(layer) + go, is_go);
-    store(door(layer) + answered, tickets_[layer]);
+    store(door(layer) + answered, graph_);
     // The kernel says that it gives up before it goes on, and we answer before we look whether it did: one sees the other.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    return load(door(layer) + late) != tickets_[layer];
+    return load(door(layer) + late) != graph_;
 }
 
 void Gate::upload_table(int layer) {
@@ -192,8 +204,21 @@ void Gate::upload_entry(int layer, int32_t expert) {
     ggml_backend_tensor_set_async(uploads_.get(), &target, host_table(layer) + expert, 0, sizeof(int32_t));
 }
 
-// One row asks for expert 0, which is missing; the answer puts it into slot 7.
-void Gate::try_out(ggml_backend_dev_t device) {
+std::string Gate::try_capture(ggml_backend_dev_t device) {
+    if (driver_.capture_begin == nullptr) {
+        return {};
+    }
+    try {
+        try_out(device, true);
+    } catch (const std::runtime_error & problem) {
+        driver_.capture_begin = nullptr;
+        return problem.what();
+    }
+    return {};
+}
+
+// One row asks for expert 0, which is missing; the answer puts it into slot 7, and of a graph that is launched again into 8.
+void Gate::try_out(ggml_backend_dev_t device, bool captured) {
     std::unique_ptr<ggml_backend, FreeBackend> compute(ggml_backend_dev_init(device, nullptr));
     Buffer                                     memory = new_device_buffer(device, 256); // ids at 0, slots at 128
     if (!compute || !memory) {
@@ -204,28 +229,38 @@ void Gate::try_out(ggml_backend_dev_t device) {
     ggml_tensor slots = bytes_at(memory.get(), base + 128, sizeof(int32_t));
     ids.ne[0]         = 1;
     ids.nb[0] = ids.nb[1] = sizeof(int32_t);
+    CapturedGraph whole;
+    for (int32_t wanted = 7; wanted < (captured ? 9 : 8); wanted++) {
+        upload_table(0);
+        ggml_backend_synchronize(uploads_.get());
+        begin_graph();
+        expect(0, 1);
+        const auto queue = [&] { return send_orders(compute.get()) && this->queue(compute.get(), 0, &ids, &slots); };
+        if (captured ? !(whole.is(1) || whole.capture(*this, compute.get(), 1, queue)) || !whole.launch(*this, compute.get())
+                     : !queue()) {
+            throw std::runtime_error(captured ? "the driver refused to capture it" : "the driver refused to queue it");
+        }
+        const auto deadline = std::chrono::steady_clock::now() + trial_limit;
+        while (!has_arrived(0) && std::chrono::steady_clock::now() < deadline) {
+            std::this_thread::yield();
+        }
+        std::vector<int32_t> asked;
+        const bool came = has_arrived(0) && n_missing(0) == 1 && (experts(0, asked), asked[0] == 0);
+        tables_[0][0]   = wanted;
+        upload_table(0);
+        ggml_backend_synchronize(uploads_.get());
+        const bool in_time = answer(0, came);
+        int32_t    slot = -1;
+        ggml_backend_tensor_get_async(compute.get(), &slots, &slot, 0, sizeof(slot));
+        ggml_backend_synchronize(compute.get());
+        tables_[0][0] = -1;
+        if (!came || slot != wanted || !in_time) {
+            throw std::runtime_error("a trial of it gave slot " + std::to_string(slot) + " instead of " +
+                                     std::to_string(wanted));
+        }
+    }
     upload_table(0);
     ggml_backend_synchronize(uploads_.get());
-    if (!queue(compute.get(), 0, &ids, &slots)) {
-        throw std::runtime_error("the driver refused to queue it");
-    }
-    const auto deadline = std::chrono::steady_clock::now() + trial_limit;
-    while (!has_arrived(0) && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::yield();
-    }
-    std::vector<int32_t> asked;
-    const bool came = has_arrived(0) && n_missing(0) == 1 && (experts(0, asked), asked[0] == 0);
-    tables_[0][0]     = 7;
-    upload_table(0);
-    ggml_backend_synchronize(uploads_.get());
-    const bool in_time = answer(0, came);
-    int32_t    slot = -1;
-    ggml_backend_tensor_get_async(compute.get(), &slots, &slot, 0, sizeof(slot));
-    ggml_backend_synchronize(compute.get());
-    tables_[0][0] = -1;
-    if (!came || slot != 7 || !in_time) {
-        throw std::runtime_error("a trial of it gave slot " + std::to_string(slot) + " instead of 7");
-    }
 }
 
 } // namespace expertier

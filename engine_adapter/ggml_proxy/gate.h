@@ -41,18 +41,33 @@ class Gate {
     // kernel does not do in a trial what it should.
     Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts);
 
-    // To be called before a graph's first gate: once one has given up waiting, others of the graph do not wait either.
-    void begin_graph() { graph_ += 1; }
+    // Has the driver's captures tried, where it has them; where they fail, says why, and has none any more.
+    std::string try_capture(ggml_backend_dev_t device);
+
+    // Begins a graph, whose gates bear its number: once one has given up waiting, others of the graph do not wait either.
+    // To be called when all gates of the one before have been answered.
+    void begin_graph();
+    // What changes with each graph, on its way to whoever is queued for the layer: as many words as `n_orders`.
+    static constexpr size_t n_orders = 16;
+    uint32_t *              orders(int layer) const { return host_orders() + (layer + 1) * n_orders; }
+    uint64_t                device_orders(int layer) const;
+    uint64_t                device_number() const { return device_orders(-1); } // the graph's
+    uint32_t                number() const { return graph_; }
+    // The graph will ask for so many rows of the layer.
+    void expect(int layer, uint32_t n_rows);
+
+    // Queues the orders, and copies that they are to be followed by, behind what is queued on `compute`, which waits for
+    // them. No gate may be queued before that. False when the driver refused.
+    bool send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows = {});
 
     // Queues the gate of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as the
     // ids are) gets the slot ids. False when the driver refused.
     bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots, const KeptRows & keep = {});
 
-    // Queues copies behind what is queued on `compute`, which waits for them; false when the driver refused, or has no
-    // kernel for it.
-    bool copy(ggml_backend_t compute, const std::vector<CopyRow> & rows);
+    bool follow(ggml_backend_t compute); // our stream waits for what is queued there
+    bool hold(ggml_backend_t compute);   // what is queued there from now on waits for our stream
 
-    // What came of the gate that was queued last for the layer.
+    // What came of the layer's gate in this graph.
     bool has_arrived(int layer) const;
     int  n_missing(int layer) const;
     void experts(int layer, std::vector<int32_t> & rows) const; // the expert of each row; 65,535: one out of range
@@ -79,25 +94,24 @@ class Gate {
     };
 
     uint32_t * door(int layer) const;
-    bool       follow(ggml_backend_t compute); // our stream waits for what is queued there
-    bool       hold(ggml_backend_t compute);   // what is queued there from now on waits for our stream
+    uint32_t * host_orders() const { return static_cast<uint32_t *>(ggml_backend_buffer_get_base(host_orders_.get())); }
     bool       launch_copies(const CopyRow * rows, uint32_t n);
     bool       launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
                       const KeptRows & keep);
     int32_t *  host_table(int layer) const {
         return static_cast<int32_t *>(ggml_backend_buffer_get_base(host_tables_.get())) + first_[layer];
     }
-    void       try_out(ggml_backend_dev_t device);
+    void       try_out(ggml_backend_dev_t device, bool captured);
 
     expertier_gate                                driver_;
     uint32_t                                      patience_;
-    uint32_t                                      graph_ = 1;
+    uint32_t                                      graph_ = 0;
     std::vector<std::vector<int32_t>>             tables_;
     std::vector<size_t>                           first_;   // of each layer, in the tables' buffers
     size_t                                        n_table_words_ = 0;
-    std::vector<uint32_t>                         tickets_; // the last one of each layer
-    std::vector<uint32_t>                         n_rows_;  // ... and its rows
-    Buffer                                        device_tables_, host_tables_, doors_;
+    std::vector<uint32_t>                         n_rows_;  // of each layer's gate
+    std::vector<CopyRow>                          rows_;
+    Buffer                                        device_tables_, host_tables_, doors_, device_orders_, host_orders_;
     std::unique_ptr<ggml_backend, FreeBackend>    uploads_;
     std::unique_ptr<ggml_backend_event, FreeEvent> before_, after_;
 };

@@ -12,6 +12,8 @@ namespace expertier {
 
 namespace {
 
+constexpr int64_t captured_tokens = 4; // for which CUDA's backend has kernels of its own for every quantised type
+
 // Whether the node changes a state that it has read: a graph with one cannot be run again.
 bool is_stateful(const ggml_tensor * node) {
     const char * name = ggml_op_name(node->op);
@@ -49,6 +51,9 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
             (plan.tiers->staging() && ids->ne[1] >= plan.tiers->stream_tokens())) {
             return false;
         }
+        // CUDA's backend reads ids back for experts that are not quantised, and for some types of larger batches.
+        plan.may_be_captured &= ggml_is_quantized(node->src[0]->type) &&
+                                ids->ne[1] <= captured_tokens;
         plan.nodes.push_back({ i, layer, expert->ref.matrix, (int) plan.calls.size() - 1 });
     }
     return !plan.calls.empty();
@@ -67,6 +72,7 @@ void look_at(GatePlan & plan, const ggml_cgraph * graph) {
     plan.tiers.reset();
     plan.nodes.clear();
     plan.calls.clear();
+    plan.may_be_captured = true;
     plan.is_fit = uid != 0 && is_fit(plan, graph);
     plan.epoch  = plan.tiers ? plan.tiers->epoch() : 0;
     if (plan.is_fit) {

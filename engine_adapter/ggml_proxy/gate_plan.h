@@ -32,6 +32,8 @@ struct GatePlan {
     int                    epoch  = 0; // of the tiers' slots, where it has tiers
     int                    n_seen = 0; // how often it came
     bool                   is_fit = false;
+    bool                   may_be_captured    = false; // the backend waits for nothing while it queues it
+    bool                   cannot_be_captured = false; // it was tried
     std::shared_ptr<Tiers> tiers;
     std::vector<Node>      nodes; // that multiply by experts, in the graph's order
     std::vector<Call>      calls;

@@ -24,6 +24,7 @@ namespace {
 // A graph is queued so often by the other way first: then every kernel is loaded and every CUDA or HIP graph made, which
 // may wait for the device, and the device may wait for us.
 constexpr int n_warm = 4;
+constexpr int n_warm_captured = 2; // the driver's graphs of slices are not used then
 
 constexpr int pause_graphs = 32; // after a retreat: what missed is on disk, and more of it may be
 
@@ -45,6 +46,7 @@ class GatedRun {
             room->reserve(Gate::max_rows); // with gates queued, nothing may fail for want of memory
         }
         copies_.reserve(Gate::max_rows);
+        steps_.reserve(plan_.calls.size());
         queued_.reserve(plan_.calls.size());
         {
             std::lock_guard<std::mutex> guard(backend_.deferred_mutex);
@@ -58,13 +60,15 @@ class GatedRun {
         }
         bring_tables();
         open_ahead();
-        gate_.begin_graph();
-
-        if (!plan_.inputs.keep(backend_.inner, gate_)) {
+        if (!plan_.inputs.reserve(backend_.inner) || !find_steps()) {
             return {};
         }
+        gate_.begin_graph();
+        expect();
+
         tiers_.counters.graphs += 1;
-        ggml_status status = queue_all();
+        const bool  at_once = launch_captured();
+        ggml_status status  = at_once ? GGML_STATUS_SUCCESS : queue_all(slices_, true);
         while (n_served_ < queued_.size()) { // also after a failure: nobody may be left waiting
             serve(true);
         }
@@ -91,6 +95,15 @@ class GatedRun {
     }
 
   private:
+    // A call that goes through its gate.
+    struct Step {
+        size_t              call;
+        const ggml_tensor * ids;
+        ggml_tensor *       slot_ids;
+        size_t              next = 1, last = 0; // calls that are predicted behind it, as far as they can be
+        KeptRows            keep;
+    };
+
     // Uploads the tables of layers that others have changed.
     void bring_tables() {
         bool uploads = false;
@@ -153,63 +166,157 @@ class GatedRun {
                Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
     }
 
-    // Queues a layer's gate, and behind it predictions for layers to come.
-    bool queue_gate(size_t index, const ggml_tensor * ids, ggml_tensor * slot_ids) {
-        const GatePlan::Call & call = plan_.calls[index];
-        size_t                 next = 1, last = 0; // none
-        KeptRows               keep;
-        if (ahead_) {
-            std::tie(next, last) = predicted_by(index);
-            while (next <= last && !can_predict(index, next)) {
-                next += 1;
+    // What the gates of this graph are; false when there is no memory for the slot ids of one.
+    bool find_steps() {
+        for (size_t i = 0; i < plan_.calls.size(); i++) {
+            const GatePlan::Call & call = plan_.calls[i];
+            if (is_whole_[i]) {
+                continue;
+            }
+            Step step;
+            step.call     = i;
+            step.ids      = graph_->nodes[call.first]->src[2];
+            step.slot_ids = backend_.ids[tiers_.slots({ call.layer, 0 })].reserve(backend_.inner, step.ids->ne[0], step.ids->ne[1]);
+            if (step.slot_ids == nullptr) {
+                return false;
+            }
+            if (ahead_) {
+                std::tie(step.next, step.last) = predicted_by(i);
+                while (step.next <= step.last && !can_predict(i, step.next)) {
+                    step.next += 1;
+                }
+                if (step.next <= step.last) {
+                    step.keep = tiers_.predictor()->keep(call.router, plan_.calls[step.next].router);
+                }
+            }
+            steps_.push_back(step);
+        }
+        return true;
+    }
+
+    // Whether a step's gate keeps the rows that a prediction for call `to` needs.
+    bool predicts(const Step & step, size_t to) const {
+        const GatePlan::Call & call = plan_.calls[step.call];
+        return can_predict(step.call, to) &&
+               tiers_.predictor()->keep(call.router, plan_.calls[to].router).rows == step.keep.rows;
+    }
+
+    void expect() {
+        tiers_.counters.whole_calls += plan_.calls.size() - steps_.size();
+        for (const Step & step : steps_) {
+            const GatePlan::Call & call = plan_.calls[step.call];
+            gate_.expect(call.layer, (uint32_t) (call.n_used * call.n_tokens));
+            for (size_t next = step.next; next <= step.last; next++) {
+                if (predicts(step, next)) {
+                    ahead_->expect(plan_.calls[next].layer, (int) (plan_.calls[next].n_used * plan_.calls[next].n_tokens));
+                }
             }
         }
-        if (next <= last) {
-            keep = tiers_.predictor()->keep(call.router, plan_.calls[next].router);
+    }
+
+    // Launches the graph with all of its gates at once, captured before or now; false when it is to be queued instead.
+    bool launch_captured() {
+        if (gate_.driver().capture_begin == nullptr || !plan_.may_be_captured || plan_.cannot_be_captured) {
+            return false;
         }
-        if (!gate_.queue(backend_.inner, call.layer, ids, slot_ids, keep)) {
+        const uint64_t key = key_of_all();
+        if (!backend_.captured.is(key)) {
+            const auto queue = [this] {
+                GraphSlices slices(backend_, graph_);
+                slices.run_afresh(backend_.leading);
+                return queue_all(slices, false) == GGML_STATUS_SUCCESS;
+            };
+            const bool done = backend_.captured.capture(gate_, backend_.inner, key, queue);
+            queued_.clear(); // nothing was
+            if (ahead_) {
+                ahead_->launched(false);
+            }
+            if (!done) {
+                plan_.cannot_be_captured = true;
+                GGML_LOG_WARN("expertier: a decode graph could not be captured; this context queues its parts one by one, "
+                              "which is slower (MOE_DECODE_CAPTURE=0 has none captured)\n");
+                return false;
+            }
+            tiers_.counters.captures += 1;
+        }
+        if (!backend_.captured.launch(gate_, backend_.inner)) {
+            return false;
+        }
+        tiers_.counters.captured_runs += 1;
+        for (const Step & step : steps_) {
+            queued_.push_back(plan_.calls[step.call].layer);
+        }
+        if (ahead_) {
+            ahead_->launched(true);
+        }
+        return true;
+    }
+
+    // Stands for all that is not the same in each run of the graph, but for what the gates' orders hold.
+    uint64_t key_of_all() const {
+        const auto address = [](const void * at) { return (uint64_t) reinterpret_cast<uintptr_t>(at); };
+        uint64_t   key     = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&gate_));
+        for (const GatePlan::Node & at : plan_.nodes) {
+            const ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
+            key                      = mixed(mixed(key, address(pool->data)), (uint64_t) pool->ne[2]);
+        }
+        for (const Step & step : steps_) {
+            key = mixed(mixed(key, step.call), address(step.slot_ids->data));
+            key = mixed(mixed(key, address(step.keep.kept)), step.next <= step.last ? step.next * 4096 + step.last : 0);
+        }
+        for (const CopyRow & row : plan_.inputs.rows()) {
+            key = mixed(key, row.target);
+        }
+        return key;
+    }
+
+    // Queues a layer's gate, and behind it predictions for layers to come.
+    bool queue_gate(const Step & step) {
+        const GatePlan::Call & call = plan_.calls[step.call];
+        if (!gate_.queue(backend_.inner, call.layer, step.ids, step.slot_ids, step.keep)) {
             return false;
         }
         queued_.push_back(call.layer);
-        for (; next <= last; next++) {
+        for (size_t next = step.next; next <= step.last; next++) {
             const GatePlan::Call & to = plan_.calls[next];
-            // Others than the rows that were kept are not there.
-            if (can_predict(index, next) && tiers_.predictor()->keep(call.router, to.router).rows == keep.rows &&
-                !ahead_->queue(to.layer, call.router, to.router, to.n_used)) {
+            if (predicts(step, next) && !ahead_->queue(call.router, to.router, to.n_used)) {
                 return false;
             }
         }
         return true;
     }
 
-    ggml_status queue_all() {
-        int           last     = -1;
-        ggml_tensor * slot_ids = nullptr;
+    // Serves gates meanwhile, unless nothing runs yet.
+    ggml_status queue_all(GraphSlices & slices, bool serves) {
+        if (!gate_.send_orders(backend_.inner, plan_.inputs.rows())) {
+            return GGML_STATUS_FAILED;
+        }
+        int    last   = -1;
+        size_t n_done = 0; // steps
         for (const GatePlan::Node & at : plan_.nodes) {
-            ggml_tensor *           node = graph_->nodes[at.index];
-            const GatePlan::Call &  call = plan_.calls[at.call];
-            ggml_tensor *           pool = tiers_.slots({ at.layer, at.matrix });
+            ggml_tensor *          node = graph_->nodes[at.index];
+            const GatePlan::Call & call = plan_.calls[at.call];
+            ggml_tensor *          pool = tiers_.slots({ at.layer, at.matrix });
             if (is_whole_[at.call]) {
-                slices_.redirect(node, pool, node->src[2]);
-                tiers_.counters.whole_calls += at.call != last;
-                last = at.call;
+                slices.redirect(node, pool, node->src[2]);
                 continue;
             }
             if (at.call != last) {
                 last = at.call;
-                if (ggml_status status = slices_.run_until(call.first)) {
+                n_done += 1;
+                if (ggml_status status = slices.run_until(call.first)) {
                     return status;
                 }
-                const ggml_tensor * ids = node->src[2];
-                slot_ids = backend_.ids[tiers_.slots({ at.layer, 0 })].reserve(backend_.inner, ids->ne[0], ids->ne[1]);
-                if (slot_ids == nullptr || !queue_gate(at.call, ids, slot_ids)) {
+                if (!queue_gate(steps_[n_done - 1])) {
                     return GGML_STATUS_FAILED;
                 }
-                serve(false);
+                if (serves) {
+                    serve(false);
+                }
             }
-            slices_.redirect(node, pool, slot_ids);
+            slices.redirect(node, pool, steps_[n_done - 1].slot_ids);
         }
-        return slices_.run_until(graph_->n_nodes);
+        return slices.run_until(graph_->n_nodes);
     }
 
     // Serves gates in order, as far as they have arrived; waits for one if it `must`.
@@ -360,6 +467,7 @@ class GatedRun {
     HostReads             reads_;
     std::vector<bool>     is_whole_; // of each call
     std::deque<LayerLock> locks_;
+    std::vector<Step>     steps_;
     std::vector<int>      queued_; // layers whose gates are
     std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
     std::vector<const char *> copies_;
@@ -379,7 +487,9 @@ std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph
         plan.pause -= 1;
         return {};
     }
-    if (!plan.is_fit || plan.n_seen <= n_warm || !plan.tiers->gate() || backend.device->n_backends > 1 ||
+    const bool is_captured = plan.is_fit && plan.tiers->gate() && plan.tiers->gate()->driver().capture_begin &&
+                             plan.may_be_captured && !plan.cannot_be_captured;
+    if (!plan.is_fit || plan.n_seen <= (is_captured ? n_warm_captured : n_warm) || !plan.tiers->gate() || backend.device->n_backends > 1 ||
         !plan.tiers->serves_fills()) {
         return {};
     }

@@ -189,6 +189,8 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->host_fills              = from.host_fills;
     out->gated_calls             = from.gated_calls;
     out->gate_waits              = from.gate_waits;
+    out->captures                = from.captures;
+    out->captured_runs           = from.captured_runs;
     out->gate_retreats           = from.gate_retreats;
     out->predicted = from.predicted;
     out->predicted_right = from.predicted_right;

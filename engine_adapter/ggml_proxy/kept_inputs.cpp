@@ -33,7 +33,7 @@ void KeptInputs::find(const ggml_cgraph * graph) {
     }
 }
 
-bool KeptInputs::keep(ggml_backend_t backend, Gate & gate) {
+bool KeptInputs::reserve(ggml_backend_t backend) {
     if (n_bytes_ > 0 && (!copies_ || ggml_backend_buffer_get_size(copies_.get()) < n_bytes_)) {
         ggml_backend_synchronize(backend); // copies may still be on their way back
         copies_ = new_device_buffer(ggml_backend_get_device(backend), n_bytes_);
@@ -45,24 +45,19 @@ bool KeptInputs::keep(ggml_backend_t backend, Gate & gate) {
     for (const Input & input : inputs_) {
         rows_.push_back({ reinterpret_cast<uint64_t>(copy_of(input)), reinterpret_cast<uint64_t>(input.data), input.n_bytes });
     }
-    if (!gate.copy(backend, rows_)) { // no kernel for it
-        copy(backend, false);
-    }
     return true;
 }
 
-void KeptInputs::restore(ggml_backend_t backend) { copy(backend, true); }
-
-char * KeptInputs::copy_of(const Input & input) const {
-    return static_cast<char *>(ggml_backend_buffer_get_base(copies_.get())) + input.offset;
-}
-
-void KeptInputs::copy(ggml_backend_t backend, bool back) {
+void KeptInputs::restore(ggml_backend_t backend) {
     for (const Input & input : inputs_) {
         ggml_tensor copied = bytes_at(copies_.get(), copy_of(input), input.n_bytes);
         ggml_tensor given  = bytes_at(input.buffer, input.data, input.n_bytes);
-        ggml_backend_tensor_copy_async(backend, backend, back ? &copied : &given, back ? &given : &copied);
+        ggml_backend_tensor_copy_async(backend, backend, &copied, &given);
     }
+}
+
+char * KeptInputs::copy_of(const Input & input) const {
+    return static_cast<char *>(ggml_backend_buffer_get_base(copies_.get())) + input.offset;
 }
 
 } // namespace expertier

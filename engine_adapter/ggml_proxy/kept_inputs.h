@@ -16,8 +16,10 @@ namespace expertier {
 class KeptInputs {
   public:
     void find(const ggml_cgraph * graph);
-    // Queues copies of all of them behind what is queued on `backend`; false when the device has no memory for it.
-    bool keep(ggml_backend_t backend, Gate & gate);
+    // Has room for copies of all of them; false when the device has no memory for it.
+    bool reserve(ggml_backend_t backend);
+    // What is to be copied for it.
+    const std::vector<CopyRow> & rows() const { return rows_; }
     // Queues the way back.
     void restore(ggml_backend_t backend);
 
@@ -28,7 +30,6 @@ class KeptInputs {
         size_t                n_bytes;
         size_t                offset; // of the copy
     };
-    void   copy(ggml_backend_t backend, bool back);
     char * copy_of(const Input & input) const;
 
     std::vector<Input>   inputs_;

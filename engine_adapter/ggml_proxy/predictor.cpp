@@ -14,6 +14,8 @@ namespace {
 
 // Words of a door, and limits, as in hip/kernels/predict.cu.
 constexpr int     posted = 0, number = 1, first_chosen = 2, first_predicted = 16;
+constexpr int     first_candidate = 1; // in a layer's orders, behind their number
+static_assert(first_candidate + Predictor::n_candidates <= (int) Gate::n_orders);
 constexpr size_t  door_words  = 128;
 constexpr int64_t max_experts = 512, max_scores = 4096;
 
@@ -64,7 +66,7 @@ bool Payoff::note(bool was_useful) {
 
 Predictor::Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts)
     : payoff(gate.driver().prefetch_pauses != 0),
-      reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0), gate_(gate), device_(device), tickets_(n_experts.size(), 0) {
+      reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0), gate_(gate), device_(device) {
     scores_ = new_device_buffer(device, (max_scores + 1) * sizeof(float)); // the last word counts blocks
     doors_  = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
     if (!scores_ || !doors_) {
@@ -97,42 +99,38 @@ KeptRows Predictor::keep(const Router & from, const Router & to) const {
              static_cast<float *>(ggml_backend_buffer_get_base(kept_.get())) };
 }
 
-bool Predictor::queue(int layer, const Router & from, const Router & to, int64_t n_used,
-                      const std::array<int32_t, n_candidates> & candidates, int n, int64_t expert_bytes) {
+void Predictor::expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n) {
+    gate_.orders(layer)[0] = (uint32_t) n;
+    std::copy_n(candidates.begin(), n, gate_.orders(layer) + first_candidate);
+}
+
+bool Predictor::queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes) {
     const float * norm = from.state && to.state ? static_cast<const float *>(to.norm->data) : nullptr;
     return launch(layer, to, norm, (uint32_t) to.matrix->ne[0], (uint32_t) from.input->ne[1], (uint32_t) n_used,
-                  (uint32_t) to.matrix->ne[1], candidates, n,
-                  (uint32_t) std::clamp<int64_t>(bytes_ahead / expert_bytes, 1, most_chosen));
+                  (uint32_t) to.matrix->ne[1], (uint32_t) std::clamp<int64_t>(bytes_ahead / expert_bytes, 1, most_chosen));
 }
 
 bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens,
-                       uint32_t n_used, uint32_t n_experts, const std::array<int32_t, n_candidates> & candidates, int n,
-                       uint32_t most) {
+                       uint32_t n_used, uint32_t n_experts, uint32_t most) {
     const auto address = [](const ggml_tensor * tensor) { return tensor ? reinterpret_cast<uint64_t>(tensor->data) : 0; };
     uint64_t hidden    = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(kept_.get()));
     uint64_t router = address(to.matrix), row_bytes = to.matrix->nb[1], factors = reinterpret_cast<uint64_t>(norm);
     uint32_t type   = (uint32_t) to.matrix->type, is_sigmoid = to.is_sigmoid, spared = n_spared;
     uint64_t bias = address(to.bias), late_bias = address(to.late_bias);
     float    epsilon = to.epsilon;
-    std::array<int32_t, n_candidates> replaced = candidates;
-    uint32_t   n_replaced = (uint32_t) n;
+    uint64_t   ticket = gate_.device_number(), orders = gate_.device_orders(layer);
     uint64_t   scores = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(scores_.get()));
     uint64_t   n_done = scores + max_scores * sizeof(float);
     uint64_t   table = reinterpret_cast<uint64_t>(gate_.device_table(layer)), at = reinterpret_cast<uint64_t>(door(layer));
-    uint32_t   ticket      = tickets_[layer] + 1;
-    void *     arguments[] = { &hidden,  &n_hidden,  &n_tokens, &router, &row_bytes, &type,       &factors,
-                               &epsilon, &bias,      &is_sigmoid, &late_bias, &n_used, &spared,   replaced.data(),
-                               &n_replaced, &most,   &scores,   &n_done, &table,     &at,         &ticket };
+    void *     arguments[] = { &hidden,  &n_hidden, &n_tokens,   &router,    &row_bytes, &type,   &factors,
+                               &epsilon, &bias,     &is_sigmoid, &late_bias, &n_used,    &spared, &ticket,
+                               &orders,  &most,     &scores,     &n_done,    &table,     &at };
     const expertier_gate & driver = gate_.driver();
     const unsigned         threads = n_hidden < small_hidden ? n_threads_of_small : n_threads;
-    if (driver.launch(driver.predict, n_experts, 1, 1, threads, 1, 1, 0, driver.stream, arguments, nullptr) != 0) {
-        return false;
-    }
-    tickets_[layer] = ticket;
-    return true;
+    return driver.launch(driver.predict, n_experts, 1, 1, threads, 1, 1, 0, driver.stream, arguments, nullptr) == 0;
 }
 
-bool    Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == tickets_[layer]; }
+bool    Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == gate_.number(); }
 int     Predictor::n_chosen(int layer) const { return (int) load(door(layer) + number); }
 int32_t Predictor::chosen(int layer, int i) const { return (int32_t) load(door(layer) + first_chosen + 2 * i); }
 int     Predictor::candidate(int layer, int i) const { return (int) load(door(layer) + first_chosen + 2 * i + 1); }
@@ -154,7 +152,11 @@ void Predictor::try_out(ggml_backend_dev_t device, int n_experts) {
     router.matrix = &row;
     std::array<int32_t, n_candidates> candidates{};
     candidates[0] = -1;
-    if (n_experts > max_experts || !launch(0, router, nullptr, n_hidden, 1, 1, (uint32_t) n_experts, candidates, 1, 1)) {
+    gate_.begin_graph();
+    expect(0, candidates, 1);
+    const Stream compute(ggml_backend_dev_init(device, nullptr));
+    if (n_experts > max_experts || !compute || !gate_.send_orders(compute.get()) ||
+        !launch(0, router, nullptr, n_hidden, 1, 1, (uint32_t) n_experts, 1)) {
         throw std::runtime_error("the driver refused to queue a prediction");
     }
     const auto deadline = std::chrono::steady_clock::now() + trial_limit;

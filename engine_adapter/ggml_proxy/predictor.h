@@ -52,13 +52,14 @@ class Predictor {
     // What the gate of the layer before has to keep for a prediction.
     KeptRows keep(const Router & from, const Router & to) const;
 
-    // Queues a prediction behind the gate that was queued last, which has kept the rows. Of `layer` the experts that
-    // are in no slot may take the places of `candidates`, so many and in this order (-1: of a FREE slot). An expert's
-    // bytes decide how many do. False when the driver refused.
-    bool queue(int layer, const Router & from, const Router & to, int64_t n_used,
-               const std::array<int32_t, n_candidates> & candidates, int n, int64_t expert_bytes);
+    // Orders of the graph that has begun: experts of `layer` that are in no slot may take the places of `candidates`, so
+    // many and in this order (-1: of a FREE slot).
+    void expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n);
+    // Queues a prediction behind the gate that was queued last, which has kept the rows. An expert's bytes decide how many
+    // are chosen. False when the driver refused.
+    bool queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes);
 
-    // What came of the prediction that was queued last for the layer.
+    // What came of the layer's prediction in this graph.
     bool            has_arrived(int layer) const;
     int             n_chosen(int layer) const;
     int32_t         chosen(int layer, int i) const;    // an expert to be fetched
@@ -74,14 +75,12 @@ class Predictor {
   private:
     uint32_t * door(int layer) const;
     bool       launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens,
-                      uint32_t n_used, uint32_t n_experts, const std::array<int32_t, n_candidates> & candidates, int n,
-                      uint32_t most);
+                      uint32_t n_used, uint32_t n_experts, uint32_t most);
     void       try_out(ggml_backend_dev_t device, int n_experts);
 
     Gate &                gate_;
     ggml_backend_dev_t    device_;
     size_t                n_kept_ = 0;
-    std::vector<uint32_t> tickets_; // the last one of each layer
     Buffer                kept_, scores_, doors_;
 };
 

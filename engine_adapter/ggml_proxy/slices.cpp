@@ -14,14 +14,14 @@ template <typename G> uint64_t uid_of(const G *, long) { return 0; }
 template <typename G> auto set_uid(G & graph, uint64_t uid, int) -> decltype(graph.uid, void()) { graph.uid = uid; }
 template <typename G> void set_uid(G &, uint64_t, long) {}
 
+} // namespace
+
+uint64_t graph_uid(const ggml_cgraph * graph) { return uid_of(graph, 0); }
+
 uint64_t mixed(uint64_t a, uint64_t b) {
     a = (a ^ (b + 0x9e3779b97f4a7c15u + (a << 6) + (a >> 2))) * 0xbf58476d1ce4e5b9u;
     return a ^ (a >> 31);
 }
-
-} // namespace
-
-uint64_t graph_uid(const ggml_cgraph * graph) { return uid_of(graph, 0); }
 
 GraphSlices::~GraphSlices() {
     for (auto undo = redirected_.rbegin(); undo != redirected_.rend(); ++undo) {
@@ -37,6 +37,14 @@ ggml_status GraphSlices::run_until(int end) {
     ggml_cgraph slice = ggml_graph_view(graph_, next_, end);
     if (const uint64_t uid = graph_uid(graph_)) {
         set_uid(slice, mixed(mixed(mixed(uid, next_), end), placed_) | 1, 0);
+    }
+    std::vector<ggml_tensor *> nodes;
+    if (leading_ != nullptr) {
+        set_uid(slice, 0, 0);
+        nodes.push_back(leading_->next(n_slices_, slice.nodes[0]));
+        nodes.insert(nodes.end(), slice.nodes, slice.nodes + slice.n_nodes);
+        slice.nodes   = nodes.data();
+        slice.n_nodes = (int) nodes.size();
     }
     next_ = end;
     n_slices_ += 1;

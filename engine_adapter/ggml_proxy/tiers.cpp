@@ -118,17 +118,21 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
         n_experts.push_back(layer.n_experts);
     }
     gate_ = std::make_unique<Gate>(driver, device_.inner, n_experts);
+    std::string without;
+    if (const std::string problem = gate_->try_capture(device_.inner); !problem.empty()) {
+        without += "capture\t" + problem + "\n";
+    }
     if (driver.predict == nullptr || driver.layers_ahead <= 0) {
-        return {};
+        return without;
     }
     try {
         prefetch_events_ = std::make_unique<PrefetchEvents>(device_.inner);
         predictor_       = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
     } catch (const std::runtime_error & problem) { // the gate does without
         prefetch_events_.reset();
-        return std::string("nothing is predicted: ") + problem.what();
+        without += std::string("prefetch\t") + problem.what() + "\n";
     }
-    return {};
+    return without;
 }
 
 ggml_tensor Tiers::slot_piece(int, int32_t slot, const expertier_copy & copy) const {

@@ -149,7 +149,7 @@ class Tiers {
 
     struct Counters {
         std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
-            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, gated_calls{0}, gate_waits{0}, gate_retreats{0}, gates_late{0}, predicted{0}, predicted_right{0}, missing{0}, missing_predicted{0}, prefetches{0}, prefetches_useful{0}, prefetches_in_time{0}, prefetch_bytes{0}, prefetch_wasted_bytes{0}, prefetch_pauses{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
+            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, gated_calls{0}, gate_waits{0}, captures{0}, captured_runs{0}, gate_retreats{0}, gates_late{0}, predicted{0}, predicted_right{0}, missing{0}, missing_predicted{0}, prefetches{0}, prefetches_useful{0}, prefetches_in_time{0}, prefetch_bytes{0}, prefetch_wasted_bytes{0}, prefetch_pauses{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
     };
     Counters counters;
 

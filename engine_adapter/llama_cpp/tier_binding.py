@@ -39,6 +39,8 @@ class ProxyCounters:
     host_fills: int
     gated_calls: int
     gate_waits: int
+    captures: int
+    captured_runs: int
     gate_retreats: int
     gates_late: int
     predicted: int
@@ -125,6 +127,7 @@ class TierBinding:
                 inner_device,
                 manager.decode_gate,
                 prefetch=manager.decode_prefetch,
+                capture=manager.decode_capture,
                 expert_bytes=max(layer.expert_bytes for layer in manager.table.layers),
             )
         except BaseException:

@@ -5,9 +5,12 @@
 // What the device writes there bears the low half of the ticket, so that the host can tell word by word what has come:
 // a fence would cost a way over the bus and back, in every layer.
 //
+// `orders` is device memory that the host writes before each graph: its first word is the graph's number, which is the ticket
+// of all of its gates. No argument changes from graph to graph, so that a captured graph can be launched again.
+//
 // `kept` gets a copy of `n_tokens` rows of `n_hidden` floats for the kernel that predicts (predict.cu), which runs while
 // the engine gives their memory to others; 0 tokens: it gets none. Once a gate has given up waiting, `gave_up` holds its
-// `graph`, and later gates of that do not wait.
+// ticket, and later gates of the graph do not wait.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -44,15 +47,16 @@ static __device__ void copy_row(char* to, const char* from, u32 n_bytes) {
 }
 
 extern "C" __global__ void gate(const char* ids, u64 column_bytes, u64 row_bytes, u32 n_used, u32 n_rows,
-                                const int* table, u32 n_experts, int* slots, u32* door_memory, u32 ticket,
+                                const int* table, u32 n_experts, int* slots, u32* door_memory, const u32* orders,
                                 u32 patience, const char* hidden, u64 hidden_row_bytes, u32 n_hidden,
-                                u32 n_tokens, float* kept, u32* gave_up, u32 graph) {
+                                u32 n_tokens, float* kept, u32* gave_up) {
     __shared__ u32 missing;
     volatile u32* door = door_memory;
     u32 row = threadIdx.x;
     if (row == 0) missing = 0;
     __syncthreads();
 
+    u32 ticket = orders[0];
     u32 mark = ticket << 16;
     int expert = 0;
     int slot = 0;
@@ -72,11 +76,11 @@ extern "C" __global__ void gate(const char* ids, u64 column_bytes, u64 row_bytes
     if (n_missing) {
         if (row == 0) {
             __threadfence_system();
-            u32 waited = *(volatile u32*)gave_up == graph ? patience : 0;
+            u32 waited = *(volatile u32*)gave_up == ticket ? patience : 0;
             while (door[ANSWERED] != ticket && waited < patience) waited++;
             if (door[ANSWERED] != ticket) {
                 door[LATE] = ticket;
-                *(volatile u32*)gave_up = graph;
+                *(volatile u32*)gave_up = ticket;
             }
             __threadfence_system();
         }

@@ -3,7 +3,7 @@
 // includes nothing, and nothing in it depends on the wave size.
 //
 // One block an expert. The block that is done last ranks all scores. For each expert to be fetched it takes the next of
-// `candidates`, the experts that the layer's table can do without, out of the table: the layer's gate, which runs later on
+// the candidates, the experts that the layer's table can do without, out of the table: the layer's gate, which runs later on
 // this stream, will not lead to their slots any more, so the host may fill these at once.
 
 typedef unsigned short u16;
@@ -21,15 +21,15 @@ typedef unsigned long long u64;
 #define TYPE_F16 1
 #define TYPE_BF16 30
 
+// Words of a layer's orders, which the host writes before each graph.
+#define N_CANDIDATES 0
+#define CANDIDATES 1 // experts; -1: a slot with nobody in it
+
 // Words of a door.
 #define POSTED 0     // the ticket, written last
 #define N_CHOSEN 1
 #define CHOSEN 2     // an expert to be fetched, and the index of the candidate that it replaces; up to 4 of these
 #define PREDICTED 16 // every row's predicted expert, the likeliest of all tokens first
-
-struct Candidates {
-    int expert[MOST_CANDIDATES];  // -1: a slot with nobody in it
-};
 
 static __device__ float of_bits(u32 bits) {
     union { u32 bits; float value; } either;
@@ -70,8 +70,8 @@ static __device__ Sums sums_of(const float* state, const float* norm, const char
 extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_tokens, const char* router,
                                    u64 router_row_bytes, u32 router_type, const float* norm, float epsilon,
                                    const float* bias, u32 is_sigmoid, const float* late_bias, u32 n_used,
-                                   u32 n_spared, Candidates candidates, u32 n_candidates, u32 most, float* scores,
-                                   u32* n_done, int* table, u32* door_memory, u32 ticket) {
+                                   u32 n_spared, const u32* ticket, const u32* orders, u32 most, float* scores,
+                                   u32* n_done, int* table, u32* door_memory) {
     __shared__ float products[MOST_THREADS];
     __shared__ float squares[MOST_THREADS];
     __shared__ u32 is_last;
@@ -115,6 +115,9 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
     __shared__ int order[MOST_ROWS];
     __shared__ unsigned char is_there[MOST_EXPERTS];
     __shared__ unsigned char is_spared[MOST_EXPERTS];
+    __shared__ int candidates[MOST_CANDIDATES];
+    u32 n_candidates = orders[N_CANDIDATES];
+    if (thread < n_candidates && thread < MOST_CANDIDATES) candidates[thread] = (int)orders[CANDIDATES + thread];
     u32 n_rows = n_tokens * n_used;
     volatile float* of_all_blocks = scores;
     for (u32 i = thread; i < n_rows; i += n_threads) order[i] = -1;
@@ -144,11 +147,11 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
         for (u32 i = 0; i < n_rows && n < most; i++) {
             int expert = order[i];
             if (expert < 0 || is_there[expert]) continue;
-            while (candidate < n_candidates && candidates.expert[candidate] >= 0 &&
-                   is_spared[candidates.expert[candidate]])
+            while (candidate < n_candidates && candidates[candidate] >= 0 &&
+                   is_spared[candidates[candidate]])
                 candidate++;
             if (candidate == n_candidates) break;
-            int leaves = candidates.expert[candidate];
+            int leaves = candidates[candidate];
             if (leaves >= 0) table[leaves] = -1;
             is_there[expert] = 1;
             door[CHOSEN + 2 * n] = (u32)expert;
@@ -161,5 +164,5 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
     }
     __threadfence_system();
     __syncthreads();
-    if (thread == 0) door[POSTED] = ticket;
+    if (thread == 0) door[POSTED] = *ticket;
 }

@@ -25,21 +25,22 @@ struct Arguments {
     uint32_t n_used, n_rows;
     uint64_t table;
     uint32_t n_experts;
-    uint64_t slots, door;
-    uint32_t ticket, patience;
+    uint64_t slots, door, orders;
+    uint32_t patience;
     uint64_t hidden, hidden_row_bytes;
     uint32_t n_hidden, n_tokens;
     uint64_t kept, gave_up;
-    uint32_t graph;
     size_t   kept_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
 };
 
 Arguments read(void ** values) {
     const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
     const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
-    return { u64(0), u64(1), u64(2), u32(3), u32(4), u64(5), u32(6), u64(7), u64(8), u32(9), u32(10),
-             u64(11), u64(12), u32(13), u32(14), u64(15), u64(16), u32(17) };
+    return { u64(0), u64(1), u64(2), u32(3), u32(4), u64(5), u32(6), u64(7), u64(8), u64(9), u32(10),
+             u64(11), u64(12), u32(13), u32(14), u64(15), u64(16) };
 }
+
+constexpr size_t order_bytes = (CANDIDATES + MOST_CANDIDATES) * sizeof(uint32_t);
 
 // The predicting kernel's.
 struct Prediction {
@@ -53,18 +54,17 @@ struct Prediction {
     uint32_t is_sigmoid;
     uint64_t late_bias;
     uint32_t n_used, n_spared;
-    Candidates candidates;
-    uint32_t n_candidates, most;
+    uint64_t ticket, orders;
+    uint32_t most;
     uint64_t scores, n_done, table, door;
-    uint32_t ticket;
 };
 
 Prediction read_prediction(void ** values) {
     const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
     const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
     return { u64(0), u32(1), u32(2), u64(3), u64(4), u32(5), u64(6), *static_cast<float *>(values[7]), u64(8), u32(9),
-             u64(10), u32(11), u32(12), *static_cast<Candidates *>(values[13]), u32(14), u32(15), u64(16), u64(17),
-             u64(18), u64(19), u32(20) };
+             u64(10), u32(11), u32(12), u64(13), u64(14), u32(15), u64(16), u64(17),
+             u64(18), u64(19) };
 }
 
 // Puts the address of the bytes in place of the device's; false when it is none of the device's.
@@ -86,12 +86,13 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
               false, "a gate's hidden state");
     }
     touch(stream.device, reinterpret_cast<char *>(a.kept), a.kept_bytes(), true, "a gate's kept rows");
+    touch(stream.device, reinterpret_cast<char *>(a.orders), sizeof(uint32_t), false, "a graph's number");
     if (a.patience > 1000) { // not a test's own choice
         a.patience = UINT32_MAX; // a look at the door takes a nanosecond here
     }
     void *         values[] = { &a.ids,    &a.column_bytes,     &a.row_bytes, &a.n_used,   &a.n_rows, &a.table,
-                                &a.n_experts, &a.slots,         &a.door,      &a.ticket,   &a.patience, &a.hidden,
-                                &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens, &a.kept, &a.gave_up, &a.graph };
+                                &a.n_experts, &a.slots,         &a.door,      &a.orders,   &a.patience, &a.hidden,
+                                &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens, &a.kept, &a.gave_up };
     const unsigned grid[]   = { 1, 1, 1 };
     const unsigned block[]  = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
@@ -116,11 +117,13 @@ void run_prediction(Stream & stream, Prediction p, unsigned n_experts, unsigned 
     reads(p.norm, p.n_hidden * sizeof(float), "a norm");
     reads(p.bias, n_experts * sizeof(float), "a router's bias");
     reads(p.late_bias, n_experts * sizeof(float), "a router's late bias");
+    reads(p.ticket, sizeof(uint32_t), "a graph's number");
+    reads(p.orders, order_bytes, "a layer's orders");
     stream.tell_host();
     void *         values[] = { &p.hidden, &p.n_hidden, &p.n_tokens, &p.router, &p.router_row_bytes, &p.router_type,
                                 &p.norm,   &p.epsilon,  &p.bias,     &p.is_sigmoid, &p.late_bias,    &p.n_used,
-                                &p.n_spared, &p.candidates, &p.n_candidates, &p.most, &p.scores,     &p.n_done,
-                                &p.table,  &p.door,     &p.ticket };
+                                &p.n_spared, &p.ticket, &p.orders,   &p.most,     &p.scores,     &p.n_done,
+                                &p.table,  &p.door };
     const unsigned grid[]   = { n_experts, 1, 1 };
     const unsigned block[]  = { n_threads, 1, 1 };
     expertier_fake_kernel_predict.run(expertier_fake_kernel_predict.pack(values), grid, block, 32);
@@ -132,7 +135,7 @@ bool launch_gate(Stream & stream, unsigned n_threads, void ** values) {
     const size_t rows = a.n_tokens ? (a.n_tokens - 1) * a.hidden_row_bytes + a.n_hidden * sizeof(float) : 0;
     if (!find_bytes(stream.device, a.ids, span) || !find_bytes(stream.device, a.table, a.n_experts * sizeof(int32_t)) ||
         !find_bytes(stream.device, a.slots, a.n_rows * sizeof(int32_t)) ||
-        !find_bytes(stream.device, a.gave_up, sizeof(uint32_t)) ||
+        !find_bytes(stream.device, a.gave_up, sizeof(uint32_t)) || !find_bytes(stream.device, a.orders, sizeof(uint32_t)) ||
         !is_pinned(reinterpret_cast<void *>(a.door), (ROWS + a.n_rows) * sizeof(uint32_t)) ||
         (rows && (!find_bytes(stream.device, a.hidden, rows) || !find_bytes(stream.device, a.kept, a.kept_bytes())))) {
         return false;
@@ -151,10 +154,11 @@ bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, 
         !found(p.router, (n_experts - 1) * p.router_row_bytes + row) || !found(p.norm, p.n_hidden * sizeof(float)) ||
         !found(p.bias, n_experts * sizeof(float)) || !found(p.late_bias, n_experts * sizeof(float)) ||
         !found(p.scores, (size_t) p.n_tokens * n_experts * sizeof(float)) || !found(p.n_done, sizeof(uint32_t)) ||
-        !found(p.table, n_experts * sizeof(int32_t)) ||
+        !found(p.table, n_experts * sizeof(int32_t)) || !p.ticket || !p.orders || !found(p.ticket, sizeof(uint32_t)) ||
+        !found(p.orders, order_bytes) ||
         !is_pinned(reinterpret_cast<void *>(p.door), (PREDICTED + p.n_tokens * p.n_used) * sizeof(uint32_t)) ||
         n_experts > MOST_EXPERTS || p.n_tokens * n_experts > MOST_SCORES || p.n_tokens * p.n_used > MOST_ROWS ||
-        n_threads > MOST_THREADS || (n_threads & (n_threads - 1)) || p.n_candidates > MOST_CANDIDATES) {
+        n_threads > MOST_THREADS || (n_threads & (n_threads - 1))) {
         return false;
     }
     stream.push([&stream, p, n_experts, n_threads] { run_prediction(stream, p, n_experts, n_threads); });
@@ -168,18 +172,25 @@ bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned
     if (n > ROWS_BY_VALUE || n != n_rows) {
         return false;
     }
+    static_assert(ROWS_BY_VALUE <= 64);
+    uint64_t from_host = 0; // a bit for each row
     for (uint32_t i = 0; i < n; i++) {
         uint64_t target = rows.row[i].target, source = rows.row[i].source;
-        if (!find_bytes(stream.device, target, rows.row[i].bytes) || !find_bytes(stream.device, source, rows.row[i].bytes) ||
+        const bool is_of_host = is_pinned(reinterpret_cast<void *>(source), rows.row[i].bytes);
+        if (!find_bytes(stream.device, target, rows.row[i].bytes) ||
+            !(is_of_host || find_bytes(stream.device, source, rows.row[i].bytes)) ||
             rows.row[i].bytes > (uint64_t) n_chunks * chunk) {
             return false;
         }
+        from_host |= (uint64_t) is_of_host << i;
         rows.row[i].target = target;
         rows.row[i].source = source;
     }
-    stream.push([&stream, rows, n, chunk, n_chunks, n_threads]() mutable {
+    stream.push([&stream, rows, n, chunk, n_chunks, n_threads, from_host]() mutable {
         for (uint32_t i = 0; i < n; i++) {
-            touch(stream.device, reinterpret_cast<char *>(rows.row[i].source), rows.row[i].bytes, false, "what is kept");
+            if (!(from_host >> i & 1)) {
+                touch(stream.device, reinterpret_cast<char *>(rows.row[i].source), rows.row[i].bytes, false, "what is kept");
+            }
             touch(stream.device, reinterpret_cast<char *>(rows.row[i].target), rows.row[i].bytes, true, "a kept copy");
         }
         void *         values[] = { &rows, &n, &chunk };
