@@ -1,0 +1,47 @@
+#include "captured.h"
+
+namespace expertier {
+
+namespace {
+
+constexpr int32_t relaxed = 2; // other threads may call the driver meanwhile: CU_STREAM_CAPTURE_MODE_RELAXED, and HIP's
+
+} // namespace
+
+bool CapturedGraph::capture(Gate & gate, ggml_backend_t compute, uint64_t key, const std::function<bool()> & queue) {
+    if (executable_ != nullptr) {
+        ggml_backend_synchronize(compute);
+        drop();
+    }
+    const expertier_gate & driver = gate.driver();
+    if (driver.capture_begin(driver.stream, relaxed) != 0) {
+        return false;
+    }
+    const bool is_queued = gate.hold(compute) && queue();
+    const bool is_joined = gate.follow(compute); // also after a failure: the engine's stream has to leave the capture
+    void *     graph     = nullptr;
+    const bool is_ended  = driver.capture_end(driver.stream, &graph) == 0;
+    if (is_queued && is_joined && is_ended && driver.graph_instantiate(&executable_, graph, 0) != 0) {
+        executable_ = nullptr;
+    }
+    if (graph != nullptr) {
+        driver.graph_destroy(graph);
+    }
+    destroy_ = driver.graph_exec_destroy;
+    key_     = key;
+    return executable_ != nullptr;
+}
+
+bool CapturedGraph::launch(Gate & gate, ggml_backend_t compute) {
+    const expertier_gate & driver = gate.driver();
+    return gate.follow(compute) && driver.graph_launch(executable_, driver.stream) == 0 && gate.hold(compute);
+}
+
+void CapturedGraph::drop() {
+    if (executable_ != nullptr) {
+        destroy_(executable_);
+        executable_ = nullptr;
+    }
+}
+
+} // namespace expertier
