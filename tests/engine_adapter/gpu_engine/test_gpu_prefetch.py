@@ -205,7 +205,7 @@ def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
                 assert error == ""
                 break
             assert error != ""
-            if "nothing is predicted" in error:
+            if error.startswith("prefetch\t"):
                 without += 1
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
                 assert model.binding.counters().predicted == 0

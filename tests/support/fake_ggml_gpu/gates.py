@@ -36,7 +36,7 @@ def tiered_model(
 
 
 def open_gate(gpus: GpuSession, model: LlamaModel, calls: abi.Gate) -> str:
-    """Give the model a gate; return why it got none, or no predictions."""
+    """Give the model a gate; return why it got none, or in lines what it does without, and why."""
     error = ct.create_string_buffer(4096)
     gpus.engine.proxy.expertier_tiers_open_gate(
         model.binding._open_handle(), ct.byref(calls), error, len(error)
