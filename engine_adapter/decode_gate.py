@@ -84,6 +84,8 @@ class DecodeGate:
             if captures and all(map(driver.has, _CAPTURE_CALLS)):
                 for name in _CAPTURE_CALLS:
                     setattr(self.calls, name, driver.address(name))
+                if driver.has("graph_exec_update"):
+                    self.calls.graph_exec_update = driver.address("graph_exec_update")
             self._undo = undo.pop_all()
 
     def close(self) -> None:

@@ -67,6 +67,7 @@ class Gate(ct.Structure):
         ("graph_launch", ct.c_void_p),
         ("graph_exec_destroy", ct.c_void_p),
         ("graph_destroy", ct.c_void_p),
+        ("graph_exec_update", ct.c_void_p),
     )
 
 

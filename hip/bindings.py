@@ -138,6 +138,7 @@ CUDA_CALLS: dict[str, tuple[str, ArgTypes]] = {
     "context_get": ("cuCtxGetCurrent", (_HANDLE_OUT,)),
     "enable_peer": ("cuCtxEnablePeerAccess", (c_void_p, c_uint)),
     "disable_peer": ("cuCtxDisablePeerAccess", (c_void_p,)),
+    "graph_exec_update": ("cuGraphExecUpdate_v2", (c_void_p, c_void_p, c_void_p)),
 }
 """Calls that only CUDA has in this form."""
 

@@ -58,6 +58,8 @@ struct expertier_gate {
     int32_t (*graph_launch)(void * executable, void * stream);
     int32_t (*graph_exec_destroy)(void * executable);
     int32_t (*graph_destroy)(void * graph);
+    // As cuGraphExecUpdate_v2, with room for what it says of a failure; null: a graph is instantiated each time.
+    int32_t (*graph_exec_update)(void * executable, void * graph, void * failure);
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is

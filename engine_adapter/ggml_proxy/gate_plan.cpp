@@ -63,6 +63,7 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
 
 void look_at(GatePlan & plan, const ggml_cgraph * graph) {
     const uint64_t uid = graph_uid(graph);
+    plan.n_of_uid = uid != 0 && uid == plan.uid ? plan.n_of_uid + 1 : 1;
     if (uid != 0 && uid == plan.uid && (!plan.tiers || plan.tiers->epoch() == plan.epoch)) {
         plan.n_seen += 1;
         return;

@@ -31,6 +31,7 @@ struct GatePlan {
     uint64_t               uid    = 0; // of the graph that this is about; 0: of none
     int                    epoch  = 0; // of the tiers' slots, where it has tiers
     int                    n_seen = 0; // how often it came
+    int                    n_of_uid = 0; // the same, with whatever slots
     bool                   is_fit = false;
     bool                   may_be_captured    = false; // the backend waits for nothing while it queues it
     bool                   cannot_be_captured = false; // it was tried

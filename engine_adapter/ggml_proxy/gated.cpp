@@ -24,9 +24,13 @@ namespace {
 // A graph is queued so often by the other way first: then every kernel is loaded and every CUDA or HIP graph made, which
 // may wait for the device, and the device may wait for us.
 constexpr int n_warm = 4;
-constexpr int n_warm_captured = 2; // the driver's graphs of slices are not used then
+constexpr int n_warm_captured = 1; // no slice has a graph of its own then
 
 constexpr int pause_graphs = 32; // after a retreat: what missed is on disk, and more of it may be
+
+bool can_capture(const GatePlan & plan) {
+    return plan.tiers->gate()->driver().capture_begin && plan.may_be_captured && !plan.cannot_be_captured;
+}
 
 // Layers' locks are held from before the first gate is queued until the last one is served: the tables on the device and
 // the policy's are one.
@@ -216,7 +220,7 @@ class GatedRun {
 
     // Launches the graph with all of its gates at once, captured before or now; false when it is to be queued instead.
     bool launch_captured() {
-        if (gate_.driver().capture_begin == nullptr || !plan_.may_be_captured || plan_.cannot_be_captured) {
+        if (!can_capture(plan_)) {
             return false;
         }
         const uint64_t key = key_of_all();
@@ -487,10 +491,11 @@ std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph
         plan.pause -= 1;
         return {};
     }
-    const bool is_captured = plan.is_fit && plan.tiers->gate() && plan.tiers->gate()->driver().capture_begin &&
-                             plan.may_be_captured && !plan.cannot_be_captured;
-    if (!plan.is_fit || plan.n_seen <= (is_captured ? n_warm_captured : n_warm) || !plan.tiers->gate() || backend.device->n_backends > 1 ||
-        !plan.tiers->serves_fills()) {
+    if (!plan.is_fit || !plan.tiers->gate() || backend.device->n_backends > 1 || !plan.tiers->serves_fills()) {
+        return {};
+    }
+    const bool is_captured = can_capture(plan);
+    if (is_captured ? plan.n_of_uid <= n_warm_captured : plan.n_seen <= n_warm) {
         return {};
     }
     const auto is_whole = [&plan](const GatePlan::Call & call) { return plan.tiers->is_whole(call.layer); };
