@@ -64,6 +64,16 @@ CALLS: dict[str, tuple[str, str, ArgTypes]] = {
     "event_create": ("hipEventCreateWithFlags", "cuEventCreate", (_HANDLE_OUT, c_uint)),
     "event_destroy": ("hipEventDestroy", "cuEventDestroy_v2", (c_void_p,)),
     "event_record": ("hipEventRecord", "cuEventRecord", (c_void_p, c_void_p)),
+    "capture_begin": ("hipStreamBeginCapture", "cuStreamBeginCapture_v2", (c_void_p, c_int)),
+    "capture_end": ("hipStreamEndCapture", "cuStreamEndCapture", (c_void_p, POINTER(c_void_p))),
+    "graph_instantiate": (
+        "hipGraphInstantiateWithFlags",
+        "cuGraphInstantiateWithFlags",
+        (POINTER(c_void_p), c_void_p, c_ulonglong),
+    ),
+    "graph_launch": ("hipGraphLaunch", "cuGraphLaunch", (c_void_p, c_void_p)),
+    "graph_exec_destroy": ("hipGraphExecDestroy", "cuGraphExecDestroy", (c_void_p,)),
+    "graph_destroy": ("hipGraphDestroy", "cuGraphDestroy", (c_void_p,)),
     "event_query": ("hipEventQuery", "cuEventQuery", (c_void_p,)),
     "event_synchronize": ("hipEventSynchronize", "cuEventSynchronize", (c_void_p,)),
     "event_elapsed": (
