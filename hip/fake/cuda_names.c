@@ -123,6 +123,14 @@ int cuEventQuery(Event *event) { CONTEXT_CALL; return event_query(event); }
 int cuEventSynchronize(Event *event) { CONTEXT_CALL; int code = event_synchronize(event); return code ? code : device_fault[HERE]; }
 int cuEventElapsedTime(float *out, Event *first, Event *second) { CONTEXT_CALL; return event_elapsed(out, first, second); }
 
+// Nothing that runs on this driver captures work yet: a caller must do without.
+int cuStreamBeginCapture_v2(Stream *stream, int mode) { (void)stream; (void)mode; CONTEXT_CALL; return NOT_SUPPORTED; }
+int cuStreamEndCapture(Stream *stream, void **out) { (void)stream; *out = NULL; CONTEXT_CALL; return NOT_SUPPORTED; }
+int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { (void)graph; (void)flags; *out = NULL; CONTEXT_CALL; return NOT_SUPPORTED; }
+int cuGraphLaunch(void *exec, Stream *stream) { (void)exec; (void)stream; CONTEXT_CALL; return NOT_SUPPORTED; }
+int cuGraphExecDestroy(void *exec) { (void)exec; CONTEXT_CALL; return NOT_SUPPORTED; }
+int cuGraphDestroy(void *graph) { (void)graph; CONTEXT_CALL; return NOT_SUPPORTED; }
+
 int cuModuleLoadData(void **out, const void *image) { CONTEXT_CALL; return module_load(out, image); }
 int cuModuleUnload(void *module) { RELEASING_CALL(module_unload(module)); }
 int cuModuleGetFunction(Function **out, void *module, const char *name) { CONTEXT_CALL; return module_function(out, module, name); }

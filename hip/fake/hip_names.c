@@ -137,6 +137,14 @@ int hipEventQuery(Event *event) { DEVICE_CALL; return keep(event_query(event)); 
 int hipEventSynchronize(Event *event) { DEVICE_CALL; int code = event_synchronize(event); return keep(code ? code : device_fault[here]); }
 int hipEventElapsedTime(float *out, Event *first, Event *second) { DEVICE_CALL; return keep(event_elapsed(out, first, second)); }
 
+// Nothing that runs on this driver captures work yet: a caller must do without.
+int hipStreamBeginCapture(Stream *stream, int mode) { (void)stream; (void)mode; DEVICE_CALL; return keep(NOT_SUPPORTED); }
+int hipStreamEndCapture(Stream *stream, void **out) { (void)stream; *out = NULL; DEVICE_CALL; return keep(NOT_SUPPORTED); }
+int hipGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flags) { (void)graph; (void)flags; *out = NULL; DEVICE_CALL; return keep(NOT_SUPPORTED); }
+int hipGraphLaunch(void *exec, Stream *stream) { (void)exec; (void)stream; DEVICE_CALL; return keep(NOT_SUPPORTED); }
+int hipGraphExecDestroy(void *exec) { (void)exec; DEVICE_CALL; return keep(NOT_SUPPORTED); }
+int hipGraphDestroy(void *graph) { (void)graph; DEVICE_CALL; return keep(NOT_SUPPORTED); }
+
 int hipModuleLoadData(void **out, const void *image) { DEVICE_CALL; return keep(module_load(out, image)); }
 int hipModuleUnload(void *module) { RELEASING_CALL(module_unload(module)); }
 int hipModuleGetFunction(Function **out, void *module, const char *name) { DEVICE_CALL; return keep(module_function(out, module, name)); }

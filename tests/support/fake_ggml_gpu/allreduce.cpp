@@ -72,15 +72,15 @@ bool comm_allreduce(void * communicator, ggml_tensor ** tensors) {
         }
         parts.push_back({ device.index, bytes, (tensors[i]->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 });
         const auto computed = std::make_shared<Event>(device.index);
-        stream_of(backends[i])->record(computed);
-        first.wait(computed);
+        check_captured(device.index, stream_of(backends[i])->record(computed), "a sum");
+        check_captured(device.index, first.wait(computed), "a sum");
         device.count().allreduces += 1;
     }
     first.push([parts, n_bytes] { add_up(parts, n_bytes); });
     const auto added = std::make_shared<Event>(first.device);
-    first.record(added);
+    check_captured(first.device, first.record(added), "a sum");
     for (size_t i = 1; i < backends.size(); i++) {
-        stream_of(backends[i])->wait(added);
+        check_captured(first.device, stream_of(backends[i])->wait(added), "a sum");
     }
     return true;
 }

@@ -9,15 +9,24 @@
 #include "ggml-impl.h"
 
 #include <memory>
+#include <mutex>
 #include <unordered_map>
 
 namespace fake_gpu {
 
 namespace {
 
+// The CPU's backend, which does one graph at a time: what a stream and a launched graph do may meet there.
+struct Cpu {
+    explicit Cpu(ggml_backend_t cpu) : backend(cpu) {}
+    ~Cpu() { ggml_backend_free(backend); }
+    const ggml_backend_t backend;
+    std::mutex           mutex;
+};
+
 struct Backend {
     const Device * device;
-    ggml_backend_t cpu;
+    std::shared_ptr<Cpu> cpu; // queued work and graphs keep it
     Stream         stream;
     int            n_threads = 1;
 
@@ -36,19 +45,17 @@ const EventPointer & event_of(ggml_backend_event_t event) { return *static_cast<
 const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }
 
 void free_backend(ggml_backend_t backend) {
-    ggml_backend_t cpu  = self(backend).cpu;
-    const auto     call = driver_call();
+    const auto call = driver_call();
     if (call) {
         Stream::synchronize_all();
     }
     delete &self(backend); // its stream does what is queued
-    ggml_backend_free(cpu);
     delete backend;
 }
 
 void synchronize(ggml_backend_t backend) {
     self(backend).device->count().synchronizes += 1;
-    self(backend).stream.synchronize();
+    check_captured(self(backend).device->index, self(backend).stream.synchronize(), "a backend was synchronized");
 }
 
 void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
@@ -70,6 +77,9 @@ std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph)
     if (kept.uid == graph->uid && kept.snapshot->graph()->n_nodes != graph->n_nodes) {
         fault(mine.device->index, "a graph has the number of another one"); // CUDA's backend ends the process here
     }
+    if (kept.uid == graph->uid && mine.stream.is_captured()) {
+        fault(mine.device->index, "a graph with a number is run as the time before while its stream is captured");
+    }
     if (kept.uid != graph->uid) {
         kept.snapshot = std::make_shared<Snapshot>(*mine.device, graph);
         kept.uid      = graph->uid;
@@ -86,11 +96,12 @@ ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     }
     mine.device->count().graphs += 1;
     mine.device->count().nodes += graph->n_nodes;
-    mine.stream.push([&mine, snapshot, n_threads = mine.n_threads] {
+    mine.stream.push([cpu = mine.cpu, index = mine.device->index, snapshot, n_threads = mine.n_threads] {
         snapshot->touch_memory();
-        set_cpu_threads(mine.cpu, n_threads);
-        if (ggml_status status = ggml_backend_graph_compute(mine.cpu, snapshot->graph())) {
-            fault(mine.device->index, std::string("a graph ended with status ") + ggml_status_to_string(status));
+        std::lock_guard<std::mutex> lock(cpu->mutex);
+        set_cpu_threads(cpu->backend, n_threads);
+        if (ggml_status status = ggml_backend_graph_compute(cpu->backend, snapshot->graph())) {
+            fault(index, std::string("a graph ended with status ") + ggml_status_to_string(status));
         }
     });
     return GGML_STATUS_SUCCESS;
@@ -143,19 +154,22 @@ bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor 
                 ggml_nbytes(target));
     if (from != to) {
         const auto copied = std::make_shared<Event>(self(from).device->index);
-        self(from).stream.record(copied);
-        self(to).stream.wait(copied);
+        const int device = self(from).device->index;
+        check_captured(device, self(from).stream.record(copied), "a copy between backends");
+        check_captured(device, self(to).stream.wait(copied), "a copy between backends");
     }
     return true;
 }
 
 void event_record(ggml_backend_t backend, ggml_backend_event_t event) {
     self(backend).device->count().event_records += 1;
-    self(backend).stream.record(event_of(event));
+    const int32_t code = self(backend).stream.record(event_of(event));
+    check_captured(self(backend).device->index, code, "an event was recorded");
 }
 void event_wait(ggml_backend_t backend, ggml_backend_event_t event) {
     self(backend).device->count().event_waits += 1;
-    self(backend).stream.wait(event_of(event));
+    const int32_t code = self(backend).stream.wait(event_of(event));
+    check_captured(self(backend).device->index, code, "a backend waits for an event");
 }
 
 ggml_guid guid = { 0x66, 0x61, 0x6b, 0x65, 0x2d, 0x67, 0x67, 0x6d, 0x6c, 0x2d, 0x67, 0x70, 0x75, 0x00, 0x00, 0x01 };
@@ -183,7 +197,7 @@ ggml_backend_t new_backend(const Device & device) {
     iface.graph_compute       = graph_compute;
     iface.event_record        = event_record;
     iface.event_wait          = event_wait;
-    auto * mine               = new Backend{ &device, cpu, Stream(device.index), 1, {} };
+    auto * mine               = new Backend{ &device, std::make_shared<Cpu>(cpu), Stream(device.index), 1, {} };
     return new ggml_backend{ &guid, iface, const_cast<ggml_backend_dev_t>(&device.device), mine };
 }
 
@@ -209,6 +223,9 @@ void free_event(ggml_backend_event_t event) {
     delete event;
 }
 
-void synchronize_event(ggml_backend_event_t event) { event_of(event)->synchronize(); }
+void synchronize_event(ggml_backend_event_t event) {
+    const int index = static_cast<Device *>(event->device->context)->index;
+    check_captured(index, event_of(event)->synchronize(), "an event was synchronized");
+}
 
 } // namespace fake_gpu

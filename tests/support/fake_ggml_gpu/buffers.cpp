@@ -28,7 +28,10 @@ const Device & self(ggml_backend_buffer_type_t type) { return *static_cast<Devic
 char * part_of(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, size_t offset, size_t size, bool writes,
                const char * what) {
     const int device = self(buffer).device->index;
-    char *    bytes  = bytes_at(device, static_cast<char *>(tensor->data) + offset, size);
+    if (Stream::captures_here(device)) { // CUDA would let it pass, but a replay would not do it again
+        fault(device, std::string(what) + " of " + tensor->name + " by the thread that captures a stream");
+    }
+    char * bytes = bytes_at(device, static_cast<char *>(tensor->data) + offset, size);
     if (bytes == nullptr) {
         fault(device, std::string(what) + " of " + tensor->name + " outside of its memory");
     } else {

@@ -60,7 +60,7 @@ EXPORT void fake_gpu_counters(int32_t device, int64_t * out) {
 #undef READ
 }
 
-// 0: device memory, 1: pinned memory, 2: streams, 3: events.
+// 0: device memory, 1: pinned memory, 2: streams, 3: events, 4: the begin of a capture, 5: the instantiation of a graph.
 EXPORT void fake_gpu_fail(int32_t call, int64_t nth) { fail_call((Call) call, nth); }
 
 EXPORT int32_t fake_gpu_is_armed(int32_t call) { return is_armed((Call) call); }

@@ -39,7 +39,7 @@ void copy_to_device(const Device & device, Stream & stream, void * target, const
     count.pageable_bytes_to_device += pinned ? 0 : (int64_t) (rows.bytes * rows.n);
 
     const char * from = static_cast<const char *>(source);
-    if (!pinned && switches.pageable_at_call) {
+    if (!pinned && switches.pageable_at_call && !stream.is_captured()) { // a graph reads when it runs
         auto staged = std::make_shared<std::vector<char>>(from, from + span);
         stream.push([=, index = device.index] {
             touch_rows(index, bytes, rows, true);
@@ -79,7 +79,7 @@ void copy_to_host(const Device & device, Stream & stream, void * target, const v
         touch_rows(index, bytes, rows, false);
         copy_rows(to, rows.host_stride, bytes, rows.device_stride, rows);
     });
-    if (!pinned && switches.pageable_at_call) {
+    if (!pinned && switches.pageable_at_call && !stream.is_captured()) {
         stream.synchronize();
     }
 }

@@ -2,6 +2,7 @@
 // this machine: events are ggml's own, as on CUDA and HIP, and streams are ours.
 
 #include "backend.h"
+#include "graphs.h"
 #include "memory.h"
 
 #define EXPERTIER_FAKE_BARRIERS
@@ -203,7 +204,10 @@ bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned
 
 int32_t launch(void * function, uint32_t n_blocks, uint32_t n_rows, uint32_t, uint32_t n_threads, uint32_t, uint32_t,
                uint32_t, void * at, void ** values, void **) {
-    Stream &   stream = *static_cast<Stream *>(at);
+    Stream & stream = *static_cast<Stream *>(at);
+    if (const int32_t code = stream.capture_state()) {
+        return code;
+    }
     const bool done   = function == &expertier_fake_kernel_gate    ? launch_gate(stream, n_threads, values)
                         : function == &expertier_fake_kernel_predict ? launch_prediction(stream, n_blocks, n_threads, values)
                                                                      : launch_copies(stream, n_blocks, n_rows, n_threads, values);
@@ -214,16 +218,17 @@ int32_t launch(void * function, uint32_t n_blocks, uint32_t n_rows, uint32_t, ui
     return !done;
 }
 
-int32_t event_query(void * event) { return !(*static_cast<EventPointer *>(event))->is_done(); }
+int32_t event_query(void * at) {
+    const Event & event = **static_cast<EventPointer *>(at);
+    return event.is_captured() ? (int32_t) CAPTURED_EVENT : !event.is_done();
+}
 
 int32_t stream_wait(void * stream, void * event, uint32_t) {
-    static_cast<Stream *>(stream)->wait(*static_cast<EventPointer *>(event));
-    return 0;
+    return static_cast<Stream *>(stream)->wait(*static_cast<EventPointer *>(event));
 }
 
 int32_t event_record(void * event, void * stream) {
-    static_cast<Stream *>(stream)->record(*static_cast<EventPointer *>(event));
-    return 0;
+    return static_cast<Stream *>(stream)->record(*static_cast<EventPointer *>(event));
 }
 
 } // namespace
@@ -241,6 +246,7 @@ EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
     out[6] = &expertier_fake_kernel_predict; // after the patience
     out[7] = reinterpret_cast<void *>(event_query);
     out[9] = &expertier_fake_kernel_move_rows_by_value; // after the look-ahead's numbers
+    get_graph_calls(out + 10);
 }
 
 EXPORT void fake_gpu_close_gate(void * stream) { delete static_cast<fake_gpu::Stream *>(stream); }

@@ -24,7 +24,8 @@ _KERNEL_SOURCES = {
     "expertier.hip.fake": ("cpu_device.h",),
     "expertier.hip.kernels": ("gate.cu", "moves.cu", "predict.cu"),
 }
-_CALLS = ("memory", "pinned", "stream", "event")  # Call of state.h
+_CALLS = ("memory", "pinned", "stream", "event", "capture", "instantiate")  # Call of state.h
+_N_GATE_WORDS = 16  # of fake_gpu_open_gate, more than an older expertier_gate
 _FAULTS_BYTES = 1 << 16
 
 
@@ -120,7 +121,7 @@ class FakeGpus:
             self.switch(held=0)
 
     def fail(self, call: str, nth: int = 1) -> None:
-        """Have the `nth` call from now on fail, once, on any device: memory, pinned, stream or event."""
+        """Have the `nth` call from now on fail, once, on any device: one of _CALLS."""
         self._library.fake_gpu_fail(_CALLS.index(call), nth)
 
     def is_armed(self, call: str) -> bool:
@@ -131,11 +132,20 @@ class FakeGpus:
     def gate(self, device: int = 0) -> Iterator[abi.Gate]:
         """What a gate of decode graphs needs of a device's driver; nothing of it may be queued at the end."""
         calls = abi.Gate()
-        self._library.fake_gpu_open_gate(device, ct.byref(calls))
-        try:
+        with self.driver_calls(device) as given:
+            ct.memmove(ct.byref(calls), given, min(ct.sizeof(calls), ct.sizeof(given)))
             yield calls
+
+    @contextmanager
+    def driver_calls(self, device: int = 0) -> Iterator[ct.Array[ct.c_void_p]]:
+        """What fake_gpu_open_gate gives: addresses of driver calls and of kernels, and a new stream at index 4."""
+        given = (ct.c_void_p * _N_GATE_WORDS)()
+        self._library.fake_gpu_open_gate(device, given)
+        stream = given[4]
+        try:
+            yield given
         finally:
-            self._library.fake_gpu_close_gate(calls.stream)
+            self._library.fake_gpu_close_gate(stream)
 
     def synchronize(self) -> None:
         """Wait until everything that is queued now is done."""

@@ -33,7 +33,7 @@ std::unique_lock<std::recursive_mutex> driver_call();
     X(async_sets) X(async_gets) X(async_copies) X(sets) X(gets) X(copies)                                              \
     X(allreduces) X(bytes_to_device) X(pageable_bytes_to_device) X(bytes_to_host) X(bytes_within)                                    \
     X(allocations) X(live_buffers) X(live_bytes) X(live_pinned_buffers) X(live_pinned_bytes) X(live_streams)           \
-    X(live_events) X(faults)
+    X(live_events) X(live_graphs) X(captures) X(graph_launches) X(faults)
 
 struct Switches {
 #define DECLARE(name, value) std::atomic<int64_t> name{ value };
@@ -57,7 +57,7 @@ void        fault(int device, const std::string & what);
 std::string take_faults();
 
 // Calls that can be made to fail.
-enum class Call { memory, pinned, stream, event, count };
+enum class Call { memory, pinned, stream, event, capture, instantiate, count };
 void fail_call(Call call, int64_t nth); // the nth from now on, once; none when it is 0
 bool must_fail(Call call);
 bool is_armed(Call call); // it has not been called so often yet

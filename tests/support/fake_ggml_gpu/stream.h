@@ -2,6 +2,7 @@
 // not wait for one another, unless an event tells them to.
 #pragma once
 
+#include "capture.h"
 #include "races.h"
 
 #include <cstdint>
@@ -16,8 +17,9 @@ namespace fake_gpu {
 class Event {
   public:
     explicit Event(int device) : device_(device) {}
-    void synchronize() const;
-    bool is_done() const; // what was recorded last; then the host knows of it
+    int32_t synchronize() const; // a code of capture.h, as of what follows
+    bool    is_done() const;     // what was recorded last; then the host knows of it
+    bool    is_captured() const; // it was recorded last on a captured stream
 
   private:
     friend class Stream;
@@ -28,19 +30,35 @@ class Event {
     uint64_t  queued_ = 0, done_ = 0; // records
     Clock     clock_;                 // what is done once the last one is
     Clock     acquired_;              // what the recording streams had learnt
+
+    std::shared_ptr<Capture> capture_; // of the last record; null: it was none of a capture
+    Capture::Record          captured_{};
 };
+
+struct GraphExec;
 
 class Stream {
   public:
-    explicit Stream(int device);
+    explicit Stream(int device, bool is_counted = true);
     ~Stream(); // does what is queued first
     Stream(const Stream &) = delete;
     Stream & operator=(const Stream &) = delete;
 
     void push(std::function<void()> work);
-    void record(std::shared_ptr<Event> event);
-    void wait(std::shared_ptr<Event> event);
-    void synchronize(); // returns once what was queued before is done
+    // While the stream is captured, what is pushed, recorded and waited for is not done but kept for the graph. These
+    // return codes of capture.h.
+    int32_t record(std::shared_ptr<Event> event);
+    int32_t wait(std::shared_ptr<Event> event);
+    int32_t synchronize(); // returns once what was queued before is done
+
+    int32_t begin_capture();
+    int32_t end_capture(std::shared_ptr<const Graph> & out);
+    int32_t launch(std::shared_ptr<GraphExec> exec);
+    bool    is_captured() const;
+    int32_t capture_state() const; // what a call that pushes work returns now
+
+    // Whether the calling thread has begun a capture on the device and not ended it.
+    static bool captures_here(int device);
 
     // The same for all streams there are: as freeing device memory does.
     static void synchronize_all();
@@ -60,6 +78,8 @@ class Stream {
         std::function<void()> run;
     };
     void push_locked(std::function<void()> run);
+    void record_locked(const std::shared_ptr<Event> & event);
+    void wait_locked(const std::shared_ptr<Event> & event);
     void serve();
 
     std::deque<Work> queue_;
@@ -69,11 +89,27 @@ class Stream {
     Clock            acquired_; // what its work has learnt, for its thread alone
     Clock            current_;  // what was done before the work that it does now, as the calls say; the same
     const uint64_t   number_; // of all streams ever made, from 1 on
+    const bool       is_counted_;
+
+    std::shared_ptr<Capture> capture_; // null: it is not captured
+    size_t                   branch_ = 0;
+
     std::thread      thread_;
 };
 
 // A ticket for something that the host does at once.
 Ticket host_ticket();
+
+// A graph that can be launched: each branch but the first has a stream of its own, so that nothing orders branches
+// but the graph.
+struct GraphExec {
+    explicit GraphExec(std::shared_ptr<const Graph> graph);
+
+    const std::shared_ptr<const Graph>   graph;
+    const std::vector<int> &             devices;
+    std::vector<std::unique_ptr<Stream>> branches; // without the first one
+    std::shared_ptr<Event>               launched; // the last time: a graph does not run beside itself
+};
 
 // Have streams look again whether they are held.
 void wake_streams();
