@@ -9,6 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 #include <thread>
+#include <utility>
 
 namespace expertier {
 
@@ -64,11 +65,11 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
     }
     ggml_backend_buffer_clear(device_tables_.get(), 0);
     try_out(device, false);
-    patience_ = driver.patience ? driver.patience : usual_patience;
     for (size_t layer = 0; layer < tables_.size(); layer++) {
         upload_table((int) layer);
     }
     ggml_backend_synchronize(uploads_.get());
+    patience_ = driver.patience ? driver.patience : usual_patience;
 }
 
 uint32_t * Gate::door(int layer) const {
@@ -208,13 +209,16 @@ std::string Gate::try_capture(ggml_backend_dev_t device) {
     if (driver_.capture_begin == nullptr) {
         return {};
     }
+    const uint32_t patience = std::exchange(patience_, usual_patience);
+    std::string    problem;
     try {
         try_out(device, true);
-    } catch (const std::runtime_error & problem) {
+    } catch (const std::runtime_error & found) {
         driver_.capture_begin = nullptr;
-        return problem.what();
+        problem               = found.what();
     }
-    return {};
+    patience_ = patience;
+    return problem;
 }
 
 // One row asks for expert 0, which is missing; the answer puts it into slot 7, and of a graph that is launched again into 8.

@@ -8,6 +8,7 @@
 
 #include "ggml-impl.h"
 
+#include <cstring>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -36,6 +37,7 @@ struct Backend {
         std::shared_ptr<Snapshot> snapshot;
     };
     std::unordered_map<const ggml_tensor *, Kept> kept;
+    std::unordered_map<const ggml_tensor *, ggml_tensor> first_nodes; // of graphs, as they were the last time
 };
 
 Backend & self(ggml_backend_t backend) { return *static_cast<Backend *>(backend->context); }
@@ -77,9 +79,6 @@ std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph)
     if (kept.uid == graph->uid && kept.snapshot->graph()->n_nodes != graph->n_nodes) {
         fault(mine.device->index, "a graph has the number of another one"); // CUDA's backend ends the process here
     }
-    if (kept.uid == graph->uid && mine.stream.is_captured()) {
-        fault(mine.device->index, "a graph with a number is run as the time before while its stream is captured");
-    }
     if (kept.uid != graph->uid) {
         kept.snapshot = std::make_shared<Snapshot>(*mine.device, graph);
         kept.uid      = graph->uid;
@@ -87,8 +86,22 @@ std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph)
     return kept.snapshot;
 }
 
+// CUDA's backend knows a graph by its number, or by its first node and by what all of them are; it launches a graph of its own
+// then, or makes one, and ends the process where its stream is captured.
+void check_is_new(Backend & mine, const ggml_cgraph * graph) {
+    const ggml_tensor * first = graph->nodes[0];
+    ggml_tensor &       last  = mine.first_nodes[first];
+    if (mine.stream.is_captured() && (graph->uid != 0 || memcmp(&last, first, sizeof(last)) == 0)) {
+        fault(mine.device->index, "a graph that the backend may know is computed while its stream is captured");
+    }
+    last = *first;
+}
+
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
     Backend & mine     = self(backend);
+    if (graph->n_nodes > 0) {
+        check_is_new(mine, graph);
+    }
     auto      snapshot = snapshot_of(mine, graph);
     if (!snapshot->problem().empty()) {
         fault(mine.device->index, snapshot->problem());
@@ -197,7 +210,7 @@ ggml_backend_t new_backend(const Device & device) {
     iface.graph_compute       = graph_compute;
     iface.event_record        = event_record;
     iface.event_wait          = event_wait;
-    auto * mine               = new Backend{ &device, std::make_shared<Cpu>(cpu), Stream(device.index), 1, {} };
+    auto * mine               = new Backend{ &device, std::make_shared<Cpu>(cpu), Stream(device.index), 1, {}, {} };
     return new ggml_backend{ &guid, iface, const_cast<ggml_backend_dev_t>(&device.device), mine };
 }
 

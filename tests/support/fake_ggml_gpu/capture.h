@@ -29,6 +29,7 @@ enum CaptureCode : int32_t {
     CAPTURE_UNJOINED       = 904, // work of a stream that joined is not waited for at the end
     CAPTURE_ISOLATION      = 905, // waits for what is not captured
     CAPTURED_EVENT         = 907, // cannot be asked about or waited for outside
+    CAPTURE_UPDATE_FAILED  = 910, // the graphs are too different
 };
 
 // A fault where ggml's backend made the call, since CUDA's ends the process then.

@@ -23,14 +23,20 @@ def tiered_model(
     *,
     layers_ahead: int = 0,
     may_pause: bool = False,
+    captures: bool = True,
 ) -> Iterator[tuple[LlamaModel, abi.Gate]]:
-    """A model with tiers on a device, and what a gate for it takes; nothing is held at the end."""
+    """A model with tiers on a device, and what a gate for it takes; nothing is held at the end.
+
+    Without `captures` graphs are queued part by part.
+    """
     with (
         gpus.fakes.gate() as calls,
         gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
         gpu_model(gpus, tiers) as model,
     ):
         calls.layers_ahead, calls.prefetch_pauses = layers_ahead, int(may_pause)
+        if not captures:
+            calls.capture_begin = None
         yield model, calls
         assert_nothing_held(tiers)
 

@@ -79,6 +79,23 @@ int32_t graph_instantiate(void ** out, void * handle, unsigned long long flags) 
     return CAPTURE_OK;
 }
 
+// As long as it is as many pieces; what runs of it goes on as it was.
+int32_t graph_exec_update(void * handle, void * from, void *) {
+    const auto exec  = find(execs, handle);
+    const auto graph = find(graphs, from);
+    if (exec == nullptr || graph == nullptr) {
+        return CAPTURE_INVALID_HANDLE;
+    }
+    if (exec->graph->pieces.size() != graph->pieces.size()) {
+        return CAPTURE_UPDATE_FAILED;
+    }
+    std::shared_ptr<GraphExec>  changed = std::make_shared<GraphExec>(graph);
+    std::lock_guard<std::mutex> lock(mutex);
+    changed->launched = exec->launched; // a graph does not run beside itself
+    std::swap(execs[handle], changed);
+    return CAPTURE_OK;
+}
+
 int32_t graph_launch(void * handle, void * stream) {
     const auto exec = find(execs, handle);
     return exec ? static_cast<Stream *>(stream)->launch(exec) : (int32_t) CAPTURE_INVALID_HANDLE;
@@ -96,6 +113,7 @@ void get_graph_calls(void ** out) {
     out[3] = reinterpret_cast<void *>(graph_launch);
     out[4] = reinterpret_cast<void *>(graph_exec_destroy);
     out[5] = reinterpret_cast<void *>(graph_destroy);
+    out[6] = reinterpret_cast<void *>(graph_exec_update);
 }
 
 } // namespace fake_gpu

@@ -25,7 +25,7 @@ _KERNEL_SOURCES = {
     "expertier.hip.kernels": ("gate.cu", "moves.cu", "predict.cu"),
 }
 _CALLS = ("memory", "pinned", "stream", "event", "capture", "instantiate")  # Call of state.h
-_N_GATE_WORDS = 16  # of fake_gpu_open_gate, more than an older expertier_gate
+_N_GATE_WORDS = 17  # of fake_gpu_open_gate, more than an older expertier_gate
 _FAULTS_BYTES = 1 << 16
 
 

@@ -1,0 +1,97 @@
+"""Decode graphs that are captured with their gates and launched whole: the same logits, and none of it where that fails."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from architecture_models import MODELS
+from fake_ggml_gpu.gates import open_gate, tiered_model
+from fake_ggml_gpu.models import assert_same, logits_of, model_path, stock_logits
+from fake_ggml_gpu.process import GpuSession, on_fake_gpus
+from tiered_runs import SMALL, prompt_tokens
+
+PROMPT = prompt_tokens(20)
+TOKENS = 32
+KIND = "qwen3moe"
+POOL_BYTES = 64 << 20
+
+
+@pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
+@pytest.mark.parametrize("layers_ahead", [0, 2])
+@on_fake_gpus
+def test_a_graph_is_captured_once_and_launched_for_each_token(gpus: GpuSession, layers_ahead, n_slots):
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    gpus.fakes.switch(jitter_us=50, seed=n_slots)
+    with tiered_model(gpus, path, n_slots, POOL_BYTES, layers_ahead=layers_ahead) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        launches = launched(gpus)
+        for _ in range(3):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        counters = model.binding.counters()
+    assert counters.captured_runs > TOKENS, counters
+    assert counters.captured_runs == launched(gpus) - launches
+    assert 0 < counters.captures < counters.captured_runs / 4, counters
+    assert counters.gate_waits > 0, counters
+    assert (counters.prefetches > 0) == (layers_ahead > 0), counters
+
+
+@on_fake_gpus
+def test_without_captures_graphs_are_queued_part_by_part(gpus: GpuSession):
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    gpus.fakes.switch(jitter_us=50, seed=1)
+    with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1, captures=False) as (
+        model,
+        calls,
+    ):
+        assert open_gate(gpus, model, calls) == ""
+        for _ in range(3):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        counters = model.binding.counters()
+    assert counters.captured_runs == counters.captures == 0
+    assert counters.gated_calls > TOKENS, counters
+    assert counters.prefetches > 0, counters
+
+
+@pytest.mark.parametrize("call", ["capture", "instantiate"])
+@on_fake_gpus
+def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
+    """In the trial at the start, which says so, or later; everything is given back."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    for nth in (1, 2):
+        with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (model, calls):
+            gpus.fakes.fail(call, nth)
+            error = open_gate(gpus, model, calls)
+            assert error.startswith("capture\t") if nth == 1 else error == "", error
+            for _ in range(2):
+                assert_same(logits_of(model, PROMPT, TOKENS), expected)
+            assert not gpus.fakes.is_armed(call)
+            counters = model.binding.counters()
+            assert counters.gated_calls > TOKENS, counters
+            # A context captures anew where another one could not.
+            assert (counters.captured_runs == 0) == (nth == 1), counters
+        gpus.fakes.reset()
+    assert "live_graphs" not in gpus.fakes.devices[0].live()
+
+
+@pytest.mark.parametrize("n_tokens", [4, 5])
+@on_fake_gpus
+def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
+    """CUDA's backend waits for the device in some of these, which ends the process while its stream is captured."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    with tiered_model(gpus, path, SMALL.experts - 1, POOL_BYTES) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        with model.context(n_ctx=512, n_threads=1) as context:
+            for position in range(0, 20 * n_tokens, n_tokens):
+                context.decode(PROMPT[:n_tokens], position, all_logits=True)
+                assert np.isfinite(context.logits(n_tokens - 1)).all()
+        counters = model.binding.counters()
+    assert counters.gated_calls > 0, counters
+    assert (counters.captured_runs > 0) == (n_tokens == 4), counters
+
+
+def launched(gpus: GpuSession) -> int:
+    return gpus.fakes.devices[0].counters()["graph_launches"]
