@@ -107,9 +107,9 @@ def open_gate(
     """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
 
     `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
-    ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. With `capture` a decode graph is
-    launched whole; `auto` does so on CUDA, unless llama.cpp is to do without such graphs itself. The engine computes the
-    same without any of these.
+    ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. With `capture` a decode
+    graph is launched whole; `auto` does so on CUDA, unless llama.cpp is to do without such graphs itself. The engine
+    computes the same without any of these.
     """
     found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
     if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):

@@ -47,7 +47,7 @@ class Policy(ct.Structure):
 
 
 class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of kernels and of a stream; how long a gate waits; look-ahead; captures."""
+    """expertier_gate: addresses of driver calls, of kernels and of a stream; patience, look-ahead, captures."""
 
     _fields_ = (
         ("launch", ct.c_void_p),
