@@ -44,12 +44,8 @@ void Ahead::expect(int layer, int n_rows) {
 }
 
 bool Ahead::queue(const Router & from, const Router & to, int64_t n_used) {
-    const int layer        = predictions_[n_launched_].layer;
-    int64_t   expert_bytes = 0;
-    for (const expertier_copy & piece : tiers_.copies(layer)) {
-        expert_bytes += (int64_t) piece.n_bytes;
-    }
-    if (!predictor_.queue(layer, from, to, n_used, expert_bytes)) {
+    const int layer = predictions_[n_launched_].layer;
+    if (!predictor_.queue(layer, from, to, n_used, tiers_.expert_bytes(layer))) {
         return false;
     }
     n_launched_ += 1;
@@ -202,6 +198,10 @@ void Ahead::land() {
 
 void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) {
     if (n_ended_ == predictions_.size() || predictions_[n_ended_].layer != layer) {
+        const std::vector<int32_t> & table = gate_.table(layer);
+        predictor_.quiet.note(layer, std::count_if(experts.begin(), experts.end(), [&](int32_t expert) {
+                                  return (size_t) expert < table.size() && table[expert] < 0;
+                              }));
         return;
     }
     while (n_taken_ == n_ended_) { // it came before the gate, on the same stream
@@ -315,6 +315,7 @@ void Ahead::restore(const Wanted & wanted) {
 void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & experts) {
     const int32_t *              first = predictor_.predicted(prediction.layer);
     const std::vector<int32_t> & table = gate_.table(prediction.layer);
+    int64_t                      n_missing = 0;
     for (int32_t expert : experts) {
         if (expert < 0 || (size_t) expert >= table.size()) {
             continue; // the policy tells
@@ -328,8 +329,10 @@ void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & ex
         tiers_.counters.predicted += 1;
         tiers_.counters.predicted_right += is_right;
         tiers_.counters.missing += was_missing;
+        n_missing += was_missing;
         tiers_.counters.missing_predicted += was_missing && is_right;
     }
+    predictor_.quiet.note(prediction.layer, n_missing);
 }
 
 void Ahead::note_version(int layer) {

@@ -74,6 +74,7 @@ void look_at(GatePlan & plan, const ggml_cgraph * graph) {
     plan.nodes.clear();
     plan.calls.clear();
     plan.may_be_captured = true;
+    plan.is_settled      = false;
     plan.is_fit = uid != 0 && is_fit(plan, graph);
     plan.epoch  = plan.tiers ? plan.tiers->epoch() : 0;
     if (plan.is_fit) {

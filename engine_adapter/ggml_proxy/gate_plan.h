@@ -33,6 +33,7 @@ struct GatePlan {
     int                    n_seen = 0; // how often it came
     int                    n_of_uid = 0; // the same, with whatever slots
     bool                   is_fit = false;
+    bool                   is_settled = false; // which layers are predicted in it
     bool                   may_be_captured    = false; // the backend waits for nothing while it queues it
     bool                   cannot_be_captured = false; // it was tried
     std::shared_ptr<Tiers> tiers;

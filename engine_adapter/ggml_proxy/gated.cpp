@@ -138,6 +138,14 @@ class GatedRun {
             return;
         }
         predictor->reach.settle();
+        if (!plan_.is_settled) { // a graph that is new, or has other slots, is captured anew anyway
+            plan_.is_settled = true;
+            std::vector<int64_t> expert_bytes;
+            for (int layer = 0; layer < tiers_.n_layers(); layer++) {
+                expert_bytes.push_back(tiers_.expert_bytes(layer));
+            }
+            predictor->quiet.settle(expert_bytes);
+        }
         size_t n_floats = 0;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const auto [first, last] = predicted_by(i);
@@ -166,7 +174,7 @@ class GatedRun {
         const GatePlan::Call & call = plan_.calls[from];
         const GatePlan::Call & next = plan_.calls[to];
         const int              n    = tiers_.n_slots(next.layer);
-        return n < tiers_.n_experts(next.layer) && n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
+        return !tiers_.predictor()->quiet.has(next.layer) && n < tiers_.n_experts(next.layer) && n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
                Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
     }
 

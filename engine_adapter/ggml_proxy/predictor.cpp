@@ -66,7 +66,8 @@ bool Payoff::note(bool was_useful) {
 
 Predictor::Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts)
     : payoff(gate.driver().prefetch_pauses != 0),
-      reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0), gate_(gate), device_(device) {
+      reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0), quiet(n_experts.size()),
+      gate_(gate), device_(device) {
     scores_ = new_device_buffer(device, (max_scores + 1) * sizeof(float)); // the last word counts blocks
     doors_  = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
     if (!scores_ || !doors_) {

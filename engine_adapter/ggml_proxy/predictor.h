@@ -11,6 +11,7 @@
 #include "device_memory.h"
 #include "gate.h"
 #include "ggml-backend.h"
+#include "quiet_layers.h"
 #include "reach.h"
 #include "router.h"
 
@@ -69,8 +70,9 @@ class Predictor {
     // How many layers before its own a layer's experts are predicted.
     int layers_ahead() const { return reach.layers(); }
 
-    Payoff payoff;
-    Reach  reach;
+    Payoff      payoff;
+    Reach       reach;
+    QuietLayers quiet;
 
   private:
     uint32_t * door(int layer) const;

@@ -10,6 +10,7 @@
 #include "staging.h"
 
 #include <algorithm>
+#include <numeric>
 #include <chrono>
 #include <stdexcept>
 #include <thread>
@@ -133,6 +134,12 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
         without += std::string("prefetch\t") + problem.what() + "\n";
     }
     return without;
+}
+
+int64_t Tiers::expert_bytes(int layer) const {
+    const std::vector<expertier_copy> & pieces = copies(layer);
+    return std::accumulate(pieces.begin(), pieces.end(), (int64_t) 0,
+                           [](int64_t sum, const expertier_copy & piece) { return sum + (int64_t) piece.n_bytes; });
 }
 
 ggml_tensor Tiers::slot_piece(int, int32_t slot, const expertier_copy & copy) const {

@@ -115,7 +115,7 @@ class Tiers {
     Staging *   staging() const { return staging_.get(); }
     // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
     Gate *      gate() const { return gate_.get(); }
-    // Empty, or why there are no predictions though they were asked for.
+    // Empty, or a line for each part that was asked for and does not work: its name, a tab, and why.
     std::string open_gate(const expertier_gate & driver);
     // Tells what a gate will be asked for; null when there is none.
     Predictor *            predictor() const { return predictor_.get(); }
@@ -125,6 +125,7 @@ class Tiers {
     int32_t     stream_tokens() const { return stream_tokens_; }
     HostCopies & host_copies() { return host_copies_; }
     const std::vector<expertier_copy> & copies(int layer) const { return layers_[layer].copies; }
+    int64_t expert_bytes(int layer) const; // of one, in all matrices
     // A piece of a slot's bytes.
     ggml_tensor slot_piece(int layer, int32_t slot, const expertier_copy & copy) const;
     // Reorders `experts` so that the resident ones come first: passes then evict as little as they can.
