@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import BudgetError
+from expertier.planner.repack import NOT_IN_LINE, Survivors
 from expertier.tiers.slot_layout import GUARD_BYTES, RANGE_ALIGNMENT, Place, SlotLayout
 from expertier.units import MIB, mib_needed
 
@@ -77,7 +78,7 @@ class ArenaLayout:
                 f"{mib_needed(self.used_bytes + compute_bytes)} MiB"
             )
         ends = slab_bytes - self.used_bytes + np.cumsum(sizes)
-        self._shifts: tuple[ArenaLayout, tuple[int | None, ...]] | None = None
+        self._shifts: tuple[ArenaLayout, I64] | None = None
         self._begins: list[int] = (ends - sizes).tolist()
         self._places = tuple(
             tuple(Place(begin + place.offset, place.stride) for place in layout.place(n))
@@ -134,26 +135,63 @@ class ArenaLayout:
         Kernels read up to `GUARD_BYTES` past an expert, where another's bytes do no harm but those of another
         quantisation would. Slots that are not `taken` are FREE. Shape (guards, 2).
         """
-        free = self._pieces.of_slots(~taken)
-        return np.concatenate([self._tails, self._pieces.heads.take(free, axis=0)])
+        from expertier.tiers.move_runs import write_guards  # imports Numba
 
-    def shifts_to(self, new: ArenaLayout) -> tuple[int | None, ...]:
+        pieces, tails = self._pieces, self._tails
+        zeros = np.empty((len(tails) + len(pieces.rows), 2), np.int64)
+        return zeros[: write_guards(taken, pieces.slot, pieces.heads, tails, 0, zeros)]
+
+    def work_to(self, new: ArenaLayout, kept: Survivors, base: int = 0) -> tuple[I64, I64]:
+        """Return what brings the experts of `kept` to their places in `new`, in a slab at address `base`.
+
+        Moves, rows (target, source, bytes), in the order of `moves.order_moves`; and the `guards` of `new`, rows
+        (address, bytes), which are to be zero then. One compiled call: a move of the boundary waits for it.
+        """
+        from expertier.tiers.move_runs import write_work  # imports Numba
+
+        here, there, tails = self._pieces, new._pieces, new._tails
+        moves = np.empty((len(here.rows) + 1, 3), np.int64)
+        zeros = np.empty((len(tails) + len(there.rows), 2), np.int64)
+        n_moves, n_zeros = divmod(
+            write_work(
+                kept.layer,
+                kept.old_slot,
+                kept.new_slot,
+                here.first_slot,
+                here.slot,
+                here.rows,
+                there.first_slot,
+                there.slot,
+                there.rows,
+                there.heads,
+                tails,
+                base,
+                moves,
+                zeros,
+            ),
+            len(zeros) + 1,
+        )
+        return moves[:n_moves], zeros[:n_zeros]
+
+    @cached_property
+    def n_slots(self) -> I32:
+        """`slots` as an array."""
+        return np.array(self.slots, np.int32)
+
+    def shifts_to(self, new: ArenaLayout) -> I64:
         """Return for each layer by how much slot numbers change where bytes stay: old slot `i` lies where new slot
-        `i - shift` lies; None where no slots of the two lie on each other."""
+        `i - shift` lies; `NOT_IN_LINE` where no slots of the two lie on each other."""
         if self._shifts is None or self._shifts[0] is not new:  # a boundary mostly goes back to where it was
             self._shifts = new, self._shifts_to(new)
         return self._shifts[1]
 
-    def _shifts_to(self, new: ArenaLayout) -> tuple[int | None, ...]:
+    def _shifts_to(self, new: ArenaLayout) -> I64:
         arrays = self._arrays
         shifts, rest = np.divmod(new._arrays.offset - arrays.offset, arrays.stride)
         first = np.searchsorted(arrays.layer, np.arange(len(self.layouts)))
         is_whole = (rest == 0) & (shifts == shifts[first][arrays.layer])
-        in_line = np.logical_and.reduceat(is_whole, first).tolist()
-        return tuple(
-            shift if is_in_line else None
-            for shift, is_in_line in zip(shifts[first].tolist(), in_line, strict=True)
-        )
+        in_line = np.logical_and.reduceat(is_whole, first)
+        return np.where(in_line, shifts[first], NOT_IN_LINE)
 
     @cached_property
     def _arrays(self) -> _Arrays:

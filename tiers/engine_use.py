@@ -16,7 +16,7 @@ from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.engine_binding import EngineBinding, EngineLayout, bound_layer
 from expertier.tiers.filler import Filler
 from expertier.tiers.layer_locks import LayerLocks
-from expertier.tiers.moves import compile_order
+from expertier.tiers.moves import compile_moves
 from expertier.tiers.prefetcher import Prefetcher
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
@@ -68,7 +68,7 @@ class EngineUse:
         """Let the engine use the tiers; `BusyError` when one is bound already."""
         if self._slab.stale_guards:
             self.restore_guards()
-        compile_order()
+        compile_moves()
         self._usage.bind()
         self._device.synchronize()  # what was queued before it came is READY, and has to be there
         self.last_error = None

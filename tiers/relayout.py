@@ -55,7 +55,7 @@ class Relayout:
         """
         old = self._slab.slots
         shifts = self._slab.layout.shifts_to(new)
-        kept = survivors(self._residency, new.slots, shifts, whole_in_order=whole_in_order)
+        kept = survivors(self._residency, new.n_slots, shifts, whole_in_order=whole_in_order)
         self._fences.before_move(self._stream)
         try:
             moved_bytes = self._slab.relayout(new, kept, self._stream)

@@ -44,9 +44,9 @@ LAYOUT = (
     ),
     Mutant(
         "heads of free slots are not zeroed after a move",
-        "tiers/arena_layout.py",
-        "np.concatenate([self._tails, self._pieces.heads.take(free, axis=0)])",
-        "np.concatenate([self._tails])",
+        "tiers/move_runs.py",
+        "        if not taken[slot_of[i]]:\n",
+        "        if False:\n",
     ),
     Mutant(
         "a failed move forgets its guards",
