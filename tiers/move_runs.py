@@ -6,13 +6,12 @@ import numpy as np
 import numpy.typing as npt
 from numba import int64, njit, types
 
-Bools = npt.NDArray[np.bool_]
+from expertier.tiers.slot_layout import GUARD_BYTES
+
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-_BOOLS = types.Array(types.boolean, 1, "C")
 _SLOTS = types.Array(types.int32, 1, "C")
-_NUMBERS = types.Array(int64, 1, "C")
 _ROWS = types.Array(int64, 2, "C")
 
 
@@ -48,66 +47,60 @@ def write_runs(old: I64, new: I64, n: int, runs: I64) -> int:
     return end
 
 
-@njit(int64(_BOOLS, _NUMBERS, _ROWS, _ROWS, int64, _ROWS), cache=True)
-def write_guards(taken: Bools, slot_of: I64, heads: I64, tails: I64, base: int, zeros: I64) -> int:
-    """Write `tails`, and the `heads` of pieces whose slots are not `taken`, into `zeros`; return how many they are.
+@njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS, int64, _ROWS), cache=True)
+def write_guards(layers: I32, slots: I32, arrays: I64, tails: I64, base: int, zeros: I64) -> int:
+    """Write `tails`, and the heads of all pieces but those of `slots`, into `zeros`; return how many they are.
 
-    Addresses count from `base`. `slot_of` has each piece's slot."""
-    for i in range(len(tails)):
+    Addresses count from `base`. `arrays` is `ArenaLayout.arrays`; `layers` and then `slots` rise.
+    """
+    n = len(tails)
+    for i in range(n):
         zeros[i, 0] = base + tails[i, 0]
         zeros[i, 1] = tails[i, 1]
-    n = len(tails)
-    for i in range(len(slot_of)):
-        if not taken[slot_of[i]]:
-            zeros[n, 0] = base + heads[i, 0]
-            zeros[n, 1] = heads[i, 1]
-            n += 1
+    begin = end = 0  # of the layer's slots in `slots`
+    for array in range(len(arrays)):
+        layer, offset, n_bytes, stride, n_slots = arrays[array]
+        if array == 0 or arrays[array - 1, 0] != layer:
+            begin = end
+            while end < len(layers) and layers[end] == layer:
+                end += 1
+        at = begin
+        for slot in range(n_slots):
+            if at < end and slots[at] == slot:
+                at += 1
+            else:
+                zeros[n, 0] = base + offset + slot * stride
+                zeros[n, 1] = min(n_bytes, GUARD_BYTES)
+                n += 1
     return n
 
 
-@njit(int64(_BOOLS, _NUMBERS, _ROWS, _ROWS), cache=True)
-def _gather(taken: Bools, slot_of: I64, rows: I64, chosen: I64) -> int:
-    """Write the rows of pieces whose slots are `taken` into `chosen`; return how many they are."""
+@njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS), cache=True)
+def write_pieces(layers: I32, slots: I32, arrays: I64, rows: I64) -> int:
+    """Write (offset, bytes, stride) of all pieces of `slots` into `rows`, by address; return how many they are."""
     n = 0
-    for i in range(len(slot_of)):
-        if taken[slot_of[i]]:
-            chosen[n, 0] = rows[i, 0]
-            chosen[n, 1] = rows[i, 1]
-            chosen[n, 2] = rows[i, 2]
+    begin = end = 0
+    for array in range(len(arrays)):
+        layer, offset, n_bytes, stride, _ = arrays[array]
+        if array == 0 or arrays[array - 1, 0] != layer:
+            begin = end
+            while end < len(layers) and layers[end] == layer:
+                end += 1
+        for at in range(begin, end):
+            rows[n, 0] = offset + slots[at] * stride
+            rows[n, 1] = n_bytes
+            rows[n, 2] = stride
             n += 1
     return n
 
 
-@njit(
-    int64(
-        _SLOTS,
-        _SLOTS,
-        _SLOTS,
-        _NUMBERS,
-        _NUMBERS,
-        _ROWS,
-        _NUMBERS,
-        _NUMBERS,
-        _ROWS,
-        _ROWS,
-        _ROWS,
-        int64,
-        _ROWS,
-        _ROWS,
-    ),
-    cache=True,
-)
+@njit(int64(_SLOTS, _SLOTS, _SLOTS, _ROWS, _ROWS, _ROWS, int64, _ROWS, _ROWS), cache=True)
 def write_work(
     layers: I32,
     old_slots: I32,
     new_slots: I32,
-    old_first: I64,
-    old_slot_of: I64,
-    old_rows: I64,
-    new_first: I64,
-    new_slot_of: I64,
-    new_rows: I64,
-    heads: I64,
+    old_arrays: I64,
+    new_arrays: I64,
     tails: I64,
     base: int,
     moves: I64,
@@ -115,22 +108,16 @@ def write_work(
 ) -> int:
     """Write the moves of slots from one layout to another into `moves`, and what is zero then into `zeros`.
 
-    Addresses count from `base`. Of each layout: the layers' first slots, and of each piece its slot and its row; of the
-    new one besides what `write_guards` takes. Returns how many moves, times one more than `zeros` has rows, plus how
-    many zeros.
+    Addresses count from `base`; `tails` are the new layout's. Returns how many moves, times one more than `zeros` has
+    rows, plus how many zeros.
     """
-    old_taken = np.zeros(len(old_slot_of), np.bool_)  # there are no more slots than pieces
-    new_taken = np.zeros(len(new_slot_of), np.bool_)
-    for i in range(len(layers)):
-        old_taken[old_first[layers[i]] + old_slots[i]] = True
-        new_taken[new_first[layers[i]] + new_slots[i]] = True
-    old = np.empty((len(old_slot_of), 3), np.int64)
-    new = np.empty((len(new_slot_of), 3), np.int64)
+    old = np.empty((len(moves), 3), np.int64)
+    new = np.empty((len(moves), 3), np.int64)
     # Slots keep their order, and so do their pieces: the n-th of the one layout is the n-th of the other.
-    n = _gather(old_taken, old_slot_of, old_rows, old)
-    _gather(new_taken, new_slot_of, new_rows, new)
+    n = write_pieces(layers, old_slots, old_arrays, old)
+    write_pieces(layers, new_slots, new_arrays, new)
     n_moves = write_runs(old, new, n, moves)
     for i in range(n_moves):
         moves[i, 0] += base
         moves[i, 1] += base
-    return n_moves * (len(zeros) + 1) + write_guards(new_taken, new_slot_of, heads, tails, base, zeros)
+    return n_moves * (len(zeros) + 1) + write_guards(layers, new_slots, new_arrays, tails, base, zeros)

@@ -130,7 +130,7 @@ class Slab:
         here = kept.layer, kept.old_slot
         is_lost = ~untouched(self.layout.pieces(*here), written)
         intact = np.ones(len(kept.layer), np.bool_)
-        intact[self.layout.slot_numbers(*here)[is_lost]] = False
+        intact[self.layout.slot_numbers(kept.layer)[is_lost]] = False
         return some_of(kept, intact)
 
     def restore_guards(self, here: Survivors, stream: int = 0) -> None:
@@ -139,7 +139,7 @@ class Slab:
         Raises `DeviceError`.
         """
         if self.stale_guards:
-            zeros = self.layout.guards(self.layout.taken(here.layer, here.new_slot))
+            zeros = self.layout.guards(here.layer, here.new_slot)
             zeros[:, 0] += self._base
             zero_pieces(self._device, zeros, stream)
             self.stale_guards = False

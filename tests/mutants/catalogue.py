@@ -45,8 +45,8 @@ LAYOUT = (
     Mutant(
         "heads of free slots are not zeroed after a move",
         "tiers/move_runs.py",
-        "        if not taken[slot_of[i]]:\n",
-        "        if False:\n",
+        "        for slot in range(n_slots):\n",
+        "        for slot in range(0):\n",
     ),
     Mutant(
         "a failed move forgets its guards",

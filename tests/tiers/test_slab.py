@@ -114,7 +114,7 @@ def is_there(slab: Slab, layer: int, expert: int, slot: int) -> bool:
 def guards_are_zero(slab: Slab, kept: Survivors) -> bool:
     return all(
         not any(ctypes.string_at(slab.base + offset, n_bytes))
-        for offset, n_bytes in slab.layout.guards(slab.layout.taken(kept.layer, kept.new_slot)).tolist()
+        for offset, n_bytes in slab.layout.guards(kept.layer, kept.new_slot).tolist()
     )
 
 
