@@ -112,7 +112,7 @@ class SlabCompute:
         self._note_error = note_error
         self._miss_costs = miss_costs
         self._proposal: Proposal | None = None  # what the next move is for
-        self._told = True  # whether C++ can know of the last move
+        self._told = True  # whether all is written down for C++ that the last move has changed
         self._move = abi.MoveCallback(self._serve_move)
         self._look = abi.LookCallback(self._serve_look) if miss_costs is not None else abi.LookCallback()
         self._struct = abi.Compute(
@@ -154,11 +154,8 @@ class SlabCompute:
                 self._manager.move_boundary(
                     n_bytes, proposal.plan if proposal is not None else None, meanwhile=self._tell
                 )
-            except BaseException:
-                self._told = False  # whatever it was before the failure
-                raise
             finally:
-                if not self._told:
+                if not self._told:  # nothing had to move, or it failed
                     self._tell()
             if proposal is not None:
                 log_move(proposal)

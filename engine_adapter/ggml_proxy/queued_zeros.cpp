@@ -13,7 +13,7 @@ namespace expertier {
 namespace {
 
 constexpr size_t zeros_bytes   = 4u << 10;
-constexpr size_t least_ids     = 32u << 10; // bytes
+constexpr size_t least_ids     = 4u << 10; // bytes
 constexpr size_t largest_row   = 512;
 constexpr size_t smallest_row  = 32; // below, there would be many rows: pieces are copied
 constexpr size_t slot_alignment = 128; // where the first slot begins
@@ -61,23 +61,23 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
         ggml_tensor * ids   = tensor_at(scope.get(), GGML_TYPE_I64, 4, 1, zeros_.get(), base_of(zeros_));
         has_rows_           = ggml_backend_dev_supports_op(device, ggml_set_rows(scope.get(), slab, zeros, ids));
     }
-    if (has_rows_) {
-        reserve_ids(least_ids); // else the first zeros try again, and tell
-    }
     return true;
 }
 
 bool QueuedZeros::take(const int64_t * pieces, int64_t n) {
     pieces_.clear();
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
+    const size_t row_bytes  = row_bytes_ ? row_bytes_ : largest_row; // as the last ones: mostly they are like these
+    size_t       n_rows     = 0;
     for (int64_t i = 0; i < n; i++) {
         const Piece piece = { (uintptr_t) pieces[2 * i] - address_, (size_t) pieces[2 * i + 1] };
         if (piece.n_bytes > slab_bytes || piece.begin > slab_bytes - piece.n_bytes) {
             return false;
         }
         pieces_.push_back(piece);
+        n_rows += piece.n_bytes <= most_by_rows ? (piece.n_bytes + row_bytes - 1) / row_bytes : 0;
     }
-    return true;
+    return !has_rows_ || n_rows == 0 || reserve_ids(n_rows * sizeof(int64_t));
 }
 
 bool QueuedZeros::queue(int64_t & calls) {

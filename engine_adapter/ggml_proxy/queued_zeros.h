@@ -19,10 +19,10 @@ class QueuedZeros {
     // Uses `stream` from now on; false when the device has no memory for it.
     bool prepare(ggml_backend_t stream);
 
-    // Takes `n` rows of (address, bytes); false when one of them is not in the slab.
+    // Takes `n` rows of (address, bytes). False when one of them is not in the slab, or the device has no memory for what
+    // its kernel needs to know. What `queue` has queued before must be done.
     bool take(const int64_t * pieces, int64_t n);
-    // Queues the zeros, and adds the device's calls to `calls`. False when the device has no memory for what its kernel
-    // needs to know. What was queued before has to be done.
+    // Queues the zeros, and adds the device's calls to `calls`; false when the device cannot.
     bool queue(int64_t & calls);
 
   private:
