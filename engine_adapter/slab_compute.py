@@ -42,7 +42,8 @@ class ComputeCounts:
     """What the engine has of the slab, in bytes, and how often the boundary or the numbers of slots have moved.
 
     Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
-    `wait_ns` waiting for them, the rest deciding; before that `drain_ns` waiting for what the engine had queued.
+    `wait_ns` waiting for them, the rest deciding, in part while they run; before that `drain_ns` waiting for what the
+    engine had queued.
     """
 
     moves_up: int
