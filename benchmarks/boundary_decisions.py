@@ -1,12 +1,16 @@
 """What does a move of the boundary under an engine cost whatever it moves?
 
-    python benchmarks/boundary_decisions.py [--layers 48] [--experts 128] [--runs 20]
+    python benchmarks/boundary_decisions.py [--layers 48] [--experts 128] [--runs 20] [--evict-mib 0]
 
 Tiers in host memory with experts of a few KiB, so that bytes count for little: half of the slots beside an eighth of
 all expert bytes to compute in. Each run moves the boundary down to a sixteenth of that and up again, as the proxy has
 it done: who stays, their places, zeros, tables, and the new layout for the plugin, all that `SlabCompute` does but for
-what the device does. Medians, milliseconds of the thread's own time a move. The first move to each of the two positions
-is apart: its layout is not known yet.
+what the device does. Medians, milliseconds of the thread's own time a move: before the device has its work, while it
+is at work, and after it has been waited for; a token waits for the first and the last in any case, and for the second
+where the device is quicker. The first move to each of the two positions is apart: its layout is not known yet.
+
+With `--evict-mib` so much memory is read before each move, as decoding does between two moves: no cache then has
+anything of what a move needs.
 """
 
 from __future__ import annotations
@@ -14,6 +18,9 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from dataclasses import dataclass
+
+import numpy as np
 
 import expertier as et
 from expertier.engine_adapter import proxy_abi as abi
@@ -34,27 +41,42 @@ class NothingSource:
         """Leave the buffer as it is."""
 
 
+@dataclass
+class Took:
+    """Seconds of the thread's own time that one move took, but for what the device did."""
+
+    before: float
+    meanwhile: float
+    after: float
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.before + self.meanwhile + self.after
+
+
 class CountedDevice(HostDevice):
-    """The host, with the time that it takes for moves apart; it counts them, too."""
+    """The host, which tells when it got its work, and when it was waited for; it counts moves and zeros, too."""
 
     def __init__(self) -> None:
         """Start at 0."""
         super().__init__()
-        self.seconds = 0.0
+        self.got_work = self.has_work = self.awaited = 0.0
         self.moves = self.zeros = 0
 
     def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
         """Move and zero."""
-        start = time.thread_time()
+        self.got_work = time.thread_time()
         self.copy_within(moves, stream)
         for address, n_bytes in zeros.tolist():
             self.zero(address, n_bytes, stream)
-        self.seconds += time.thread_time() - start
         self.moves += len(moves)
         self.zeros += len(zeros)
+        self.has_work = time.thread_time()
 
     def finish(self) -> None:
-        """Do nothing: all is done."""
+        """Note the time: all is done."""
+        self.awaited = time.thread_time()
 
 
 def main() -> None:
@@ -65,6 +87,7 @@ def main() -> None:
     options.add_argument("--layers", type=int, default=48)
     options.add_argument("--experts", type=int, default=128)
     options.add_argument("--runs", type=int, default=20)
+    options.add_argument("--evict-mib", type=int, default=0)
     given = options.parse_args()
 
     shape = LayerShape(n_experts=given.experts, n_embd=64, n_ff=32)
@@ -80,27 +103,40 @@ def main() -> None:
                 tiers.acquire(layer, range(first, first + TOP_K)).release()
         structs = BoundStructs(tiers.bind_engine(), abi.FillCallback(), abi.LoadCallback())
         wide = tiers.compute_bytes
-        down: list[float] = []
-        up: list[float] = []
+
+        def follow() -> None:
+            structs.rewrite(tiers.engine_layout())
+            _ = tiers.n_cut_layers, tiers.compute_bytes, tiers.slots_are_sound
+
+        down: list[Took] = []
+        up: list[Took] = []
+        other = np.ones(given.evict_mib << 17)
         device.moves = device.zeros = 0
         for _ in range(given.runs + 1):
-            for n_bytes, seconds in ((wide // 16, down), (wide, up)):
-                device.seconds = 0.0
+            for n_bytes, moves in ((wide // 16, down), (wide, up)):
+                other.sum()
                 start = time.thread_time()
-                tiers.move_boundary(n_bytes)
-                structs.rewrite(tiers.engine_layout())
-                _ = tiers.n_cut_layers, tiers.compute_bytes, tiers.slots_are_sound
-                seconds.append(time.thread_time() - start - device.seconds)
+                tiers.move_boundary(n_bytes, meanwhile=follow)
+                end = time.thread_time()
+                moves.append(
+                    Took(device.got_work - start, device.awaited - device.has_work, end - device.awaited)
+                )
         tiers.unbind_engine()
-    n_moves = 2 * (given.runs + 1)
+    n_done = 2 * (given.runs + 1)
     print(
         f"{given.layers} layers of {given.experts} experts, {given.runs} moves each way, of "
-        f"{device.moves / n_moves:.0f} pieces and {device.zeros / n_moves:.0f} zeros on average"
+        f"{device.moves / n_done:.0f} pieces and {device.zeros / n_done:.0f} zeros on average"
     )
-    for name, (first, *later) in (("down", down), ("up", up)):
-        low, high = min(later) * 1e3, max(later) * 1e3
-        middle = statistics.median(later) * 1e3
-        print(f"{name}: {middle:.2f} ms ({low:.2f} to {high:.2f}), the first {first * 1e3:.1f} ms")
+    for name, (new, *later) in (("down", down), ("up", up)):
+        low, high = min(move.total for move in later) * 1e3, max(move.total for move in later) * 1e3
+        before, meanwhile, after, middle = (
+            statistics.median(getattr(move, part) for move in later) * 1e3
+            for part in ("before", "meanwhile", "after", "total")
+        )
+        print(
+            f"{name}: {middle:.3f} ms ({low:.2f} to {high:.2f}): {before:.3f} before the device has its work, "
+            f"{meanwhile:.3f} meanwhile, {after:.3f} after it; the first {new.total * 1e3:.1f} ms"
+        )
 
 
 if __name__ == "__main__":

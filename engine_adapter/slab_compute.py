@@ -42,7 +42,8 @@ class ComputeCounts:
     """What the engine has of the slab, in bytes, and how often the boundary or the numbers of slots have moved.
 
     Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
-    `wait_ns` waiting for them, the rest deciding; before that `drain_ns` waiting for what the engine had queued.
+    `wait_ns` waiting for them, the rest deciding, in part while they run; before that `drain_ns` waiting for what the
+    engine had queued.
     """
 
     moves_up: int
@@ -112,6 +113,7 @@ class SlabCompute:
         self._note_error = note_error
         self._miss_costs = miss_costs
         self._proposal: Proposal | None = None  # what the next move is for
+        self._told = True  # whether all is written down for C++ that the last move has changed
         self._move = abi.MoveCallback(self._serve_move)
         self._look = abi.LookCallback(self._serve_look) if miss_costs is not None else abi.LookCallback()
         self._struct = abi.Compute(
@@ -147,19 +149,29 @@ class SlabCompute:
         It believes in the move as `done` says.
         """
         proposal, self._proposal = self._proposal, None
+        self._told = False
         try:
             try:
-                self._manager.move_boundary(n_bytes, proposal.plan if proposal is not None else None)
-                if proposal is not None:
-                    log_move(proposal)
+                self._manager.move_boundary(
+                    n_bytes, proposal.plan if proposal is not None else None, meanwhile=self._tell
+                )
             finally:
-                self._structs.rewrite(self._manager.engine_layout())
-                self._struct.cut_cost_bytes = CUT_LAYER_BYTES * self._manager.n_cut_layers
-                # With work left to do before slots are used, nothing counts as free: the next graph asks again.
-                self._struct.compute_bytes = self._manager.compute_bytes * self._manager.slots_are_sound
+                if not self._told:  # nothing had to move, or it failed
+                    self._tell()
+            if proposal is not None:
+                log_move(proposal)
             done[0] = abi.FILLED
         except BaseException as error:  # nothing may propagate into the engine's C++ frames
             self._note_error(error)
+
+    def _tell(self) -> None:
+        """Write down for C++ where the slots lie now."""
+        manager, struct = self._manager, self._struct
+        self._structs.rewrite(manager.engine_layout())
+        struct.cut_cost_bytes = CUT_LAYER_BYTES * manager.n_cut_layers
+        # With work left to do before slots are used, nothing counts as free: the next graph asks again.
+        struct.compute_bytes = manager.compute_bytes * manager.slots_are_sound
+        self._told = True
 
     def _serve_look(self, _context: Any, wants: Any) -> None:
         """Say whether other numbers of slots pay; then C++ asks for a move to where the boundary is."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +12,10 @@ if TYPE_CHECKING:
     from expertier.planner.residency import Residency
 
 I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+
+NOT_IN_LINE = -(1 << 62)
+"""The shift of a layer whose slots do not lie on each other, in an array of shifts."""
 
 
 class Kept(Protocol):
@@ -35,8 +38,7 @@ class Kept(Protocol):
         """Where they will be."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Survivors:
+class Survivors(NamedTuple):
     """The experts that stay: int32 arrays of one length, by layer, then by slot.
 
     Within a layer both `old_slot` and `new_slot` rise, so there is always an order in which the copies
@@ -58,32 +60,30 @@ class Survivors:
 
 def survivors(
     residency: Residency,
-    n_slots: Sequence[int],
-    shifts: Sequence[int | None],
+    n_slots: Sequence[int] | I32,
+    shifts: Sequence[int | None] | I64,
     *,
     whole_in_order: bool = False,
 ) -> Survivors:
     """Choose who stays in layers of `n_slots` slots: all READY experts where they fit, otherwise the hottest.
 
     The policy's own order decides: whoever would be evicted last stays first. `shifts[layer]` says where
-    things lie: the memory of old slot `i` is that of new slot `i - shift`, or None when no slot lines up with
-    another. Slots keep their order; as many as can be stay where they are in memory. With `whole_in_order`, in a layer
-    with a slot for every expert those stay that can have the slots of their own numbers, as an engine likes them best
-    (`policy.is_whole`); the others are to be fetched again. Pure: nothing changes. Nothing may be pinned.
+    things lie: the memory of old slot `i` is that of new slot `i - shift`, or None (in an array `NOT_IN_LINE`) when
+    no slot lines up with another. Slots keep their order; as many as can be stay where they are in memory. With
+    `whole_in_order`, in a layer with a slot for every expert those stay that can have the slots of their own numbers,
+    as an engine likes them best (`policy.is_whole`); the others are to be fetched again. Pure: nothing changes.
+    Nothing may be pinned.
     """
-    assert not residency.pins.any(), "survivors are chosen while a slot is pinned"
     if not len(n_slots) == len(shifts) == len(residency.n_slots):
         raise ValueError(
             f"asked to repack {len(residency.n_slots)} layers: got {len(n_slots)} numbers of slots and "
             f"{len(shifts)} shifts, give one of each for every layer"
         )
-    from expertier.planner.repack_calls import NOT_IN_LINE
-
+    if not isinstance(n_slots, np.ndarray):
+        n_slots = np.array(n_slots, np.int32)
+    if not isinstance(shifts, np.ndarray):
+        shifts = np.array([NOT_IN_LINE if shift is None else shift for shift in shifts], np.int64)
     kept = np.empty((4, len(residency.owner)), np.int32)
-    n_kept = residency.choose_survivors(
-        np.array(n_slots, np.int32),
-        np.array([NOT_IN_LINE if shift is None else shift for shift in shifts], np.int64),
-        kept,
-        whole_in_order=whole_in_order,
-    )
-    return Survivors(*kept[:, :n_kept])
+    n_kept = residency.choose_survivors(n_slots, shifts, kept, whole_in_order=whole_in_order)
+    assert n_kept >= 0, "survivors are chosen while a slot is pinned"
+    return Survivors(kept[0, :n_kept], kept[1, :n_kept], kept[2, :n_kept], kept[3, :n_kept])

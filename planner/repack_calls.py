@@ -15,6 +15,7 @@ import numpy as np
 from numba import int64, njit, types
 
 from expertier.planner.outcome import Outcome
+from expertier.planner.repack import NOT_IN_LINE
 from expertier.planner.tables import (
     EVICTED,
     EVICTIONS,
@@ -44,9 +45,6 @@ from expertier.planner.tables import (
 LAYER, EXPERT, OLD_SLOT, NEW_SLOT = range(4)
 """The rows of `kept`."""
 
-NOT_IN_LINE = -(1 << 62)
-"""The shift of a layer whose slots do not lie on each other."""
-
 _BAD_CALL = int(Outcome.BAD_CALL)
 
 _F = TypeVar("_F", bound=Callable[..., int])
@@ -72,10 +70,14 @@ MoveTables: TypeAlias = Callable[[int, I64, I32, I32, I32, I32, NewTables], int]
 
 @compiled
 def _choose_in_layer(view: LayerView, n_new: int, kept: I32, begin: int) -> int:
-    """Write who stays of a layer, by slot, from column `begin` on; return where that ends."""
+    """Write who stays of a layer, by slot, from column `begin` on; return where that ends, or -1 for a pinned slot."""
     n_residents = 0
+    n_pinned = 0
     for slot in range(len(view.owner)):
         n_residents += view.owner[slot] >= 0
+        n_pinned += view.pins[slot] != 0
+    if n_pinned:
+        return -1
     coldest = np.int64(0)
     if n_residents > n_new:
         # The largest number that as many as can stay are not below; FREE slots are below 0. Bit by bit, as NumPy's sort
@@ -200,8 +202,8 @@ class RepackCalls:
     """The two functions, compiled or from the on-disk cache.
 
     `choose(directory, n_slots, shifts, whole_in_order, kept)` writes a column of `kept`, int32[4, all slots], for each
-    expert that stays in layers of `n_slots` slots, int32[L], and returns how many there are. `shifts`, int64[L], are as
-    `survivors` has them, or NOT_IN_LINE.
+    expert that stays in layers of `n_slots` slots, int32[L], and returns how many there are; a number below 0 where a
+    slot is pinned. `shifts`, int64[L], are as `survivors` has them, or NOT_IN_LINE.
 
     `move(directory, to, layers, experts, old_slots, new_slots, tables)` fills new tables with the experts that stay,
     int32 of one length, counts the others as evicted, and has `to`, a copy of the directory, name the new tables.
@@ -239,6 +241,8 @@ def _build(stamp: int) -> RepackCalls:
             view = layer_view(directory, layer)
             begin = end
             end = _choose_in_layer(view, n_slots[layer], kept, begin)
+            if end < begin:
+                return _BAD_CALL
             if whole_in_order and n_slots[layer] == len(view.slot_of):
                 end = _keep_rising(kept, begin, end)
             else:

@@ -79,7 +79,9 @@ class Boundary:
         self._relayout.let_in(stream)
         return ComputeRegion(self._slab.base, self._slab.layout.compute_bytes)
 
-    def move(self, n_bytes: int, plan: LayerPlan | None = None) -> None:
+    def move(
+        self, n_bytes: int, plan: LayerPlan | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """See `TierManager.move_boundary`."""
         self._require_room(n_bytes)
         if plan is not None:
@@ -89,9 +91,11 @@ class Boundary:
                 self._wanted_bytes = n_bytes
             try:
                 if plan is not None:
-                    self._give_quotas(plan.slots, self._slab.n_bytes, n_bytes, whole_in_order=True)
+                    self._give_quotas(
+                        plan.slots, self._slab.n_bytes, n_bytes, whole_in_order=True, meanwhile=meanwhile
+                    )
                 elif round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
-                    self._lay_out(n_bytes, whole_in_order=True)
+                    self._lay_out(n_bytes, whole_in_order=True, meanwhile=meanwhile)
             finally:
                 with self._lock:  # where it stands is what the engine has: there is nothing to go down for
                     self._wanted_bytes = self._slab.layout.compute_bytes
@@ -184,6 +188,7 @@ class Boundary:
         compute_bytes: int | None = None,
         *,
         whole_in_order: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, all is as before."""
         quotas, layout = self._quotas, self._slab.layout
@@ -193,6 +198,7 @@ class Boundary:
                 layout.compute_bytes if compute_bytes is None else compute_bytes,
                 slab_bytes,
                 whole_in_order=whole_in_order,
+                meanwhile=meanwhile,
             )
         except BaseException:
             if self._slab.layout is layout:
@@ -200,7 +206,12 @@ class Boundary:
             raise
 
     def _lay_out(
-        self, compute_bytes: int, slab_bytes: int | None = None, *, whole_in_order: bool = False
+        self,
+        compute_bytes: int,
+        slab_bytes: int | None = None,
+        *,
+        whole_in_order: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
@@ -208,7 +219,7 @@ class Boundary:
         new = self._positions.layout(self._quotas, compute_bytes, size)
         layout = self._slab.layout
         try:
-            self._relayout.run(new, whole_in_order=whole_in_order)
+            self._relayout.run(new, whole_in_order=whole_in_order, meanwhile=meanwhile)
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:

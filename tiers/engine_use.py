@@ -16,7 +16,7 @@ from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.engine_binding import EngineBinding, EngineLayout, bound_layer
 from expertier.tiers.filler import Filler
 from expertier.tiers.layer_locks import LayerLocks
-from expertier.tiers.moves import compile_order
+from expertier.tiers.moves import compile_moves
 from expertier.tiers.prefetcher import Prefetcher
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
@@ -68,7 +68,7 @@ class EngineUse:
         """Let the engine use the tiers; `BusyError` when one is bound already."""
         if self._slab.stale_guards:
             self.restore_guards()
-        compile_order()
+        compile_moves()
         self._usage.bind()
         self._device.synchronize()  # what was queued before it came is READY, and has to be there
         self.last_error = None
@@ -102,13 +102,29 @@ class EngineUse:
         sizes = zip(self._boundary.quotas, self._slab.slots, self._table.layers, strict=True)
         return sum(quota == layer.n_experts > n_slots for quota, n_slots, layer in sizes)
 
-    def move_boundary(self, n_bytes: int, plan: LayerPlan | None = None) -> None:
+    def move_boundary(
+        self, n_bytes: int, plan: LayerPlan | None = None, meanwhile: Callable[[], None] | None = None
+    ) -> None:
         """See `TierManager.move_boundary`."""
-        with self._noting_errors():
+        missing: list[tuple[int, int]] | None = None
+
+        def follow() -> None:
+            nonlocal missing
+            missing = self._residency.missing_from_whole_layers()
+            if meanwhile is not None:
+                meanwhile()
+
+        try:
             if self._slab.stale_guards:
                 self.restore_guards(for_engine=True)
-            self._boundary.move(n_bytes, plan)
-        self.complete_layers()
+            self._boundary.move(n_bytes, plan, follow)
+        except BaseException as error:
+            self.last_error = error
+            raise
+        if missing is None:  # nothing has moved
+            missing = self._residency.missing_from_whole_layers()
+        if missing:
+            self._prefetcher.ask_all(missing)
 
     def complete_layers(self) -> None:
         """See `TierManager.complete_layers`."""

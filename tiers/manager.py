@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Self
@@ -366,15 +366,24 @@ class TierManager:
         """How many can be: all but one slot a layer."""
         return self._boundary.most_bytes()
 
-    def move_boundary(self, n_bytes: int, plan: LayerPlan | None = None) -> None:
+    def move_boundary(
+        self,
+        n_bytes: int,
+        plan: LayerPlan | None = None,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Have the slab's first `n_bytes` free of slots and no more, for a bound engine that uses no slots meanwhile.
 
         With `plan` the layers get its slots, or their share of what is left. The hottest experts stay. Slots, addresses
         and tables are others afterwards: `engine_layout` has them. Waits for the leases of other threads. Raises as
         `reserve_compute` does; boundary and slots are as before then, but the tables, and who is in the slots, may not
         be.
+
+        `meanwhile` is called when all of that is known, before the device is waited for, with everyone else kept out;
+        not where nothing has to move.
         """
-        self._engine.move_boundary(n_bytes, plan)
+        self._engine.move_boundary(n_bytes, plan, meanwhile)
 
     def engine_layout(self) -> EngineLayout:
         """Return where the slots lie now, and which tables say who is in them, for a bound engine."""

@@ -22,11 +22,11 @@ def order_moves(old: I64, new: I64) -> I64:
     from expertier.tiers.move_runs import write_runs  # imports Numba
 
     runs = np.empty((len(old) + 1, 3), np.int64)
-    return runs[: write_runs(old, new, runs)]
+    return runs[: write_runs(old, new, len(old), runs)]
 
 
-def compile_order() -> None:
-    """Compile the loop, or load it from the on-disk cache: else the first move does."""
+def compile_moves() -> None:
+    """Compile what a move needs, or load it from the on-disk cache: else the first move does."""
     import expertier.tiers.move_runs  # noqa: F401
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import numpy as np
@@ -43,17 +44,18 @@ class Relayout:
         new: ArenaLayout,
         *,
         whole_in_order: bool = False,
+        meanwhile: Callable[[], None] | None = None,
     ) -> Fence | None:
         """Lay out the slots as `new` says, which `Slab.plan` made; its slab may have another size.
 
-        `whole_in_order` is as `planner.repack.survivors` has it. Returns the fence after which the new layout
+        `whole_in_order` is as `planner.repack.survivors` has it. `meanwhile` is called when slots and tables are the
+        new ones, while the device may still be moving bytes. Returns the fence after which the new layout
         holds; None where it does already. Raises `DeviceError` where a call failed; slots and compute region are
         as before then, and experts whose bytes were lost are no longer resident.
         """
         old = self._slab.slots
         shifts = self._slab.layout.shifts_to(new)
-        kept = survivors(self._residency, new.slots, shifts, whole_in_order=whole_in_order)
-        dropped = self._dropped(kept)
+        kept = survivors(self._residency, new.n_slots, shifts, whole_in_order=whole_in_order)
         self._fences.before_move(self._stream)
         try:
             moved_bytes = self._slab.relayout(new, kept, self._stream)
@@ -69,10 +71,13 @@ class Relayout:
                 self.restore_guards()
             raise
         try:  # the tables follow while the device moves
+            dropped = self._dropped(kept)
             self._residency.repack(new.slots, kept)
             self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
             fence = self._fences.after_move(self._stream)
             self._pool.refresh(dropped)
+            if meanwhile is not None:
+                meanwhile()
         finally:
             self._slab.finish()
         return fence

@@ -23,15 +23,13 @@ from expertier.hip.device import Device
 from expertier.hip.slab_memory import PlainSlabMemory, SlabMemory
 from expertier.hip.zeros import Relocator, zero_pieces
 from expertier.planner.repack import Survivors
-from expertier.tiers.arena_layout import I64, ArenaLayout
+from expertier.tiers.arena_layout import ArenaLayout
 from expertier.tiers.kept import some_of
-from expertier.tiers.moves import order_moves, untouched
+from expertier.tiers.moves import compile_moves, untouched
 from expertier.tiers.slot_layout import RANGE_ALIGNMENT, Place, SlotLayout
 from expertier.units import mib, round_up
 
 _log = logging.getLogger(__name__)
-
-_NO_PIECES = np.empty((0, 3), np.int64)
 
 
 class Slab:
@@ -112,11 +110,9 @@ class Slab:
         """
         if self._layout is None:
             self._layout = new  # of a new slab every byte is zero
-            order_moves(_NO_PIECES, _NO_PIECES)  # has it compiled before somebody waits for a move
+            compile_moves()  # before somebody waits for one
             return 0
-        moves, zeros = self._work(new, kept)
-        moves[:, :2] += self._base
-        zeros[:, 0] += self._base
+        moves, zeros = self._layout.work_to(new, kept, self._base)
         self.stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
         self._relocator.relocate(moves, zeros, stream)
         self._layout, self._n_bytes = new, new.slab_bytes
@@ -129,12 +125,12 @@ class Slab:
 
     def still_there(self, new: ArenaLayout, kept: Survivors) -> Survivors:
         """Return those of `kept` whose bytes a failed `relayout` to `new` cannot have touched."""
-        moves, zeroed = self._work(new, kept)
+        moves, zeroed = self.layout.work_to(new, kept)
         written = np.concatenate([moves, np.stack([zeroed[:, 0], zeroed[:, 0], zeroed[:, 1]], axis=1)])
         here = kept.layer, kept.old_slot
         is_lost = ~untouched(self.layout.pieces(*here), written)
         intact = np.ones(len(kept.layer), np.bool_)
-        intact[self.layout.slot_numbers(*here)[is_lost]] = False
+        intact[self.layout.slot_numbers(kept.layer)[is_lost]] = False
         return some_of(kept, intact)
 
     def restore_guards(self, here: Survivors, stream: int = 0) -> None:
@@ -143,7 +139,7 @@ class Slab:
         Raises `DeviceError`.
         """
         if self.stale_guards:
-            zeros = self.layout.guards(self.layout.taken(here.layer, here.new_slot))
+            zeros = self.layout.guards(here.layer, here.new_slot)
             zeros[:, 0] += self._base
             zero_pieces(self._device, zeros, stream)
             self.stale_guards = False
@@ -184,11 +180,3 @@ class Slab:
     def close(self) -> None:
         """Free the slab; a second call does nothing."""
         self._memory.close()
-
-    # ---- inside
-
-    def _work(self, new: ArenaLayout, kept: Survivors) -> tuple[I64, I64]:
-        """Return the moves of `kept`, rows (target, source, bytes), and what is zero then, in offsets of the slab."""
-        there = kept.layer, kept.new_slot
-        moves = order_moves(self.layout.pieces(kept.layer, kept.old_slot), new.pieces(*there))
-        return moves, new.guards(new.taken(*there))

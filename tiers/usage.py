@@ -5,13 +5,40 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 from expertier.errors import BusyError, LeaseError
 from expertier.tiers.lease import Lease
 
 WAIT_S = 60.0
 """How long a change of the slots waits for other threads' leases."""
+
+
+class _Exclusively(AbstractContextManager[None]):
+    """The `with` block of `Usage.exclusively`: not a generator, as a move of the boundary waits for it."""
+
+    __slots__ = ("_arguments", "_enter", "_leave")
+
+    def __init__(
+        self,
+        enter: Callable[[str, float, bool], None],
+        leave: Callable[[], None],
+        what: str,
+        wait_s: float,
+        for_engine: bool,
+    ) -> None:
+        self._enter = enter
+        self._leave = leave
+        self._arguments = what, wait_s, for_engine
+
+    def __enter__(self) -> None:
+        self._enter(*self._arguments)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave()
 
 
 class Usage:
@@ -129,38 +156,16 @@ class Usage:
                 )
             self._bound = False
 
-    @contextmanager
-    def exclusively(self, what: str, *, wait_s: float = WAIT_S, for_engine: bool = False) -> Iterator[None]:
+    def exclusively(
+        self, what: str, *, wait_s: float = WAIT_S, for_engine: bool = False
+    ) -> AbstractContextManager[None]:
         """Keep everyone out for the length of a `with` block.
 
         Waits for the leases of other threads, `wait_s` seconds at most; raises `BusyError` after that, and at
         once while this thread holds leases itself or an engine is bound. Nothing has changed then. `for_engine` is
         for the bound engine itself, which has seen to it that it uses no slots meanwhile.
         """
-        deadline = time.monotonic() + wait_s
-        with self._changed:
-            self._require_open()
-            if self._has_lease(threading.get_ident()):
-                self._require_idle(what, for_engine=for_engine)
-            self._n_exclusive += 1
-            try:
-                while self._moving or self._leases or self._background:
-                    self._require_unbound(what, for_engine=for_engine)
-                    if not self._changed.wait(max(deadline - time.monotonic(), 0)):
-                        self._require_idle(what, for_engine=for_engine)
-                self._require_idle(what, for_engine=for_engine)
-                self._moving = True
-            except BaseException:
-                self._n_exclusive -= 1
-                self._changed.notify_all()
-                raise
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._moving = False
-                self._n_exclusive -= 1
-                self._changed.notify_all()
+        return _Exclusively(self._enter_alone, self._leave_alone, what, wait_s, for_engine)
 
     def close(self) -> bool:
         """Let nobody in any more; False when that was so already. `BusyError` when someone is there."""
@@ -176,7 +181,36 @@ class Usage:
             self._changed.notify_all()
             return True
 
+    def _enter_alone(self, what: str, wait_s: float, for_engine: bool) -> None:
+        with self._lock:
+            self._require_open()
+            if self._leases and self._has_lease(threading.get_ident()):
+                self._require_idle(what, for_engine=for_engine)
+            self._n_exclusive += 1
+            try:
+                if self._moving or self._leases or self._background:
+                    self._wait_for_others(what, wait_s, for_engine)
+                self._require_idle(what, for_engine=for_engine)
+                self._moving = True
+            except BaseException:
+                self._n_exclusive -= 1
+                self._changed.notify_all()
+                raise
+
+    def _leave_alone(self) -> None:
+        with self._lock:
+            self._moving = False
+            self._n_exclusive -= 1
+            self._changed.notify_all()
+
     # ---- with the lock held
+
+    def _wait_for_others(self, what: str, wait_s: float, for_engine: bool) -> None:
+        deadline = time.monotonic() + wait_s
+        while self._moving or self._leases or self._background:
+            self._require_unbound(what, for_engine=for_engine)
+            if not self._changed.wait(max(deadline - time.monotonic(), 0)):
+                self._require_idle(what, for_engine=for_engine)
 
     def _has_lease(self, thread: int) -> bool:
         return any(lease.thread == thread for lease in self._leases)

@@ -172,8 +172,8 @@ def _parts_of_a_move(compute: dict[str, int], n_moves: int) -> list[str]:
 def print_moves(name: str, findings: dict[str, Any]) -> None:
     """Print what the boundary's moves cost, beside a boundary that stays and compute buffers outside of the slab.
 
-    Of a move: waiting for what the engine had queued, before it; then deciding, queueing the device's calls, and
-    waiting for them.
+    Of a move: waiting for what the engine had queued, before it; then deciding, in part while the device moves already;
+    queueing the device's calls; and waiting for them.
     """
     if "failed" in findings:
         print(f"{name}, moves FAILED: {findings['failed']}")

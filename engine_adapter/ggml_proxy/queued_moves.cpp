@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
 
 namespace expertier {
 
@@ -52,11 +53,18 @@ bool QueuedMoves::queue(const int64_t * rows, int64_t n, const int64_t * zeros, 
         ggml_backend_synchronize(stream_.get()); // an upload may not have been read yet
     }
     Timed timed(counts_.queue_ns);
-    is_queued_ = queue_all(rows, n, zeros, n_zeros);
-    if (!is_queued_) {
-        ggml_backend_synchronize(stream_.get());
+    is_queued_ = true; // a part is, until all is
+    bool done  = false;
+    try {
+        done = queue_all(rows, n, zeros, n_zeros);
+    } catch (const std::bad_alloc &) {
+        // as when the device has none
     }
-    return is_queued_;
+    if (!done) {
+        ggml_backend_synchronize(stream_.get());
+        is_queued_ = false;
+    }
+    return done;
 }
 
 void QueuedMoves::finish() {
@@ -74,7 +82,7 @@ QueuedMoves::Counts QueuedMoves::counts() {
 }
 
 bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros) {
-    if (!zeros_.begin(zeros, n_zeros)) { // before the moves: an upload may wait for what is queued
+    if (!zeros_.take(zeros, n_zeros)) {
         return false;
     }
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
@@ -87,7 +95,7 @@ bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zer
         }
         move(target, source, n_bytes);
     }
-    return zeros_.end(counts_.copies);
+    return zeros_.queue(counts_.copies); // how they are written is planned while the device moves
 }
 
 void QueuedMoves::move(size_t target, size_t source, size_t n_bytes) {

@@ -3,6 +3,7 @@
 #include "ggml-backend-impl.h"
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <map>
 #include <memory>
@@ -63,30 +64,30 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
     return true;
 }
 
-bool QueuedZeros::begin(const int64_t * pieces, int64_t n) {
+bool QueuedZeros::take(const int64_t * pieces, int64_t n) {
     pieces_.clear();
-    rows_.clear();
-    batches_.clear();
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
+    const size_t row_bytes  = row_bytes_ ? row_bytes_ : largest_row; // as the last ones: mostly they are like these
+    size_t       n_rows     = 0;
     for (int64_t i = 0; i < n; i++) {
         const Piece piece = { (uintptr_t) pieces[2 * i] - address_, (size_t) pieces[2 * i + 1] };
         if (piece.n_bytes > slab_bytes || piece.begin > slab_bytes - piece.n_bytes) {
             return false;
         }
         pieces_.push_back(piece);
+        n_rows += piece.n_bytes <= most_by_rows ? (piece.n_bytes + row_bytes - 1) / row_bytes : 0;
     }
-    if (has_rows_) {
-        plan_rows();
-        if (!batches_.empty() && !has_rows_on_device()) {
-            return false;
-        }
-    }
-    return true;
+    return !has_rows_ || n_rows == 0 || reserve_ids(n_rows * sizeof(int64_t));
 }
 
-bool QueuedZeros::end(int64_t & calls) {
+bool QueuedZeros::queue(int64_t & calls) {
+    rows_.clear();
+    batches_.clear();
+    if (has_rows_) {
+        plan_rows();
+    }
     if (!batches_.empty()) {
-        if (!write_rows()) {
+        if (!upload_rows() || !write_rows()) {
             return false;
         }
         calls += (int64_t) batches_.size() + 1; // and the upload
@@ -127,18 +128,32 @@ void QueuedZeros::plan_rows() {
     }
 }
 
-bool QueuedZeros::has_rows_on_device() {
+bool QueuedZeros::reserve_ids(size_t n_bytes) {
+    if (n_bytes <= ids_bytes_) {
+        return true;
+    }
+    ggml_backend_dev_t         device = ggml_backend_get_device(stream_);
+    ggml_backend_buffer_type_t host   = ggml_backend_dev_host_buffer_type(device);
+    const size_t               size   = std::max(2 * n_bytes, least_ids);
+    ids_bytes_                        = 0;
+    ids_                              = new_device_buffer(device, size);
+    uploaded_.reset(ids_ && host ? ggml_backend_buft_alloc_buffer(host, size) : nullptr);
+    ids_bytes_ = ids_ ? size : 0;
+    return ids_ != nullptr;
+}
+
+// From pinned memory, as moves are queued already: CUDA may have the caller wait for these with any other.
+bool QueuedZeros::upload_rows() {
     const size_t n_bytes = rows_.size() * sizeof(int64_t);
-    if (n_bytes > ids_bytes_) {
-        ids_bytes_ = std::max(2 * n_bytes, least_ids);
-        ids_       = new_device_buffer(ggml_backend_get_device(stream_), ids_bytes_);
-        if (!ids_) {
-            ids_bytes_ = 0;
-            return false;
-        }
+    if (!reserve_ids(n_bytes)) {
+        return false;
+    }
+    const void * from = rows_.data();
+    if (uploaded_) {
+        from = memcpy(base_of(uploaded_), rows_.data(), n_bytes);
     }
     ggml_tensor ids = bytes_at(ids_.get(), base_of(ids_), n_bytes);
-    ggml_backend_tensor_set_async(stream_, &ids, rows_.data(), 0, n_bytes);
+    ggml_backend_tensor_set_async(stream_, &ids, from, 0, n_bytes);
     return true;
 }
 

@@ -19,10 +19,11 @@ class QueuedZeros {
     // Uses `stream` from now on; false when the device has no memory for it.
     bool prepare(ggml_backend_t stream);
 
-    // Takes `n` rows of (address, bytes), and uploads what the kernel needs to know; then `end` queues the zeros, and adds
-    // the device's calls to `calls`. False when one of them is not in the slab.
-    bool begin(const int64_t * pieces, int64_t n);
-    bool end(int64_t & calls);
+    // Takes `n` rows of (address, bytes). False when one of them is not in the slab, or the device has no memory for what
+    // its kernel needs to know. What `queue` has queued before must be done.
+    bool take(const int64_t * pieces, int64_t n);
+    // Queues the zeros, and adds the device's calls to `calls`; false when the device cannot.
+    bool queue(int64_t & calls);
 
   private:
     struct Piece { // from an offset in the slab on
@@ -36,7 +37,8 @@ class QueuedZeros {
         size_t  n;
     };
     void plan_rows();
-    bool has_rows_on_device();
+    bool reserve_ids(size_t n_bytes);
+    bool upload_rows();
     bool write_rows();
     void copy_zeros(const Piece & piece, int64_t & calls);
 
@@ -51,6 +53,7 @@ class QueuedZeros {
     std::vector<Batch>    batches_;
     Buffer                zeros_;
     Buffer                ids_; // `rows_` on the device
+    Buffer                uploaded_; // and in host memory that an upload need not wait for; null: the device has none
     size_t                ids_bytes_ = 0;
 };
 

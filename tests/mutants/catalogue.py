@@ -44,9 +44,9 @@ LAYOUT = (
     ),
     Mutant(
         "heads of free slots are not zeroed after a move",
-        "tiers/arena_layout.py",
-        "np.concatenate([self._tails, self._pieces.heads.take(free, axis=0)])",
-        "np.concatenate([self._tails])",
+        "tiers/move_runs.py",
+        "        for slot in range(n_slots):\n",
+        "        for slot in range(0):\n",
     ),
     Mutant(
         "a failed move forgets its guards",

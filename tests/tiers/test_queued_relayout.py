@@ -105,6 +105,50 @@ def test_a_move_that_fails_waits_too(tiers: TierManager, device: QueueingDevice)
     assert_there(tiers, device)
 
 
+def test_meanwhile_all_is_known_and_nothing_is_awaited(tiers: TierManager, device: QueueingDevice) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def look() -> None:
+        assert device.queued
+        layout, residency = tiers.engine_layout(), tiers._residency
+        assert layout.n_slots.tolist() == list(tiers.slots) == residency.n_slots.tolist()
+        assert layout.directory_address == residency.directory_address
+        assert tiers.slots_are_sound
+        residency.check_valid()
+        assert tiers._usage._moving, "others may come in"
+        seen.append((layout.directory_address, tiers.compute_bytes))
+
+    wide = tiers.compute_bytes
+    for n_bytes in (1000, wide, tiers.most_compute_bytes, 0):
+        before = len(seen)
+        tiers.move_boundary(n_bytes, meanwhile=look)
+        assert len(seen) == before + 1
+        assert seen[-1] == (tiers.engine_layout().directory_address, tiers.compute_bytes)
+        assert_there(tiers, device)
+    tiers.move_boundary(tiers.compute_bytes, meanwhile=look)  # nothing moves
+    assert len(seen) == 4
+
+
+def test_what_fails_meanwhile_fails_a_move_that_is_made(tiers: TierManager, device: QueueingDevice) -> None:
+    def fail() -> None:
+        raise RuntimeError("told to fail")
+
+    with pytest.raises(RuntimeError, match="told to fail"):
+        tiers.move_boundary(1000, meanwhile=fail)
+    assert tiers.compute_bytes < COMPUTE_BYTES
+    assert_there(tiers, device)
+    tiers.move_boundary(COMPUTE_BYTES)
+    assert_there(tiers, device)
+
+
+def test_no_meanwhile_in_a_move_that_fails(tiers: TierManager, device: QueueingDevice) -> None:
+    calls: list[None] = []
+    device.fails_at = 1
+    with pytest.raises(DeviceError, match="told to fail"):
+        tiers.move_boundary(1000, meanwhile=lambda: calls.append(None))
+    assert not calls
+
+
 def test_without_such_a_device_both_calls_are_made_at_once() -> None:
     calls: list[str] = []
 
