@@ -37,22 +37,23 @@ class SlotFences:
         self._slots: dict[tuple[int, int], _SlotFences] = {}
         self._moved: Fence | None = None
 
-    def before_fill(self, layer: int, slot: int, stream: int) -> None:
-        """Have `stream` wait until the slot may be overwritten."""
+    def before_fill(self, layer: int, slots: Iterable[int], stream: int) -> None:
+        """Have `stream` wait until `slots` may be overwritten."""
         if not self._device.has_streams:
             return
         with self._lock:
-            moved, known = self._moved, self._slots.get((layer, slot))
-            pending = [moved] if moved is not None else []
-            if known is not None:
-                pending += [known.written] if known.written is not None else []
-                pending += [fence for on, fence in known.reads.items() if on != stream]
+            pending = dict.fromkeys([self._moved])  # what was queued together has one fence
+            for slot in slots:
+                known = self._slots.get((layer, slot))
+                if known is not None:
+                    pending[known.written] = None
+                    pending.update((fence, None) for on, fence in known.reads.items() if on != stream)
         for fence in pending:
-            if not fence.done():
+            if fence is not None and not fence.done():
                 fence.hold(stream)
 
-    def after_fill(self, layer: int, slot: int, stream: int) -> Fence | None:
-        """Note that a fill of the slot was queued on `stream`, and return its fence; None without streams.
+    def after_fill(self, layer: int, slots: Iterable[int], stream: int) -> Fence | None:
+        """Note that a fill of `slots` was queued on `stream`, and return its fence; None without streams.
 
         Where no fence can be made the call waits for the device instead, so that nothing needs one.
         """
@@ -60,7 +61,8 @@ class SlotFences:
             return None
         fence = self._fence_or_wait(stream)
         with self._lock:
-            self._slots[layer, slot] = _SlotFences(written=fence)
+            for slot in slots:
+                self._slots[layer, slot] = _SlotFences(written=fence)
         return fence
 
     def before_read(self, layer: int, slots: Iterable[int], stream: int | None) -> None:
@@ -68,17 +70,17 @@ class SlotFences:
         if not self._device.has_streams:
             return
         with self._lock:
-            pending = [self._moved] if self._moved is not None else []
+            pending = dict.fromkeys([self._moved])
             for slot in slots:
                 known = self._slots.get((layer, slot))
-                if known is not None and known.written is not None:
-                    pending.append(known.written)
+                if known is not None:
+                    pending[known.written] = None
         for fence in pending:
-            if fence.done():
+            if fence is None:
                 continue
             if stream is None:
                 fence.wait()
-            else:
+            elif not fence.done():
                 fence.hold(stream)
 
     def after_read(self, layer: int, slots: Sequence[int], stream: int | None) -> None:
