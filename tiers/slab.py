@@ -97,12 +97,6 @@ class Slab:
         """Return where the layer's matrices lie, one a matrix, with offsets from the slab's base."""
         return self.layout.places(layer)
 
-    def copies(self, layer: int, slot: int) -> list[tuple[int, int, int]]:
-        """Return (address, offset in the host block, bytes) of each copy that fills a slot."""
-        return [
-            (self._base + target, source, size) for target, source, size in self.layout.copies(layer, slot)
-        ]
-
     def fills(self, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> Moves:
         """Return what copies experts from host blocks into slots: rows of (target, source, bytes), all addresses."""
         return self._layouts[layer].fills(self.places(layer), slots, blocks, self._base)

@@ -6,7 +6,7 @@ from mutants.mutant import MACHINE, Mutant
 
 _FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
-_HOLD = "            else:\n                fence.hold(stream)\n"
+_HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
 _ARENA = ("tests/hip/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
 
@@ -152,7 +152,7 @@ FENCES = (
     Mutant(
         "a fill does not wait for readers",
         "tiers/slot_fences.py",
-        "                pending += [fence for on, fence in known.reads.items() if on != stream]\n",
+        "                    pending.update((fence, None) for on, fence in known.reads.items() if on != stream)\n",
         "",
     ),
     Mutant(
