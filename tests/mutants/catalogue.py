@@ -7,6 +7,7 @@ from mutants.mutant import MACHINE, Mutant
 _FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
 _HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
+_TOGETHER = (MACHINE, "tests/tiers/test_fills_together.py")
 _ARENA = ("tests/hip/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
 
@@ -197,6 +198,52 @@ FENCES = (
         "tiers/filler.py",
         "            self._pool.leave(staged, fence)\n",
         "            self._pool.leave(staged)\n",
+    ),
+    Mutant(
+        "blocks of a batch are used again while its queued copies read them",
+        "tiers/filler.py",
+        "            self._pool.take_back(lent, fence)\n",
+        "            self._pool.take_back(lent)\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "a batch waits for the readers of its first slot only",
+        "tiers/slot_fences.py",
+        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            for slot in slots:\n",
+        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            for slot in list(slots)[:1]:\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "a batch's end is noted for its first slot only",
+        "tiers/slot_fences.py",
+        "            for slot in slots:\n                self._slots[layer, slot] = _SlotFences(written=fence)\n",
+        "            for slot in list(slots)[:1]:\n"
+        "                self._slots[layer, slot] = _SlotFences(written=fence)\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "what has left L2 before it is lent is not filled",
+        "tiers/filler.py",
+        "                self.fill_one(layer, experts[index], slots[index])\n",
+        "                pass\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "a lent copy may be evicted",
+        "tiers/host_pool.py",
+        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n",
+        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n"
+        "                    block.users -= 1\n",
+        _POOL,
+    ),
+    Mutant(
+        "copies are queued after one that failed",
+        "hip/copy_loop.py",
+        "        if code:\n            return code\n    return 0\n",
+        "    return code if len(moves) else 0\n",
+        ("tests/hip/test_many_copies.py",),
     ),
     Mutant(
         "a failed copy leaves its first pieces queued",
