@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from ctypes import byref
 from typing import Any
 
 from expertier.errors import DeviceError, DriverError
@@ -47,7 +48,11 @@ class Gpu:
                 f"{driver.path} is version {driver.traits.version_text(self.version)}; the oldest that works "
                 f"is {driver.traits.version_text(driver.traits.oldest_version)}: install a newer driver"
             )
-        self._context = driver.handle("context_retain", ordinal) if driver.vendor is Vendor.CUDA else 0
+        is_cuda = driver.vendor is Vendor.CUDA
+        self._context = driver.handle("context_retain", ordinal) if is_cuda else 0
+        self._wanted = self._context if is_cuda else ordinal
+        self._names_of_current = ("context_get", "context_set") if is_cuda else ("get_device", "set_device")
+        self._make_current: Callable[[], Any] = ctypes.c_void_p if is_cuda else ctypes.c_int
         self._closed = False
 
     @property
@@ -185,18 +190,17 @@ class Gpu:
 
     def _enter(self) -> int | None:
         """Make the GPU current; return what was, or None where nothing changed."""
-        if self.driver.vendor is Vendor.CUDA:
-            before, wanted = self.driver.handle("context_get"), self._context
-            if before == wanted:
-                return None
-            self.driver.call("context_set", wanted)
-        else:
-            before, wanted = self.driver.integer("get_device"), self.ordinal
-            if before == wanted:
-                return None
-            self.driver.call("set_device", wanted)
+        names = self._names_of_current
+        out = self._make_current()
+        code = self.driver.raw(names[0], byref(out))
+        if code:
+            raise self.driver.error(names[0], code)
+        before = out.value or 0
+        if before == self._wanted:
+            return None
+        self.driver.call(names[1], self._wanted)
         return before
 
     def _leave(self, before: int | None) -> None:
         if before is not None:
-            self.driver.raw("context_set" if self.driver.vendor is Vendor.CUDA else "set_device", before)
+            self.driver.raw(self._names_of_current[1], before)

@@ -168,17 +168,34 @@ def test_queued_copies_keep_their_blocks(bench: Bench) -> None:
     assert pool.copies() == []
 
 
-def test_slots_are_not_overwritten_under_a_reader(bench: Bench) -> None:
-    lease = bench.tiers.acquire(0, range(SLOTS), stream=0)
-    seen: list[list[int]] = []
-    bench.device.launch(lambda: seen.append([1]), 0)
+@pytest.mark.parametrize("reader", range(SLOTS))
+def test_a_batch_waits_for_the_reader_of_any_of_its_slots(bench: Bench, reader: int) -> None:
+    bench.tiers.acquire(0, range(SLOTS)).release()
+    lease = bench.tiers.acquire(0, [reader], stream=0)
+    seen: list[bool] = []
+    bench.device.launch(lambda: seen.append(True), 0)
     lease.release()
     demand = bench.tiers._filler._transfer.demand_stream
-    with bench.tiers.acquire(0, range(SLOTS, 2 * SLOTS), stream=0) as next_lease:
+    other = bench.device.create_stream()
+    with bench.tiers.acquire(0, range(SLOTS, 2 * SLOTS), stream=other) as next_lease:
         bench.device.advance(demand, 1000)
         assert not seen, "the stream of the reader has not moved"
         assert bench.device.queued(demand) > SLOTS * bench.pieces, "the fills wait for the reader"
         assert bench.wrong(next_lease) == []
+    bench.device.synchronize()
+    bench.device.destroy_stream(other)
+
+
+def test_whoever_reads_one_expert_of_a_batch_waits_for_it(bench: Bench) -> None:
+    with bench.tiers.acquire(0, range(SLOTS), stream=0):
+        for expert in range(SLOTS):
+            stream = bench.device.create_stream()
+            with bench.tiers.acquire(0, [expert], stream=stream):
+                assert bench.device.advance(stream, 1000) == 0
+                assert bench.device.queued(stream) == 1, "a wait for the batch"
+        bench.device.synchronize()
+    for stream in bench.device.streams[3:]:
+        bench.device.destroy_stream(stream)
 
 
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt], ids=["own", "interrupt"])
