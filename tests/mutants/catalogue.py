@@ -153,8 +153,8 @@ FENCES = (
     Mutant(
         "a fill does not wait for readers",
         "tiers/slot_fences.py",
-        "                    pending.update((fence, None) for on, fence in known.reads.items() if on != stream)\n",
-        "",
+        "                    pending.update((fence, None) for on, fence in reads.items() if on != stream)\n",
+        "                    pass\n",
     ),
     Mutant(
         "a reader does not wait for the fill",
@@ -171,20 +171,20 @@ FENCES = (
     Mutant(
         "a release notes no reader",
         "tiers/slot_fences.py",
-        "                self._slots.setdefault((layer, slot), _SlotFences()).reads[stream] = fence\n",
+        "                self._reads.setdefault((layer, slot), {})[stream] = fence\n",
         "                pass\n",
     ),
     Mutant(
         "a move does not wait for readers",
         "tiers/slot_fences.py",
-        "                pending += known.reads.values()\n",
-        "",
+        "                pending.update(dict.fromkeys(reads.values()))\n",
+        "                pass\n",
     ),
     Mutant(
         "nobody waits for a move",
         "tiers/slot_fences.py",
-        "            self._slots.clear()\n            self._moved = fence\n",
-        "            self._slots.clear()\n            self._moved = None\n",
+        "            self._forget()\n            self._moved = fence\n",
+        "            self._forget()\n            self._moved = None\n",
     ),
     Mutant(
         "an interrupted fence leaves its copy queued",
@@ -218,9 +218,8 @@ FENCES = (
     Mutant(
         "a batch's end is noted for its first slot only",
         "tiers/slot_fences.py",
-        "            for slot in slots:\n                self._slots[layer, slot] = _SlotFences(written=fence)\n",
-        "            for slot in list(slots)[:1]:\n"
-        "                self._slots[layer, slot] = _SlotFences(written=fence)\n",
+        "            for slot in slots:\n                self._written[layer, slot] = fence\n",
+        "            for slot in list(slots)[:1]:\n                self._written[layer, slot] = fence\n",
         _TOGETHER,
     ),
     Mutant(
