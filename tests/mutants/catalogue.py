@@ -235,7 +235,7 @@ FENCES = (
         "                    lent.blocks.append(block)\n                    self._begin_use(block)\n",
         "                    lent.blocks.append(block)\n                    self._begin_use(block)\n"
         "                    block.users -= 1\n",
-        _POOL,
+        ("tests/tiers/test_host_pool_fences.py",),
     ),
     Mutant(
         "copies are queued after one that failed",
