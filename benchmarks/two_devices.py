@@ -1,6 +1,7 @@
 """Whether two devices fill from host memory at once: each alone against both, side by side.
 
-    python benchmarks/two_devices.py [--devices cuda:0 cuda:1] [--rounds N] [--gib N] [--expert-mib N] [--json]
+    python benchmarks/two_devices.py [--devices cuda:0 cuda:1] [--rounds N] [--gib N] [--expert-mib N]
+        [--ways NAME ...] [--json]
 
     copies   pinned host memory to the device, an expert's size at a time, by the driver: no tiers
     fills    TierManager.acquire of 8 experts that L1 lacks and L2 has, through a `TierSet` of one manager a device;
@@ -39,6 +40,7 @@ from expertier.units import GIB, MIB
 AT_ONCE = 8
 N_FF = 1024
 BYTES_A_ROW = 3 * N_FF // 32 * 34  # Q8_0, of gate, up and down
+WAYS = ("copies", "fills", "queued", "small")
 SMALL = LayerShape(512, 32, 32, ("Q8_0",) * 3)
 
 
@@ -140,28 +142,32 @@ def fills(
 
 
 def measure(
-    devices: Sequence[Device], expert_bytes: int, total: int, rounds: int
+    devices: Sequence[Device], ways: Sequence[str], expert_bytes: int, total: int, rounds: int
 ) -> dict[str, dict[str, Any]]:
-    """Measure every way; what is queued only where devices have streams."""
+    """Measure the ways that are asked for; what is queued only where devices have streams."""
     n_experts = max(total // expert_bytes // 2, 4 * AT_ONCE)
     rows = max(expert_bytes // BYTES_A_ROW, 32) // 32 * 32
     shape = LayerShape(n_experts, rows, N_FF, ("Q8_0",) * 3)
-    found = {"copies": copies(devices, expert_bytes, total, rounds), "fills": fills(devices, shape, rounds)}
-    if all(device.has_streams for device in devices):
-        found["queued"] = fills(devices, shape, rounds, queued=True)
-    found["small"] = fills(devices, SMALL, rounds)
-    return found
+    run: dict[str, Callable[[], dict[str, Any]]] = {
+        "copies": lambda: copies(devices, expert_bytes, total, rounds),
+        "fills": lambda: fills(devices, shape, rounds),
+        "queued": lambda: fills(devices, shape, rounds, queued=True),
+        "small": lambda: fills(devices, SMALL, rounds),
+    }
+    if not all(device.has_streams for device in devices):
+        ways = [way for way in ways if way != "queued"]
+    return {way: run[way]() for way in ways}
 
 
-def text_of(name: str, found: dict[str, Any], copied: dict[str, Any], devices: Sequence[str]) -> str:
-    """Return a way's line; `copied` are the copies of the same run."""
+def text_of(name: str, found: dict[str, Any], copied: dict[str, Any] | None, devices: Sequence[str]) -> str:
+    """Return a way's line; `copied` are the copies of the same run, if there were any."""
     ratio = found["ratio"]
     said = f"together over the sum of alone {ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
     if name != "small":
         speeds = zip(devices, found["alone_gb_s"], strict=True)
         alone = ", ".join(f"{device} {speed:.1f}" for device, speed in speeds)
         said = f"{alone} GB/s alone, {found['both_gb_s']:.1f} GB/s together; {said}"
-    if name in ("fills", "queued"):
+    if name in ("fills", "queued") and copied is not None:
         shares = [a / b for a, b in zip(found["alone_gb_s"], copied["alone_gb_s"], strict=True)]
         shares.append(found["both_gb_s"] / copied["both_gb_s"])
         said += "; of the copies " + ", ".join(f"{share:.2f}" for share in shares)
@@ -177,6 +183,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--devices", nargs="+", default=["cuda:0", "cuda:1"])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--gib", type=float, default=1.0, help="What each device gets a round.")
     parser.add_argument("--expert-mib", type=float, default=6.75)
@@ -186,12 +193,12 @@ def main() -> None:
     expert_bytes, total = int(options.expert_mib * MIB), int(options.gib * GIB)
     with ExitStack() as closing:
         devices = [closing.enter_context(et.open_device(name)) for name in options.devices]
-        found = measure(devices, expert_bytes, total, options.rounds)
+        found = measure(devices, options.ways, expert_bytes, total, options.rounds)
     if options.json:
         print(json.dumps({"devices": options.devices, **found}))
         return
     for name, each in found.items():
-        print(text_of(name, each, found["copies"], options.devices))
+        print(text_of(name, each, found.get("copies"), options.devices))
         if each.get("l1_hits") or each.get("file_reads"):
             print(f"not all fills came from L2: {each}")
 
