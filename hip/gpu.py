@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from ctypes import byref
-from typing import Any
+from typing import Any, TypeVar
 
 from expertier.errors import DeviceError, DriverError
 from expertier.hip.codes import Code
@@ -15,6 +15,8 @@ from expertier.hip.driver import Driver
 from expertier.hip.structs import device_memory
 from expertier.hip.vendor import Vendor
 from expertier.units import mib
+
+_R = TypeVar("_R")
 
 _NAME_BYTES = 256
 _PROPERTIES_BYTES = 8192  # hipDeviceProp_t of 6.0 and newer has 1472; room for what is appended
@@ -100,6 +102,14 @@ class Gpu:
             state = f"its free memory cannot be read either ({second})"
         advice = "; lower the budgets or free memory" if error.code == Code.OUT_OF_MEMORY else ""
         return DriverError(f"{doing}: {error}; {state}{advice}", call=error.call, code=error.code)
+
+    def within(self, function: Callable[..., _R], *arguments: Any) -> _R:
+        """Return what `function` returns, which makes calls of the driver's, with the GPU current meanwhile."""
+        before = self._enter()
+        try:
+            return function(*arguments)
+        finally:
+            self._leave(before)
 
     @contextmanager
     def current(self) -> Iterator[None]:

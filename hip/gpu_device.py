@@ -60,6 +60,7 @@ class GpuDevice:
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Event] = {}
         self._choice: CopyChoice | None = None
+        self._copy_loop: CopyLoop | None = None
         self._closed = False
         self.mover = Mover(gpu, kernels=kernels, environ=environ)
         try:
@@ -206,11 +207,13 @@ class GpuDevice:
 
         One launch or a copy each, whichever `warm_up` measured as faster; copies where it did not run.
         """
-        if not moves[:, 2].all():
+        pieces = moves[:, 1:].tolist()
+        if not all(n_bytes for _, n_bytes in pieces):
             moves = moves[moves[:, 2] > 0]
-        if not len(moves):
+            pieces = moves[:, 1:].tolist()
+        if not pieces:
             return
-        stranger = self.gpu.driver.pinned.stranger(moves[:, 1:].tolist())
+        stranger = self.gpu.driver.pinned.stranger(pieces)
         if stranger is not None:
             self._refuse_unpinned(*stranger, "from")
         if self._choice is not None and self._choice.gather_is_faster(len(moves), int(moves[:, 2].mean())):
@@ -220,7 +223,7 @@ class GpuDevice:
 
     def prepare_copies(self) -> None:
         """Compile what queues them."""
-        self._loop_over_copies()
+        self._compile_copies()
 
     def copy_out(self, target: int, source: int, n_bytes: int, stream: StreamLike = 0) -> None:
         """Queue a copy; refuses a target that is not pinned."""
@@ -291,17 +294,16 @@ class GpuDevice:
 
     def _copies(self, moves: Moves, stream: int) -> None:
         copies = np.ascontiguousarray(moves, np.int64)
-        loop, address = self._loop_over_copies(), self.gpu.driver.address("copy_in")
-        with self.gpu.current():
-            code = loop(address, copies, stream)
+        loop, address = self._copy_loop or self._compile_copies(), self.gpu.driver.address("copy_in")
+        code = self.gpu.within(loop, address, copies, stream)
         if code:
             raise self.gpu.driver.error("copy_in", code)
 
-    @staticmethod
-    def _loop_over_copies() -> CopyLoop:
+    def _compile_copies(self) -> CopyLoop:
         from expertier.hip.copy_loop import copy_loop  # and Numba with it, which not everyone needs
 
-        return copy_loop()
+        self._copy_loop = copy_loop()
+        return self._copy_loop
 
     def _check_can_allocate(self, n_bytes: int) -> None:
         if self._closed:
