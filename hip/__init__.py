@@ -17,6 +17,7 @@ bindings.py          the calls; structs.py, codes.py, vendor.py, libraries.py: w
 runtime.py           streams and events that are owned; memory.py: buffers; ownership.py: what "owned" means
 pinned_ranges.py     which host memory is pinned
 mover.py             moves in few launches, planned by move_plan.py; copy_choice.py: kernel or copies
+many_copies.py       copies of a batch in one call; copy_loop.py: the loop over the driver's, compiled
 kernels/             the kernels' source; runtime_compiler.py, kernel_cache.py, kernel_module.py bring it to the GPU
 virtual_memory.py    address space with memory under a part of it; vmm_probe.py: whether a driver can be trusted with it
 slab_memory.py       the memory of a slab, plain or growing

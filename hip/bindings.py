@@ -7,6 +7,7 @@ both names; what differs is in `vendor.py` and in `driver.py`. Nothing is loaded
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
 from typing import Any, TypeAlias
 
@@ -142,6 +143,9 @@ CUDA_CALLS: dict[str, tuple[str, ArgTypes]] = {
 }
 """Calls that only CUDA has in this form."""
 
+SHORT_CALLS = {"context_get", "context_set", "get_device", "set_device"}
+"""Calls around every other call, which never wait: Python keeps its lock, as handing that over costs more than they."""
+
 COMPILER_CALLS: dict[str, ArgTypes] = {
     "Version": (_INT_OUT, _INT_OUT),
     "CreateProgram": (_HANDLE_OUT, c_char_p, c_char_p, c_int, POINTER(c_char_p), POINTER(c_char_p)),
@@ -168,3 +172,11 @@ def bind(library: ctypes.CDLL, symbol: str, arguments: ArgTypes) -> Any | None:
     function.argtypes = arguments
     function.restype = c_int
     return function
+
+
+def keeping_lock(function: Any) -> Callable[..., int]:
+    """Return a bound function such that Python keeps its lock during a call."""
+    address = ctypes.cast(function, c_void_p).value
+    assert address is not None, function
+    made: Callable[..., int] = ctypes.PYFUNCTYPE(c_int, *function.argtypes)(address)
+    return made

@@ -37,11 +37,13 @@ class Driver:
             rows[name] = (hip if vendor is Vendor.HIP else cuda, arguments)
         self._symbols = {name: symbol for name, (symbol, _) in rows.items()}
         self._functions: dict[str, Callable[..., int]] = {}
+        self._addresses: dict[str, int] = {}
         self._last_error = bindings.bind(library, "hipGetLastError", ()) if vendor is Vendor.HIP else None
         for name, (symbol, arguments) in rows.items():
             function = bindings.bind(library, symbol, arguments)
             if function is not None:
-                self._functions[name] = function
+                keeps_lock = name in bindings.SHORT_CALLS
+                self._functions[name] = bindings.keeping_lock(function) if keeps_lock else function
 
     @property
     def path(self) -> str:
@@ -55,9 +57,12 @@ class Driver:
 
     def address(self, name: str) -> int:
         """Return the address of a call, for callers outside Python. Raises `DriverError` where it is missing."""
-        if name not in self._functions:
-            self.raw(name)  # says so
-        return ctypes.cast(getattr(self.library, self._symbols[name]), ctypes.c_void_p).value or 0
+        if name not in self._addresses:
+            if name not in self._functions:
+                self.raw(name)  # says so
+            pointer = ctypes.cast(getattr(self.library, self._symbols[name]), ctypes.c_void_p)
+            self._addresses[name] = pointer.value or 0
+        return self._addresses[name]
 
     def has(self, name: str) -> bool:
         """Whether the library has a call."""

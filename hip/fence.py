@@ -13,24 +13,30 @@ class Fence:
     Made by `Fences.after`. Its event goes back to the pool when nobody refers to the fence any more.
     """
 
-    __slots__ = ("_event", "_fences")
+    __slots__ = ("_event", "_fences", "_reached")
 
     def __init__(self, fences: Fences, event: int) -> None:
         """Take over a recorded event."""
         self._fences = fences
         self._event = event
+        self._reached = False  # once it is so it stays so, and the driver need not be asked again
 
     def done(self) -> bool:
         """Whether the point has been reached."""
-        return self._fences.device.event_done(self._event)
+        if not self._reached:
+            self._reached = self._fences.device.event_done(self._event)
+        return self._reached
 
     def wait(self) -> None:
         """Block the calling thread until the point has been reached."""
-        self._fences.device.wait_event(self._event)
+        if not self._reached:
+            self._fences.device.wait_event(self._event)
+            self._reached = True
 
     def hold(self, stream: int) -> None:
         """Have work that is queued on `stream` from now wait for the point, without blocking the caller."""
-        self._fences.device.stream_wait_event(stream, self._event)
+        if not self._reached:
+            self._fences.device.stream_wait_event(stream, self._event)
 
     def __del__(self) -> None:
         """Give the event back."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from ctypes import byref
+from typing import Any, TypeVar
 
 from expertier.errors import DeviceError, DriverError
 from expertier.hip.codes import Code
@@ -14,6 +15,8 @@ from expertier.hip.driver import Driver
 from expertier.hip.structs import device_memory
 from expertier.hip.vendor import Vendor
 from expertier.units import mib
+
+_R = TypeVar("_R")
 
 _NAME_BYTES = 256
 _PROPERTIES_BYTES = 8192  # hipDeviceProp_t of 6.0 and newer has 1472; room for what is appended
@@ -47,7 +50,11 @@ class Gpu:
                 f"{driver.path} is version {driver.traits.version_text(self.version)}; the oldest that works "
                 f"is {driver.traits.version_text(driver.traits.oldest_version)}: install a newer driver"
             )
-        self._context = driver.handle("context_retain", ordinal) if driver.vendor is Vendor.CUDA else 0
+        is_cuda = driver.vendor is Vendor.CUDA
+        self._context = driver.handle("context_retain", ordinal) if is_cuda else 0
+        self._wanted = self._context if is_cuda else ordinal
+        self._names_of_current = ("context_get", "context_set") if is_cuda else ("get_device", "set_device")
+        self._make_current: Callable[[], Any] = ctypes.c_void_p if is_cuda else ctypes.c_int
         self._closed = False
 
     @property
@@ -95,6 +102,14 @@ class Gpu:
             state = f"its free memory cannot be read either ({second})"
         advice = "; lower the budgets or free memory" if error.code == Code.OUT_OF_MEMORY else ""
         return DriverError(f"{doing}: {error}; {state}{advice}", call=error.call, code=error.code)
+
+    def within(self, function: Callable[..., _R], *arguments: Any) -> _R:
+        """Return what `function` returns, which makes calls of the driver's, with the GPU current meanwhile."""
+        before = self._enter()
+        try:
+            return function(*arguments)
+        finally:
+            self._leave(before)
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -185,18 +200,17 @@ class Gpu:
 
     def _enter(self) -> int | None:
         """Make the GPU current; return what was, or None where nothing changed."""
-        if self.driver.vendor is Vendor.CUDA:
-            before, wanted = self.driver.handle("context_get"), self._context
-            if before == wanted:
-                return None
-            self.driver.call("context_set", wanted)
-        else:
-            before, wanted = self.driver.integer("get_device"), self.ordinal
-            if before == wanted:
-                return None
-            self.driver.call("set_device", wanted)
+        names = self._names_of_current
+        out = self._make_current()
+        code = self.driver.raw(names[0], byref(out))
+        if code:
+            raise self.driver.error(names[0], code)
+        before = out.value or 0
+        if before == self._wanted:
+            return None
+        self.driver.call(names[1], self._wanted)
         return before
 
     def _leave(self, before: int | None) -> None:
         if before is not None:
-            self.driver.raw("context_set" if self.driver.vendor is Vendor.CUDA else "set_device", before)
+            self.driver.raw(self._names_of_current[1], before)

@@ -6,7 +6,9 @@ import os
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
+
+import numpy as np
 
 from expertier.errors import DeviceError
 from expertier.hip.allocator import Allocation, Allocator, DriverAllocator
@@ -20,6 +22,9 @@ from expertier.hip.runtime import Event, Stream
 from expertier.hip.stream_handle import StreamLike, stream_handle
 from expertier.hip.zeros import Pieces
 from expertier.units import MIB, mib, round_up
+
+if TYPE_CHECKING:
+    from expertier.hip.copy_loop import CopyLoop
 
 _T = TypeVar("_T", bound=Owned)
 
@@ -55,6 +60,7 @@ class GpuDevice:
         self._streams: dict[int, Stream] = {}
         self._events: dict[int, Event] = {}
         self._choice: CopyChoice | None = None
+        self._copy_loop: CopyLoop | None = None
         self._closed = False
         self.mover = Mover(gpu, kernels=kernels, environ=environ)
         try:
@@ -201,14 +207,23 @@ class GpuDevice:
 
         One launch or a copy each, whichever `warm_up` measured as faster; copies where it did not run.
         """
-        moves = moves[moves[:, 2] > 0]
-        if not len(moves):
+        pieces = moves[:, 1:].tolist()
+        if not all(n_bytes for _, n_bytes in pieces):
+            moves = moves[moves[:, 2] > 0]
+            pieces = moves[:, 1:].tolist()
+        if not pieces:
             return
-        for _, source, n_bytes in moves.tolist():
-            self._check_pinned(source, n_bytes, "from")
-        mean = int(moves[:, 2].mean())
-        faster = self._choice is not None and self._choice.gather_is_faster(len(moves), mean)
-        (self.mover.gather if faster else self._copies)(moves, stream_handle(stream))
+        stranger = self.gpu.driver.pinned.stranger(pieces)
+        if stranger is not None:
+            self._refuse_unpinned(*stranger, "from")
+        if self._choice is not None and self._choice.gather_is_faster(len(moves), int(moves[:, 2].mean())):
+            self.mover.gather(moves, stream_handle(stream))
+        else:
+            self._copies(moves, stream_handle(stream))
+
+    def prepare_copies(self) -> None:
+        """Compile what queues them."""
+        self._compile_copies()
 
     def copy_out(self, target: int, source: int, n_bytes: int, stream: StreamLike = 0) -> None:
         """Queue a copy; refuses a target that is not pinned."""
@@ -278,8 +293,17 @@ class GpuDevice:
         return ""
 
     def _copies(self, moves: Moves, stream: int) -> None:
-        for target, source, n_bytes in moves.tolist():
-            self.gpu.call("copy_in", target, source, n_bytes, stream)
+        copies = np.ascontiguousarray(moves, np.int64)
+        loop, address = self._copy_loop or self._compile_copies(), self.gpu.driver.address("copy_in")
+        code = self.gpu.within(loop, address, copies, stream)
+        if code:
+            raise self.gpu.driver.error("copy_in", code)
+
+    def _compile_copies(self) -> CopyLoop:
+        from expertier.hip.copy_loop import copy_loop  # and Numba with it, which not everyone needs
+
+        self._copy_loop = copy_loop()
+        return self._copy_loop
 
     def _check_can_allocate(self, n_bytes: int) -> None:
         if self._closed:
@@ -289,10 +313,13 @@ class GpuDevice:
 
     def _check_pinned(self, address: int, n_bytes: int, way: str) -> None:
         if not self.gpu.driver.pinned.hold(address, n_bytes):
-            raise DeviceError(
-                f"asked {self.name} to copy {n_bytes} bytes {way} {address:#x}, which is not pinned: take "
-                "memory of alloc_pinned, pin it with RegisteredRange, or go through a Bounce"
-            )
+            self._refuse_unpinned(address, n_bytes, way)
+
+    def _refuse_unpinned(self, address: int, n_bytes: int, way: str) -> NoReturn:
+        raise DeviceError(
+            f"asked {self.name} to copy {n_bytes} bytes {way} {address:#x}, which is not pinned: take "
+            "memory of alloc_pinned, pin it with RegisteredRange, or go through a Bounce"
+        )
 
     def _host_addresses_are_shared(self) -> bool:
         with PinnedBuffer(self.gpu, PAGE_BYTES) as probe:

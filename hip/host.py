@@ -131,6 +131,14 @@ class HostDevice:
         """Copy `n_bytes` between two places in memory that do not overlap."""
         ctypes.memmove(target, source, n_bytes)
 
+    def copy_in_many(self, moves: Moves, stream: int = 0) -> None:
+        """Copy pieces, rows of (target, source, bytes), one after another."""
+        for target, source, n_bytes in moves.tolist():
+            ctypes.memmove(target, source, n_bytes)
+
+    def prepare_copies(self) -> None:
+        """Do nothing: there is nothing to prepare."""
+
     def copy_out(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Copy `n_bytes` between two places in memory that do not overlap."""
         ctypes.memmove(target, source, n_bytes)

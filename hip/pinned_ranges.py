@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import threading
+from collections.abc import Iterable, Sequence
 
 
 class PinnedRanges:
@@ -37,6 +38,14 @@ class PinnedRanges:
 
     def hold(self, address: int, n_bytes: int) -> bool:
         """Whether all of the bytes lie in one range."""
+        return self.stranger([(address, n_bytes)]) is None
+
+    def stranger(self, pieces: Iterable[Sequence[int]]) -> tuple[int, int] | None:
+        """Return the first of `pieces`, (address, bytes), that does not lie in one range; None where all do."""
         with self._lock:
-            i = bisect.bisect_right(self._begins, address) - 1
-            return i >= 0 and address + n_bytes <= self._ends[i]
+            begins, ends = self._begins, self._ends
+            for address, n_bytes in pieces:
+                i = bisect.bisect_right(begins, address) - 1
+                if i < 0 or address + n_bytes > ends[i]:
+                    return address, n_bytes
+        return None

@@ -2,7 +2,7 @@
 
     manager.py      the tiers of one model: leases, engines, the boundary, prefetches, statistics
     admission.py    the transaction that brings experts into slots
-    filler.py       the serving of its misses; fill_workers.py has the threads
+    filler.py       the serving of its misses: batches of what L2 has; fill_workers.py has the threads
     boundary.py     when slots give way to computing; relayout.py moves them
     table.py        which bytes of the GGUF belong to which expert
     slab.py         L1: the slots on the device; slot_layout.py says how a slot holds an expert

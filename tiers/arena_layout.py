@@ -61,16 +61,6 @@ class ArenaLayout:
         """Return where the layer's matrices lie, one a matrix."""
         return self._places[layer]
 
-    def copies(self, layer: int, slot: int) -> list[tuple[int, int, int]]:
-        """Return (offset in the slab, offset in the host block, bytes) of each copy that fills a slot."""
-        layout, places = self.layouts[layer], self._places[layer]
-        if layout.stride:
-            return [(places[0].offset + slot * layout.stride, 0, layout.block_bytes)]
-        return [
-            (place.offset + slot * place.stride, source, size)
-            for place, source, size in zip(places, layout.block_offsets, layout.matrix_bytes, strict=True)
-        ]
-
     @cached_property
     def offsets(self) -> I64:
         """Where each matrix of each layer lies in slot 0, layer after layer."""

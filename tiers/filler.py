@@ -12,11 +12,13 @@ import ctypes
 from collections.abc import Sequence
 from functools import partial
 
+from expertier.hip.device import Moves
 from expertier.hip.fence import Fence
 from expertier.tiers.byte_source import HintedSource
-from expertier.tiers.fill_workers import FillWorkers
+from expertier.tiers.fill_workers import FillWorkers, Task
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer import ExpertLayer
+from expertier.tiers.lent import Lent
 from expertier.tiers.slot_layout import SlotLayout
 from expertier.tiers.span import Span
 from expertier.tiers.staged import Staged
@@ -24,6 +26,9 @@ from expertier.tiers.transfer import Transfer
 
 READ_APART_BYTES = 2 << 20
 """Experts of so many bytes have their matrices read by several threads: one alone leaves a disk half idle."""
+
+BATCH_BYTES = 1 << 20
+"""Where slots are host memory, a thread copies experts of so many bytes together: fewer are done before it starts."""
 
 
 class Filler:
@@ -55,12 +60,17 @@ class Filler:
         self._slots_are_host_memory = slots_are_host_memory
 
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that."""
-        if len(experts) > 1:
-            self._hint(layer, experts)
-        self._workers.run(
-            [partial(self.fill_one, layer, expert, slot) for expert, slot in zip(experts, slots, strict=True)]
-        )
+        """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that.
+
+        What L2 has comes in batches, and meanwhile other threads read the rest.
+        """
+        present, missing = self._sort(layer, experts)
+        tasks: list[Task] = [
+            partial(self._fill_present, layer, [experts[i] for i in part], [slots[i] for i in part])
+            for part in self._batches(layer, present)
+        ]
+        tasks += [partial(self.fill_one, layer, experts[i], slots[i]) for i in missing]
+        self._workers.run(tasks)
 
     def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
         """Fill one slot on this thread; a prefetch has a stream of its own."""
@@ -73,7 +83,7 @@ class Filler:
         try:
             self._stage(staged, places)
             if staged.hit or places is None:
-                fence = self._transfer.into_slot(layer, slot, staged.address, prefetch=prefetch)
+                fence = self._transfer.into_slots(layer, [slot], [staged.address], prefetch=prefetch)
         finally:
             self._pool.leave(staged, fence)
 
@@ -82,9 +92,13 @@ class Filler:
 
         Several at a time; the bytes are there when this returns.
         """
-        if len(experts) > 1:
-            self._hint(layer, experts)
-        self._workers.run([partial(self._load_one, layer, expert, address) for expert in experts])
+        present, missing = self._sort(layer, experts)
+        tasks: list[Task] = [
+            partial(self._load_present, layer, [experts[i] for i in part], address)
+            for part in self._batches(layer, present)
+        ]
+        tasks += [partial(self._load_one, layer, experts[i], address) for i in missing]
+        self._workers.run(tasks)
 
     def stage_one(self, layer: int, expert: int) -> None:
         """Bring an expert into the host pool only, where that has room for it."""
@@ -94,17 +108,67 @@ class Filler:
         finally:
             self._pool.leave(staged)
 
+    # ---- what L2 has
+
+    def _sort(self, layer: int, experts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the indices of those that L2 seems to have, and of the others, which are about to be read."""
+        present: list[int] = []
+        missing: list[int] = []
+        for index, expert in enumerate(experts):
+            (present if self._pool.contains((layer, expert)) else missing).append(index)
+        if missing and len(experts) > 1:
+            self._hint(layer, [experts[index] for index in missing])
+        return present, missing
+
+    def _batches(self, layer: int, present: list[int]) -> list[list[int]]:
+        """Cut what L2 has into batches: one where it is queued, several where threads copy it themselves."""
+        n = len(present)
+        if self._slots_are_host_memory:
+            n = -(-BATCH_BYTES // self._expert_bytes[layer])
+        return [present[i : i + n] for i in range(0, len(present), n or 1)]
+
+    def _fill_present(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Fill slots from L2's copies together; one after another what has left L2 meanwhile."""
+        lent = Lent()
+        fence: Fence | None = None
+        try:
+            self._pool.lend(lent, layer, experts)
+            if lent.blocks:
+                into = [slots[index] for index in lent.indices]
+                fence = self._transfer.into_slots(layer, into, lent.addresses)
+        finally:
+            self._pool.take_back(lent, fence)
+        for index in range(len(experts)) if len(lent.indices) < len(experts) else ():
+            if index not in lent.indices:
+                self.fill_one(layer, experts[index], slots[index])
+
+    def _load_present(self, layer: int, experts: Sequence[int], address: int) -> None:
+        """Load L2's copies together; one after another what has left L2 meanwhile."""
+        lent = Lent()
+        try:
+            self._pool.lend(lent, layer, experts)
+            if lent.blocks:
+                into = [experts[index] for index in lent.indices]
+                self._transfer.outside(self._loads(layer, into, lent.addresses, address))
+        finally:
+            self._pool.take_back(lent)
+        for index in range(len(experts)) if len(lent.indices) < len(experts) else ():
+            if index not in lent.indices:
+                self._load_one(layer, experts[index], address)
+
+    # ---- one expert
+
     def _load_one(self, layer: int, expert: int, address: int) -> None:
-        layout = self._layouts[layer]
-        copies = layout.copies(layout.place(self._layers[layer].n_experts), expert)
         staged = self._empty(layer, expert)
         try:
             self._stage(staged)
-            self._transfer.outside(
-                [(address + copy.target, copy.source, copy.n_bytes) for copy in copies], staged.address
-            )
+            self._transfer.outside(self._loads(layer, [expert], [staged.address], address))
         finally:
             self._pool.leave(staged)
+
+    def _loads(self, layer: int, experts: Sequence[int], blocks: Sequence[int], address: int) -> Moves:
+        layout = self._layouts[layer]
+        return layout.fills(layout.place(self._layers[layer].n_experts), experts, blocks, address)
 
     def _empty(self, layer: int, expert: int) -> Staged:
         return Staged((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
@@ -112,9 +176,7 @@ class Filler:
     def _hint(self, layer: int, experts: Sequence[int]) -> None:
         """Have the disk work on everything that is about to be read, and not on one expert after another."""
         spans = self._layers[layer].spans
-        self._source.will_need(
-            [span for expert in experts if not self._pool.contains((layer, expert)) for span in spans(expert)]
-        )
+        self._source.will_need([span for expert in experts for span in spans(expert)])
 
     def _stage(self, staged: Staged, places: Sequence[int] | None = None) -> None:
         """Have the expert's bytes in a block of host memory, and those that are read now at `places` as well.

@@ -1,7 +1,7 @@
 """The host pool, L2: copies of experts in pinned host memory, within a budget.
 
 A block goes through these states; a fill is the pair `stage` / `leave`, with `commit` between them when the
-bytes had to be read:
+bytes had to be read. `lend` / `take_back` is the pair for several copies that are there:
 
               stage (miss)            commit
     FREE ──────────────────► FILLING ────────► RESIDENT ◄─┐
@@ -30,7 +30,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from expertier.errors import DeviceError
@@ -42,6 +42,7 @@ from expertier.tiers.chunk_store import ChunkStore, Step
 from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.host_block import BlockState, ExpertKey, HostBlock
 from expertier.tiers.host_budget import HostBudget, process_budget
+from expertier.tiers.lent import Lent
 from expertier.tiers.size_class import SizeClass
 from expertier.tiers.staged import Staged
 from expertier.tiers.stats import L2Stats
@@ -139,19 +140,43 @@ class HostPool:
             block, staged.block = staged.block, None
             if block is None:
                 return
-            if fence is not None:
-                block.fences = (*block.fences, fence)
-                self._fenced.append(block)
-            block.users -= 1
+            self._forget_fences(2)
+            self._end_use(block, fence)
             if block.users == 0:
-                block.chunk.n_in_use -= 1
                 if staged.bounce:
                     self._bounce.put_back(block)
                 elif block.state is BlockState.FILLING:
                     self._store.abort(block)
             self._changed.notify_all()
-            if fence is not None:
-                self._forget_fences()
+        if self._budget.is_over:
+            self._budget.settle()
+
+    # ---- fills of what is there
+
+    def lend(self, lent: Lent, layer: int, experts: Sequence[int]) -> None:
+        """Lend the copies of a layer's `experts` that are there, for one batch; never waits. Then `take_back`."""
+        with self._lock:
+            looks = self._store.uses // USES_PER_LOOK
+            for index, expert in enumerate(experts):
+                block = self._blocks.get((layer, expert))
+                if block is not None and block.state is BlockState.RESIDENT:
+                    self._store.use(block)
+                    lent.indices.append(index)
+                    lent.blocks.append(block)
+                    self._begin_use(block)
+            self._hits += len(lent.blocks)
+            is_due = self._store.uses // USES_PER_LOOK > looks
+        if is_due:
+            self._budget.relieve()
+
+    def take_back(self, lent: Lent, fence: Fence | None = None) -> None:
+        """Take them back; a second call does nothing. `fence` is the end of queued copies that still read them."""
+        with self._lock:
+            blocks, lent.blocks = lent.blocks, []
+            self._forget_fences(len(blocks) + 1)
+            for block in blocks:
+                self._end_use(block, fence)
+            self._changed.notify_all()
         if self._budget.is_over:
             self._budget.settle()
 
@@ -280,16 +305,27 @@ class HostPool:
         self._lend(staged, block)
         self._hits += 1
 
-    @staticmethod
-    def _lend(staged: Staged, block: HostBlock) -> None:
+    def _lend(self, staged: Staged, block: HostBlock) -> None:
         staged.block = block
+        self._begin_use(block)
+
+    @staticmethod
+    def _begin_use(block: HostBlock) -> None:
         block.users += 1
         if block.users == 1:
             block.chunk.n_in_use += 1
 
-    def _forget_fences(self) -> None:
-        """Forget up to two fences that are done, one more than came in, so that their events are used again."""
+    def _end_use(self, block: HostBlock, fence: Fence | None) -> None:
+        if fence is not None:
+            block.fences = (*block.fences, fence)
+            self._fenced.append(block)
+        block.users -= 1
+        if block.users == 0:
+            block.chunk.n_in_use -= 1
+
+    def _forget_fences(self, most: int) -> None:
+        """Forget fences that are done, up to one more than come in, so that their events are used again."""
         with suppress(DeviceError):  # an error of whoever needs the block, not of the fill that leaves one
-            for _ in range(2):
-                if self._fenced and self._fenced[0].is_quiet():
-                    self._fenced.popleft()
+            while most and self._fenced and self._fenced[0].is_quiet():
+                self._fenced.popleft()
+                most -= 1

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from expertier.errors import DeviceError
-from expertier.hip.device import Device
+from expertier.hip.device import Device, Moves
 from expertier.hip.slab_memory import PlainSlabMemory, SlabMemory
 from expertier.hip.zeros import Relocator, zero_pieces
 from expertier.planner.repack import Survivors
@@ -95,11 +95,9 @@ class Slab:
         """Return where the layer's matrices lie, one a matrix, with offsets from the slab's base."""
         return self.layout.places(layer)
 
-    def copies(self, layer: int, slot: int) -> list[tuple[int, int, int]]:
-        """Return (address, offset in the host block, bytes) of each copy that fills a slot."""
-        return [
-            (self._base + target, source, size) for target, source, size in self.layout.copies(layer, slot)
-        ]
+    def fills(self, layer: int, slots: Sequence[int], blocks: Sequence[int]) -> Moves:
+        """Return what copies experts from host blocks into slots: rows of (target, source, bytes), all addresses."""
+        return self._layouts[layer].fills(self.places(layer), slots, blocks, self._base)
 
     def relayout(self, new: ArenaLayout, kept: Survivors, stream: int = 0) -> int:
         """Move the experts of `kept` to their new slots, and lay out the slots as `new` says.

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.fence import Fence, Fences
 
-
-@dataclass(slots=True)
-class _SlotFences:
-    """The last write to a slot, and the last read of it on each stream, as far as they may still be queued."""
-
-    written: Fence | None = None
-    reads: dict[int, Fence] = field(default_factory=dict)
+_Slot: TypeAlias = tuple[int, int]
+"""(layer, slot)"""
 
 
 class SlotFences:
@@ -34,25 +29,28 @@ class SlotFences:
         self._device = device
         self._fences = Fences(device)
         self._lock = threading.Lock()
-        self._slots: dict[tuple[int, int], _SlotFences] = {}
+        # As far as they may still be queued: the last write to each slot, and the last read of it on each stream.
+        self._written: dict[_Slot, Fence | None] = {}
+        self._reads: dict[_Slot, dict[int, Fence]] = {}
         self._moved: Fence | None = None
 
-    def before_fill(self, layer: int, slot: int, stream: int) -> None:
-        """Have `stream` wait until the slot may be overwritten."""
+    def before_fill(self, layer: int, slots: Iterable[int], stream: int) -> None:
+        """Have `stream` wait until `slots` may be overwritten."""
         if not self._device.has_streams:
             return
         with self._lock:
-            moved, known = self._moved, self._slots.get((layer, slot))
-            pending = [moved] if moved is not None else []
-            if known is not None:
-                pending += [known.written] if known.written is not None else []
-                pending += [fence for on, fence in known.reads.items() if on != stream]
+            pending = dict.fromkeys([self._moved])  # what was queued together has one fence
+            for slot in slots:
+                pending[self._written.get((layer, slot))] = None
+                reads = self._reads.get((layer, slot))
+                if reads:
+                    pending.update((fence, None) for on, fence in reads.items() if on != stream)
         for fence in pending:
-            if not fence.done():
+            if fence is not None and not fence.done():
                 fence.hold(stream)
 
-    def after_fill(self, layer: int, slot: int, stream: int) -> Fence | None:
-        """Note that a fill of the slot was queued on `stream`, and return its fence; None without streams.
+    def after_fill(self, layer: int, slots: Iterable[int], stream: int) -> Fence | None:
+        """Note that a fill of `slots` was queued on `stream`, and return its fence; None without streams.
 
         Where no fence can be made the call waits for the device instead, so that nothing needs one.
         """
@@ -60,7 +58,9 @@ class SlotFences:
             return None
         fence = self._fence_or_wait(stream)
         with self._lock:
-            self._slots[layer, slot] = _SlotFences(written=fence)
+            for slot in slots:
+                self._written[layer, slot] = fence
+                self._reads.pop((layer, slot), None)
         return fence
 
     def before_read(self, layer: int, slots: Iterable[int], stream: int | None) -> None:
@@ -68,17 +68,15 @@ class SlotFences:
         if not self._device.has_streams:
             return
         with self._lock:
-            pending = [self._moved] if self._moved is not None else []
+            pending = dict.fromkeys([self._moved])
             for slot in slots:
-                known = self._slots.get((layer, slot))
-                if known is not None and known.written is not None:
-                    pending.append(known.written)
+                pending[self._written.get((layer, slot))] = None
         for fence in pending:
-            if fence.done():
+            if fence is None:
                 continue
             if stream is None:
                 fence.wait()
-            else:
+            elif not fence.done():
                 fence.hold(stream)
 
     def after_read(self, layer: int, slots: Sequence[int], stream: int | None) -> None:
@@ -90,17 +88,16 @@ class SlotFences:
             return
         with self._lock:
             for slot in slots:
-                self._slots.setdefault((layer, slot), _SlotFences()).reads[stream] = fence
+                self._reads.setdefault((layer, slot), {})[stream] = fence
 
     def before_move(self, stream: int) -> None:
         """Have `stream` wait for everything that may still be queued on any slot."""
         with self._lock:
-            pending = [self._moved] if self._moved is not None else []
-            for known in self._slots.values():
-                pending += [known.written] if known.written is not None else []
-                pending += known.reads.values()
+            pending = dict.fromkeys([self._moved, *self._written.values()])
+            for reads in self._reads.values():
+                pending.update(dict.fromkeys(reads.values()))
         for fence in pending:
-            if not fence.done():
+            if fence is not None and not fence.done():
                 fence.hold(stream)
 
     def after_move(self, stream: int) -> Fence | None:
@@ -109,7 +106,7 @@ class SlotFences:
             return None
         fence = self._fence_or_wait(stream)
         with self._lock:
-            self._slots.clear()
+            self._forget()
             self._moved = fence
         return fence
 
@@ -118,9 +115,13 @@ class SlotFences:
         if self._device.has_streams:
             self._device.synchronize()
         with self._lock:
-            self._slots.clear()
+            self._forget()
             self._moved = None
         self._fences.close()
+
+    def _forget(self) -> None:
+        self._written.clear()
+        self._reads.clear()
 
     def _fence_or_wait(self, stream: int) -> Fence | None:
         try:

@@ -26,6 +26,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+
+from expertier.hip.device import Moves
 from expertier.tiers.matrix import ExpertMatrix
 from expertier.units import round_up
 
@@ -128,6 +131,31 @@ class SlotLayout:
             Copy(source, place.offset + slot * place.stride, size)
             for source, place, size in zip(self.block_offsets, places, self.matrix_bytes, strict=True)
         )
+
+    def fills(
+        self, places: Sequence[Place], slots: Sequence[int], blocks: Sequence[int], address: int
+    ) -> Moves:
+        """Return what copies the experts in the host blocks at addresses `blocks` into slots, the i-th into `slots[i]`.
+
+        Rows of (target, source, bytes), a slot's one after another; `places` count from `address`.
+        """
+        if self.stride:
+            begin = address + places[0].offset
+            return np.array(
+                [
+                    (begin + slot * self.stride, block, self.block_bytes)
+                    for slot, block in zip(slots, blocks, strict=True)
+                ],
+                np.int64,
+            ).reshape(-1, 3)
+        return np.array(
+            [
+                (address + place.offset + slot * place.stride, block + source, size)
+                for slot, block in zip(slots, blocks, strict=True)
+                for source, place, size in zip(self.block_offsets, places, self.matrix_bytes, strict=True)
+            ],
+            np.int64,
+        ).reshape(-1, 3)
 
 
 def _can_be_read_past(matrices: Sequence[ExpertMatrix], offsets: Sequence[int], stride: int) -> bool:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from expertier.hip.device import Device
+from expertier.hip.device import Device, Moves
 from expertier.hip.fence import Fence
+from expertier.hip.many_copies import ManyCopies
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_fences import SlotFences
 
@@ -22,6 +23,7 @@ class Transfer:
         self._device = device
         self._slab = slab
         self._fences = fences
+        self._copies = ManyCopies(device)
         self._undo = ExitStack()
         self.demand_stream = self.prefetch_stream = 0
         if device.has_streams:
@@ -32,29 +34,32 @@ class Transfer:
                 undo.callback(device.destroy_stream, self.prefetch_stream)
                 self._undo = undo.pop_all()
 
-    def into_slot(self, layer: int, slot: int, block: int, *, prefetch: bool = False) -> Fence | None:
-        """Copy the expert in the host block at address `block` into a slot.
+    def into_slots(
+        self, layer: int, slots: Sequence[int], blocks: Sequence[int], *, prefetch: bool = False
+    ) -> Fence | None:
+        """Copy the experts in the host blocks at addresses `blocks` into slots, the i-th into `slots[i]`.
 
-        Returns the fence after which the copy is complete; None where it is complete already. Raises
-        `DeviceError`; the slot's bytes are then undefined, and nothing is queued that reads the block.
+        Returns the fence after which all are complete; None where they are already. Raises `DeviceError`; the
+        slots' bytes are then undefined, and nothing is queued that reads a block.
         """
         stream = self.prefetch_stream if prefetch else self.demand_stream
-        self._fences.before_fill(layer, slot, stream)
+        self._fences.before_fill(layer, slots, stream)
+        self._queue(self._slab.fills(layer, slots, blocks), stream)
+        return self._fences.after_fill(layer, slots, stream)
+
+    def outside(self, moves: Moves) -> None:
+        """Copy pieces, rows of (target, source, bytes), elsewhere; complete when it returns, or raises."""
+        self._queue(moves, self.demand_stream)
+        if self._device.has_streams:
+            self._device.synchronize()
+
+    def _queue(self, moves: Moves, stream: int) -> None:
         try:
-            for target, source, n_bytes in self._slab.copies(layer, slot):
-                self._device.copy_in(target, block + source, n_bytes, stream)
+            self._copies.copy_in(moves, stream)
         except BaseException:
             if self._device.has_streams:
                 self._device.synchronize()
             raise
-        return self._fences.after_fill(layer, slot, stream)
-
-    def outside(self, copies: Sequence[tuple[int, int, int]], block: int) -> None:
-        """Copy pieces (target address, offset in the host block, bytes) elsewhere; complete when it returns."""
-        for target, source, n_bytes in copies:
-            self._device.copy_in(target, block + source, n_bytes, self.demand_stream)
-        if self._device.has_streams:
-            self._device.synchronize()
 
     def on_host(self, target: int, source: int, n_bytes: int) -> None:
         """Copy one matrix into a slot that is host memory; complete when it returns."""

@@ -26,6 +26,7 @@ from expertier.errors import DeviceError
 from expertier.tiers.bounce_blocks import N_BOUNCE_BLOCKS
 from expertier.tiers.host_budget import HostBudget
 from expertier.tiers.host_pool import HostPool
+from expertier.tiers.lent import Lent
 from expertier.tiers.pressure import INTERVAL_S, MemoryPressure
 from expertier.tiers.staged import Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
@@ -50,6 +51,17 @@ class Fill:
 
 
 @dataclass(eq=False)
+class Batch:
+    """Copies of a layer's experts that were lent together."""
+
+    pool: int
+    layer: int
+    lent: Lent
+    experts: list[int]
+    addresses: list[int]
+
+
+@dataclass(eq=False)
 class Known:
     """What the model knows of a pool: its budget, and when each expert with a copy was used last."""
 
@@ -57,12 +69,17 @@ class Known:
     budget_bytes: int
     used_at: dict[tuple[int, int], int] = field(default_factory=dict)
     fills: list[Fill] = field(default_factory=list)
+    batches: list[Batch] = field(default_factory=list)
+
+    def address_of(self, key: tuple[int, int]) -> int:
+        return dict(self.pool.copies()).get(key, 0)
 
 
 class HostPoolMachine(RuleBasedStateMachine):
     """One or two pools, used by one thread."""
 
     fills = Bundle("fills")
+    batches = Bundle("batches")
 
     @initialize(
         n_pools=st.integers(1, 2),
@@ -162,6 +179,37 @@ class HostPoolMachine(RuleBasedStateMachine):
         if not fill.complete and not fill.staged.bounce:
             known.used_at.pop(fill.staged.key)
 
+    @rule(
+        target=batches,
+        number=st.integers(0, 1),
+        layer=st.integers(0, len(SIZES) - 1),
+        experts=st.lists(st.integers(0, N_EXPERTS - 1), unique=True, max_size=N_EXPERTS),
+    )
+    def lend(self, number: int, layer: int, experts: list[int]) -> Batch:
+        known = self.known[number % len(self.known)]
+        before = {expert: known.address_of((layer, expert)) for expert in experts}
+        there = [expert for expert in experts if before[expert]]
+        lent = Lent()
+        known.pool.lend(lent, layer, experts)
+        assert [experts[index] for index in lent.indices] == there, "a copy was lost, or invented"
+        assert lent.addresses == [before[expert] for expert in there]
+        for expert in there:
+            self.uses += 1
+            known.used_at[layer, expert] = self.uses
+        batch = Batch(number % len(self.known), layer, lent, there, lent.addresses)
+        known.batches.append(batch)
+        return batch
+
+    @rule(batch=consumes(batches), queued=st.booleans())
+    def take_back(self, batch: Batch, queued: bool) -> None:
+        known = self.known[batch.pool]
+        if batch not in known.batches:
+            return
+        known.batches.remove(batch)
+        fence = ManualFence(self.device, *batch.addresses) if queued and batch.addresses else None
+        known.pool.take_back(batch.lent, fence)
+        known.pool.take_back(batch.lent)
+
     @precondition(lambda self: self.device.fences)
     @rule(which=st.integers(0, 20))
     def a_queued_copy_ends(self, which: int) -> None:
@@ -219,7 +267,7 @@ class HostPoolMachine(RuleBasedStateMachine):
 
     def check_shrunk(self) -> None:
         """Only what is in use keeps a pool above its budget."""
-        if not any(known.fills for known in self.known) and not self.device.fences:
+        if not any(known.fills or known.batches for known in self.known) and not self.device.fences:
             assert self.budget.used_bytes <= self.budget.limit_bytes
             for known in self.known:
                 assert known.pool.stats().used_bytes <= known.budget_bytes
@@ -246,6 +294,9 @@ class HostPoolMachine(RuleBasedStateMachine):
                 if not fill.staged.bounce:
                     assert known.pool.contains(fill.staged.key) == fill.complete, "a copy in use was evicted"
                     assert fill.staged.address == fill.address
+            for batch in known.batches:
+                kept = [known.address_of((batch.layer, expert)) for expert in batch.experts]
+                assert kept == batch.addresses, "a copy in use was evicted"
             stats = known.pool.stats()
             counters = {
                 name: getattr(stats, name)
@@ -274,6 +325,8 @@ class HostPoolMachine(RuleBasedStateMachine):
         for known in self.known:
             for fill in list(known.fills):
                 self.leave(fill, queued=True)
+            for batch in list(known.batches):
+                self.take_back(batch, queued=True)
             known.pool.close()
             known.pool.close()
         assert self.device.live == {}, "I15"

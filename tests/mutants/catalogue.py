@@ -6,7 +6,8 @@ from mutants.mutant import MACHINE, Mutant
 
 _FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
-_HOLD = "            else:\n                fence.hold(stream)\n"
+_HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
+_TOGETHER = (MACHINE, "tests/tiers/test_fills_together.py")
 _ARENA = ("tests/hip/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
 
@@ -152,8 +153,8 @@ FENCES = (
     Mutant(
         "a fill does not wait for readers",
         "tiers/slot_fences.py",
-        "                pending += [fence for on, fence in known.reads.items() if on != stream]\n",
-        "",
+        "                    pending.update((fence, None) for on, fence in reads.items() if on != stream)\n",
+        "                    pass\n",
     ),
     Mutant(
         "a reader does not wait for the fill",
@@ -170,20 +171,20 @@ FENCES = (
     Mutant(
         "a release notes no reader",
         "tiers/slot_fences.py",
-        "                self._slots.setdefault((layer, slot), _SlotFences()).reads[stream] = fence\n",
+        "                self._reads.setdefault((layer, slot), {})[stream] = fence\n",
         "                pass\n",
     ),
     Mutant(
         "a move does not wait for readers",
         "tiers/slot_fences.py",
-        "                pending += known.reads.values()\n",
-        "",
+        "                pending.update(dict.fromkeys(reads.values()))\n",
+        "                pass\n",
     ),
     Mutant(
         "nobody waits for a move",
         "tiers/slot_fences.py",
-        "            self._slots.clear()\n            self._moved = fence\n",
-        "            self._slots.clear()\n            self._moved = None\n",
+        "            self._forget()\n            self._moved = fence\n",
+        "            self._forget()\n            self._moved = None\n",
     ),
     Mutant(
         "an interrupted fence leaves its copy queued",
@@ -197,6 +198,51 @@ FENCES = (
         "tiers/filler.py",
         "            self._pool.leave(staged, fence)\n",
         "            self._pool.leave(staged)\n",
+    ),
+    Mutant(
+        "blocks of a batch are used again while its queued copies read them",
+        "tiers/filler.py",
+        "            self._pool.take_back(lent, fence)\n",
+        "            self._pool.take_back(lent)\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "a batch waits for the readers of its first slot only",
+        "tiers/slot_fences.py",
+        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            for slot in slots:\n",
+        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            for slot in list(slots)[:1]:\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "a batch's end is noted for its first slot only",
+        "tiers/slot_fences.py",
+        "            for slot in slots:\n                self._written[layer, slot] = fence\n",
+        "            for slot in list(slots)[:1]:\n                self._written[layer, slot] = fence\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "what has left L2 before it is lent is not filled",
+        "tiers/filler.py",
+        "                self.fill_one(layer, experts[index], slots[index])\n",
+        "                pass\n",
+        _TOGETHER,
+    ),
+    Mutant(
+        "a lent copy may be evicted",
+        "tiers/host_pool.py",
+        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n",
+        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n"
+        "                    block.users -= 1\n",
+        ("tests/tiers/test_host_pool_fences.py",),
+    ),
+    Mutant(
+        "copies are queued after one that failed",
+        "hip/copy_loop.py",
+        "        if code:\n            return code\n    return 0\n",
+        "    return code if len(moves) else 0\n",
+        ("tests/hip/test_many_copies.py",),
     ),
     Mutant(
         "a failed copy leaves its first pieces queued",

@@ -25,11 +25,11 @@ def powers_of_two(n_bytes: int) -> int:
 
 
 class ManualFence:
-    """The end of a queued copy that reads a block; done when a test says so, or somebody waits for it."""
+    """The end of queued copies that read blocks; done when a test says so, or somebody waits for it."""
 
-    def __init__(self, device: LedgerDevice, address: int) -> None:
+    def __init__(self, device: LedgerDevice, *addresses: int) -> None:
         self.device = device
-        self.address = address
+        self.addresses = addresses
         self.is_done = False
         self.waited = 0
         device.fences.append(self)
@@ -93,7 +93,7 @@ class LedgerDevice:
 
     def read_within(self, address: int, n_bytes: int) -> bool:
         """Whether a queued copy reads the range."""
-        return any(address <= fence.address < address + n_bytes for fence in list(self.fences))
+        return any(address <= at < address + n_bytes for fence in list(self.fences) for at in fence.addresses)
 
     def assert_unlocked(self, what: str) -> None:
         """Assert that no pool's lock is held; only tests of one thread list their pools here."""

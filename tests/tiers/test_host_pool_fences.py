@@ -7,6 +7,7 @@ import pytest
 from expertier.errors import DeviceError
 from expertier.tiers.host_budget import HostBudget
 from expertier.tiers.host_pool import N_BOUNCE_BLOCKS, HostPool
+from expertier.tiers.lent import Lent
 from expertier.tiers.staged import Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, bring
 
@@ -155,3 +156,29 @@ def test_a_fence_that_fails_is_an_error_of_the_fill_that_needs_the_block() -> No
     fence.broken = False
     pool.device.fences.clear()
     pool.stage(1)
+
+
+@pytest.mark.parametrize("queued", [True, False])
+def test_copies_that_are_lent_stay_until_they_are_back_and_their_copies_done(queued: bool) -> None:
+    pool = Pool(3)
+    for expert in range(3):
+        pool.queue(expert).finish()
+    lent = Lent()
+    pool.pool.lend(lent, 0, [2, 9, 0])
+    assert lent.indices == [0, 2], "9 is not there"
+    for expert in (5, 6):  # one after another through the block that is left
+        pool.queue(expert).finish()
+        assert sorted(pool.experts) == [0, 2, expert]
+    fence = ManualFence(pool.device, *lent.addresses) if queued else None
+    pool.pool.take_back(lent, fence)
+    pool.pool.take_back(lent)
+    for expert in (7, 8, 9):
+        pool.queue(expert).finish()
+    assert sorted(pool.experts) == ([0, 2, 9] if queued else [7, 8, 9])
+    if fence is not None:
+        fence.finish()
+        for expert in (1, 3, 4):
+            pool.queue(expert).finish()
+        assert sorted(pool.experts) == [1, 3, 4], "nothing holds them any more"
+    pool.pool.check_valid()
+    assert pool.pool.stats().hits == 2

@@ -82,7 +82,7 @@ def assert_there(tiers: TierManager, device: QueueingDevice) -> None:
                 at = tiers._slab.base + place.offset + slot * place.stride
                 assert ctypes.string_at(at, len(expected)) == expected, (number, expert, matrix.role)
         for slot in set(range(tiers.slots[number])) - set(residents.values()):
-            for at, _, n_bytes in tiers._slab.copies(number, slot):
+            for at, _, n_bytes in tiers._slab.fills(number, [slot], [0]).tolist():
                 assert not any(ctypes.string_at(at, min(n_bytes, GUARD_BYTES))), (number, slot)
 
 

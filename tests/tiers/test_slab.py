@@ -83,12 +83,12 @@ def test_copies_lie_within_the_layer(layouts: tuple[SlotLayout, ...]) -> None:
         begin = slab.base + slab.places(layer)[0].offset
         seen = set()
         for slot in range(3):
-            for address, source, n_bytes in slab.copies(layer, slot):
+            for address, source, n_bytes in slab.fills(layer, [slot], [0]).tolist():
                 assert begin <= address
                 assert address + n_bytes <= begin + layout.range_bytes(3)
                 assert source + n_bytes <= layout.block_bytes
                 seen.add(address)
-        assert len(seen) == 3 * len(slab.copies(layer, 0))
+        assert len(seen) == 3 * len(slab.fills(layer, [0], [0]).tolist())
 
 
 # ---- experts that stay
@@ -100,14 +100,14 @@ def pattern(layer: int, expert: int, piece: int, n_bytes: int) -> bytes:
 
 
 def put(slab: Slab, layer: int, expert: int, slot: int) -> None:
-    for piece, (address, _, n_bytes) in enumerate(slab.copies(layer, slot)):
+    for piece, (address, _, n_bytes) in enumerate(slab.fills(layer, [slot], [0]).tolist()):
         ctypes.memmove(address, pattern(layer, expert, piece, n_bytes), n_bytes)
 
 
 def is_there(slab: Slab, layer: int, expert: int, slot: int) -> bool:
     return all(
         ctypes.string_at(address, n_bytes) == pattern(layer, expert, piece, n_bytes)
-        for piece, (address, _, n_bytes) in enumerate(slab.copies(layer, slot))
+        for piece, (address, _, n_bytes) in enumerate(slab.fills(layer, [slot], [0]).tolist())
     )
 
 
@@ -208,7 +208,9 @@ def test_slots_that_line_up_are_known(layouts: tuple[SlotLayout, ...]) -> None:
     fewer = slab.plan([4, 4, 2], 0)
     shift = int(same.shifts_to(fewer)[2])
     if shift != NOT_IN_LINE:
-        assert slab.layout.copies(2, 2 + shift) == fewer.copies(2, 2)
+        before, after = (slab.layout.places(2), 2 + shift), (fewer.places(2), 2)
+        rows = [layouts[2].fills(places, [slot], [0], 0).tolist() for places, slot in (before, after)]
+        assert rows[0] == rows[1]
 
 
 _FOLDERS: list[str] = []

@@ -28,9 +28,9 @@ class Bench:
         self.device.launch(partial(self.ran.append, name), stream)
 
     def fill(self, name: str, slot: int = 0) -> None:
-        self.fences.before_fill(0, slot, self.copy)
+        self.fences.before_fill(0, [slot], self.copy)
         self.queue(name, self.copy)
-        self.fences.after_fill(0, slot, self.copy)
+        self.fences.after_fill(0, [slot], self.copy)
 
     def read(self, name: str, stream: int, slot: int = 0) -> None:
         self.fences.before_read(0, [slot], stream)
@@ -150,8 +150,8 @@ def test_events_are_used_again(bench: Bench) -> None:
 def test_a_device_without_streams_has_nothing_to_order() -> None:
     with HostDevice() as device:
         fences = SlotFences(device)
-        fences.before_fill(0, 0, 0)
-        assert fences.after_fill(0, 0, 0) is None
+        fences.before_fill(0, [0], 0)
+        assert fences.after_fill(0, [0], 0) is None
         fences.before_read(0, [0], None)
         fences.after_read(0, [0], None)
         fences.before_move(0)

@@ -117,6 +117,15 @@ def test_every_layout_holds_its_experts_apart(
         for copy in copies:
             assert copy.source + copy.n_bytes <= layout.block_bytes
 
+    order = list(range(n_slots))[::-1]
+    blocks = [1000 + 7 * slot for slot in order]
+    assert layout.fills(places, order, blocks, 500).tolist() == [
+        [500 + copy.target, block + copy.source, copy.n_bytes]
+        for slot, block in zip(order, blocks, strict=True)
+        for copy in layout.copies(places, slot)
+    ], "many slots are filled as each alone would be"
+    assert layout.fills(places, [], [], 500).shape == (0, 3)
+
 
 def test_guards_follow_every_array() -> None:
     layout = SlotLayout.of(matrices(kinds("Q4_K", "Q4_K", "Q6_K"), 256, 256))
