@@ -14,12 +14,13 @@ from functools import partial
 
 from expertier.hip.fence import Fence
 from expertier.tiers.byte_source import HintedSource
+from expertier.tiers.demand_reads import DemandReads
 from expertier.tiers.fill_workers import FillWorkers
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.slot_layout import SlotLayout
 from expertier.tiers.span import Span
-from expertier.tiers.staged import Staged
+from expertier.tiers.staged import FreeRoom, Staged
 from expertier.tiers.transfer import Transfer
 
 READ_APART_BYTES = 2 << 20
@@ -41,10 +42,11 @@ class Filler:
         source: HintedSource,
         transfer: Transfer,
         workers: FillWorkers,
+        demand: DemandReads,
         *,
         slots_are_host_memory: bool,
     ) -> None:
-        """Connect the tiers; nothing is read."""
+        """Connect the tiers; nothing is read. `demand` counts the calls of `fill` and `load`."""
         self._layers = layers
         self._expert_bytes = [layer.expert_bytes for layer in layers]
         self._layouts = layouts
@@ -52,15 +54,20 @@ class Filler:
         self._source = source
         self._transfer = transfer
         self._workers = workers
+        self._demand = demand
         self._slots_are_host_memory = slots_are_host_memory
 
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that."""
-        if len(experts) > 1:
-            self._hint(layer, experts)
-        self._workers.run(
-            [partial(self.fill_one, layer, expert, slot) for expert, slot in zip(experts, slots, strict=True)]
-        )
+        with self._demand:
+            if len(experts) > 1:
+                self._hint(layer, experts)
+            self._workers.run(
+                [
+                    partial(self.fill_one, layer, expert, slot)
+                    for expert, slot in zip(experts, slots, strict=True)
+                ]
+            )
 
     def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
         """Fill one slot on this thread; a prefetch has a stream of its own."""
@@ -82,9 +89,10 @@ class Filler:
 
         Several at a time; the bytes are there when this returns.
         """
-        if len(experts) > 1:
-            self._hint(layer, experts)
-        self._workers.run([partial(self._load_one, layer, expert, address) for expert in experts])
+        with self._demand:
+            if len(experts) > 1:
+                self._hint(layer, experts)
+            self._workers.run([partial(self._load_one, layer, expert, address) for expert in experts])
 
     def stage_one(self, layer: int, expert: int) -> None:
         """Bring an expert into the host pool only, where that has room for it."""
@@ -93,6 +101,18 @@ class Filler:
             self._stage(staged)
         finally:
             self._pool.leave(staged)
+
+    def stage_ahead(self, layer: int, expert: int) -> FreeRoom:
+        """Bring an expert into the host pool's free room, where it has some; evicts nothing."""
+        staged = self._empty(layer, expert)
+        try:
+            room = self._pool.stage_free(staged)
+            if room is FreeRoom.LENT:
+                self._source.will_need(self._layers[layer].spans(expert))
+                self._read_staged(staged)
+        finally:
+            self._pool.leave(staged)
+        return room
 
     def _load_one(self, layer: int, expert: int, address: int) -> None:
         layout = self._layouts[layer]
@@ -124,10 +144,13 @@ class Filler:
         """
         self._pool.stage(staged)
         if not staged.hit:
-            layer, expert = staged.key
-            begins = self._layouts[layer].block_offsets
-            self._read(layer, expert, [staged.address + begin for begin in begins], places)
-            self._pool.commit(staged)
+            self._read_staged(staged, places)
+
+    def _read_staged(self, staged: Staged, places: Sequence[int] | None = None) -> None:
+        layer, expert = staged.key
+        begins = self._layouts[layer].block_offsets
+        self._read(layer, expert, [staged.address + begin for begin in begins], places)
+        self._pool.commit(staged)
 
     def _read(
         self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None
