@@ -150,6 +150,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     ) -> Fill | MultipleResults:
         """Nothing is taken from anyone, and a copy that comes this way is the oldest."""
         known = self.known[number % len(self.known)]
+        self.budget.relieve()  # else what is too much goes meanwhile
         in_use = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
         copies = [[at for at, _ in each.pool.copies()] for each in self.known]
         used = [each.pool.stats().used_bytes for each in self.known]

@@ -47,7 +47,8 @@ class PrefetchRules(MachineBase):
     @rule(fault=st.none() | faults(*ERRORS))
     def drain(self, fault: Fault | None) -> None:
         """Run what waits; a failure is nobody's but an interrupt's."""
-        is_filling = self.fills_pool and not self.waiting
+        l2 = self.tiers.stats().l2
+        is_filling = self.fills_pool and not self.waiting and l2.used_bytes <= l2.budget_bytes
         before, fills = self.inside.view(), self.inside.fills_by_layer()
         ok, _ = self.attempt(self.tiers.drain, fault, swallows=ERRORS)
         after = self.inside.view()
