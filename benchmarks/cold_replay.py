@@ -3,13 +3,17 @@
     python benchmarks/cold_replay.py --trace FILE [--begin STEP ...] [--slots N ...] [--pool PERCENT ...]
 
 The profile is of the steps before. `slots` is a warm start that fills the slots alone, `slots, L2` one that goes on
-with L2, as `TierManager.warm_start` does. Everything that a profile asks for is there at the first token.
+with L2, as `TierManager.warm_start` does. Everything that a profile asks for is there at the first token. `+ filling`
+is L2 filled from the file meanwhile (`tiers/pool_filling.py`), by `--rate` experts in each token that reads none: one
+that does leaves it no time. `--opening` experts are there before the first token.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +29,9 @@ F64 = npt.NDArray[np.float64]
 
 WINDOW = 50
 
+FILLED = " + filling"
+STARTS = ("no profile", "no profile" + FILLED, "slots", "slots, L2", "slots, L2" + FILLED)
+
 
 class Pool:
     """L2: the copies used longest ago go first."""
@@ -32,6 +39,19 @@ class Pool:
     def __init__(self, room: int) -> None:
         self._room = room
         self._copies: OrderedDict[tuple[int, int], None] = OrderedDict()
+
+    def fill(self, order: Iterator[tuple[int, int]], residency: Residency, n: int) -> None:
+        """Bring the next `n` experts of `order` that have no copy and no slot, into free room only."""
+        for layer, expert in order if n else ():
+            if len(self._copies) >= self._room:
+                return
+            if (layer, expert) in self._copies or residency.slot_of[layer, expert] >= 0:
+                continue
+            self._copies[layer, expert] = None
+            self._copies.move_to_end((layer, expert), last=False)
+            n -= 1
+            if not n:
+                return
 
     def take(self, layer: int, expert: int) -> bool:
         """Have a copy; False where it must be read from the file."""
@@ -48,7 +68,17 @@ class Pool:
             self._copies.move_to_end((layer, expert))
 
 
-def replay(ids: I32, uses: F64 | None, n_slots: int, room: int, *, fills_pool: bool) -> tuple[F64, F64]:
+@dataclass(frozen=True)
+class Filling:
+    """How many experts come in the background: before the first token, and in one that reads none itself."""
+
+    before: int = 0
+    per_token: float = 0.0
+
+
+def replay(
+    ids: I32, uses: F64 | None, n_slots: int, room: int, *, fills_pool: bool, filling: Filling
+) -> tuple[F64, F64]:
     """Return misses a token and those of them that go to the file; `uses` is the profile."""
     steps, layers, top_k = ids.shape
     n_experts = int(ids.max()) + 1 if uses is None else uses.shape[1]
@@ -64,6 +94,9 @@ def replay(ids: I32, uses: F64 | None, n_slots: int, room: int, *, fills_pool: b
         if fills_pool:
             for layer, expert in list(zip(*beyond_slots(uses, [n_slots] * layers), strict=True))[:room]:
                 pool.take(int(layer), int(expert))
+    order = iter([(layer, expert) for expert in range(n_experts) for layer in range(layers)])
+    pool.fill(order, residency, filling.before)
+    due = 0.0
     slots, missing = np.empty(top_k, np.int32), np.empty(top_k, np.int32)
     misses, reads = np.zeros(steps), np.zeros(steps)
     for step in range(steps):
@@ -77,6 +110,10 @@ def replay(ids: I32, uses: F64 | None, n_slots: int, room: int, *, fills_pool: b
             if n:
                 residency.complete(layer, slots)
             residency.release(layer, slots)
+        if not reads[step]:
+            due += filling.per_token
+            pool.fill(order, residency, int(due))
+            due -= int(due)
     return misses, reads
 
 
@@ -93,12 +130,15 @@ def main() -> None:
     parser.add_argument(
         "--pool", type=int, nargs="+", default=[100, 25], help="L2, in percent of all experts."
     )
+    parser.add_argument("--rate", type=float, default=0.5, metavar="EXPERTS")
+    parser.add_argument("--opening", type=int, default=0, metavar="EXPERTS")
     options = parser.parse_args()
+    filling = Filling(options.opening, options.rate)
     ids = read_trace_ids(options.trace)
     layers, n_experts = ids.shape[1], int(ids.max()) + 1
     for n_slots in options.slots:
         for percent in options.pool:
-            for name in ("no profile", "slots", "slots, L2"):
+            for name in STARTS:
                 found = []
                 for begin in options.begin:
                     before = ids[begin - options.profile : begin]
@@ -108,10 +148,11 @@ def main() -> None:
                     found.append(
                         replay(
                             ids[begin : begin + options.steps],
-                            None if name == "no profile" else uses,
+                            None if name.startswith("no profile") else uses,
                             n_slots,
                             layers * n_experts * percent // 100,
-                            fills_pool=name == "slots, L2",
+                            fills_pool=name.startswith("slots, L2"),
+                            filling=filling if name.endswith(FILLED) else Filling(),
                         )
                     )
                 misses, reads = (np.mean([each[i] for each in found], axis=0) for i in range(2))

@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu.child import run_child
-from gpu.cold import COLD_ROWS, FILES, WAYS, WINDOW, measure_cold, print_cold
+from gpu.cold import COLD_ROWS, FILES, FILLS, WAYS, WINDOW, measure_cold, print_cold
 from gpu.llama_build import ensure_llama_cpp
 from gpu.models import MODELS, BenchModel, ensure_model
 from gpu.moves_run import MovesOptions
@@ -289,6 +289,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--cold-ways", nargs="+", choices=WAYS, default=WAYS)
     parser.add_argument("--cold-files", nargs="+", choices=FILES, default=FILES)
+    parser.add_argument(
+        "--cold-fill", nargs="+", choices=FILLS, default=FILLS[:1], help="Stage `cold`: MOE_FILL_L2."
+    )
     parser.add_argument(
         "--cold-steps", type=int, help="Tokens of a cold start; the profile is of those before."
     )

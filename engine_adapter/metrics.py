@@ -52,6 +52,10 @@ class TierCollector(Collector):
         ):
             paths.add_metric([path], n_bytes)
         yield paths
+        yield _counter(
+            "l2_ahead_fills", "Experts read into the host pool before anyone asked.", l2.ahead_fills
+        )
+        yield _counter("l2_ahead_bytes", "Bytes of these.", l2.ahead_bytes)
         yield _counter("l2_refusals", "Allocations that the host pool was refused.", l2.refusals)
         yield _counter(
             "l2_given_back_bytes", "What the host pool gave back under pressure.", l2.given_back_bytes

@@ -65,6 +65,7 @@ class ChunkStore:
         """The blocks that are not FREE."""
         self.classes: dict[int, SizeClass] = {}
         self.uses = self.evictions = self.given_back_bytes = 0
+        self._n_unused = 0
         self.account = budget.open(self, self._claim(budget_bytes), model)
 
     # ---- blocks, with the lock held
@@ -93,6 +94,13 @@ class ChunkStore:
         self.uses += 1
         block.used_at = self.uses
         self.classes[block.chunk.block_bytes].order.move_to_end(block.key)
+
+    def put_first(self, block: HostBlock) -> None:
+        """Make a block that nobody has used the oldest."""
+        assert block.key is not None, block.state
+        self._n_unused += 1
+        block.used_at = -self._n_unused
+        self.classes[block.chunk.block_bytes].order.move_to_end(block.key, last=False)
 
     def abort(self, block: HostBlock) -> None:
         """Make a FILLING block FREE."""
@@ -144,6 +152,21 @@ class ChunkStore:
         if tries:
             due = min(self._due(size), self._budget.share(self.account) - self.account.used_bytes)
             room = min(room, max(due, size.unit_bytes))
+        return self._plan_chunk(size, room)
+
+    def plan_free_growth(self, size: SizeClass) -> Step | None:
+        """Return the step towards another chunk out of room that is nobody else's due; None where there is none.
+
+        None as well while the machine is short of memory.
+        """
+        if self.account.claim_bytes < size.unit_bytes or self._pause.is_on() or self._budget.is_short:
+            return None
+        due = min(self._due(size), self._budget.share(self.account) - self.account.used_bytes)
+        room = min(self._budget.room(self.account), due)
+        return self._plan_chunk(size, room) if room >= size.unit_bytes else None
+
+    def _plan_chunk(self, size: SizeClass, room: int) -> Step | None:
+        """Reserve a chunk of a class of at most `room` bytes, and return the step that allocates it."""
         n_blocks = blocks_per_chunk(
             size.block_bytes,
             self._device.pinned_allocation_bytes,

@@ -46,6 +46,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
         "a percentage above 0 and up to 100, such as 25",
         parse_percent,
     ),
+    Variable("MOE_FILL_L2", "fill_pool", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
     Variable("MOE_PROFILE", "profile", "the name of a file with a routing profile", parse_path),
     Variable("MOE_FILE_MODE", "file_mode", "`auto`, `page-cache` or `direct`", parse_file_mode),
@@ -94,7 +95,8 @@ class TierConfig:
     """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
 
     `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of all
-    expert bytes that `auto` takes. `profile` is a file with a routing profile: the slots follow it, and the
+    expert bytes that `auto` takes. With `fill_pool` L2's free room is filled from the file in the background (`auto`:
+    on devices with memory of their own). `profile` is a file with a routing profile: the slots follow it, and the
     most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
     GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
     `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
@@ -109,6 +111,7 @@ class TierConfig:
     expert_cache_bytes: AutoBytes = "auto"
     host_pool_bytes: AutoBytes = "auto"
     host_pool_percent: float = 25.0
+    fill_pool: AutoSwitch = "auto"
     policy: PolicyKind = PolicyKind.LFU_DECAY
     profile: Path | None = None
     file_mode: FileMode = FileMode.AUTO

@@ -15,13 +15,14 @@ from functools import partial
 from expertier.hip.device import Moves
 from expertier.hip.fence import Fence
 from expertier.tiers.byte_source import HintedSource
+from expertier.tiers.demand_reads import DemandReads
 from expertier.tiers.fill_workers import FillWorkers, Task
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.lent import Lent
 from expertier.tiers.slot_layout import SlotLayout
 from expertier.tiers.span import Span
-from expertier.tiers.staged import Staged
+from expertier.tiers.staged import FreeRoom, Staged
 from expertier.tiers.transfer import Transfer
 
 READ_APART_BYTES = 2 << 20
@@ -46,10 +47,11 @@ class Filler:
         source: HintedSource,
         transfer: Transfer,
         workers: FillWorkers,
+        demand: DemandReads,
         *,
         slots_are_host_memory: bool,
     ) -> None:
-        """Connect the tiers; nothing is read."""
+        """Connect the tiers; nothing is read. `demand` counts the calls of `fill` and `load`."""
         self._layers = layers
         self._expert_bytes = [layer.expert_bytes for layer in layers]
         self._layouts = layouts
@@ -57,6 +59,7 @@ class Filler:
         self._source = source
         self._transfer = transfer
         self._workers = workers
+        self._demand = demand
         self._slots_are_host_memory = slots_are_host_memory
 
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
@@ -64,13 +67,14 @@ class Filler:
 
         What L2 has comes in batches, and meanwhile other threads read the rest.
         """
-        present, missing = self._sort(layer, experts)
-        tasks: list[Task] = [
-            partial(self._fill_present, layer, [experts[i] for i in part], [slots[i] for i in part])
-            for part in self._batches(layer, present)
-        ]
-        tasks += [partial(self.fill_one, layer, experts[i], slots[i]) for i in missing]
-        self._workers.run(tasks)
+        with self._demand:
+            present, missing = self._sort(layer, experts)
+            tasks: list[Task] = [
+                partial(self._fill_present, layer, [experts[i] for i in part], [slots[i] for i in part])
+                for part in self._batches(layer, present)
+            ]
+            tasks += [partial(self.fill_one, layer, experts[i], slots[i]) for i in missing]
+            self._workers.run(tasks)
 
     def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
         """Fill one slot on this thread; a prefetch has a stream of its own."""
@@ -92,13 +96,14 @@ class Filler:
 
         Several at a time; the bytes are there when this returns.
         """
-        present, missing = self._sort(layer, experts)
-        tasks: list[Task] = [
-            partial(self._load_present, layer, [experts[i] for i in part], address)
-            for part in self._batches(layer, present)
-        ]
-        tasks += [partial(self._load_one, layer, experts[i], address) for i in missing]
-        self._workers.run(tasks)
+        with self._demand:
+            present, missing = self._sort(layer, experts)
+            tasks: list[Task] = [
+                partial(self._load_present, layer, [experts[i] for i in part], address)
+                for part in self._batches(layer, present)
+            ]
+            tasks += [partial(self._load_one, layer, experts[i], address) for i in missing]
+            self._workers.run(tasks)
 
     def stage_one(self, layer: int, expert: int) -> None:
         """Bring an expert into the host pool only, where that has room for it."""
@@ -107,6 +112,18 @@ class Filler:
             self._stage(staged)
         finally:
             self._pool.leave(staged)
+
+    def stage_ahead(self, layer: int, expert: int) -> FreeRoom:
+        """Bring an expert into the host pool's free room, where it has some; evicts nothing."""
+        staged = self._empty(layer, expert)
+        try:
+            room = self._pool.stage_free(staged)
+            if room is FreeRoom.LENT:
+                self._source.will_need(self._layers[layer].spans(expert))
+                self._read_staged(staged)
+        finally:
+            self._pool.leave(staged)
+        return room
 
     # ---- what L2 has
 
@@ -186,10 +203,13 @@ class Filler:
         """
         self._pool.stage(staged)
         if not staged.hit:
-            layer, expert = staged.key
-            begins = self._layouts[layer].block_offsets
-            self._read(layer, expert, [staged.address + begin for begin in begins], places)
-            self._pool.commit(staged)
+            self._read_staged(staged, places)
+
+    def _read_staged(self, staged: Staged, places: Sequence[int] | None = None) -> None:
+        layer, expert = staged.key
+        begins = self._layouts[layer].block_offsets
+        self._read(layer, expert, [staged.address + begin for begin in begins], places)
+        self._pool.commit(staged)
 
     def _read(
         self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None

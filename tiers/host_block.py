@@ -56,7 +56,8 @@ class HostBlock:
     """Room for one expert's copy.
 
     `users` are the fills that read from it or write to it now, `fences` the ends of queued copies that may
-    still read it, and `used_at` the pool's count of uses at its last one (0: never, or FREE).
+    still read it, and `used_at` the pool's count of uses at its last one (0: FREE; below 0: never
+    used, and the last that came the lowest).
     """
 
     address: int

@@ -85,6 +85,11 @@ class HostBudget:
         with self._lock:
             return sum(account.bounce_bytes for account in self._accounts())
 
+    @property
+    def is_short(self) -> bool:
+        """Whether the machine has so little memory that the pools may not take what they are allowed."""
+        return self._pressure is not None and self._pressure.ceiling_bytes is not None
+
     def resize(self, limit_bytes: int) -> None:
         """Set the limit; pools shrink now as far as blocks in use allow, and the rest when these are left."""
         with self._lock:

@@ -44,7 +44,7 @@ from expertier.tiers.host_block import BlockState, ExpertKey, HostBlock
 from expertier.tiers.host_budget import HostBudget, process_budget
 from expertier.tiers.lent import Lent
 from expertier.tiers.size_class import SizeClass
-from expertier.tiers.staged import Staged
+from expertier.tiers.staged import FreeRoom, Staged
 from expertier.tiers.stats import L2Stats
 
 __all__ = ["N_BOUNCE_BLOCKS", "HostPool"]
@@ -88,6 +88,7 @@ class HostPool:
         self._blocks = self._store.blocks
         self._fenced: deque[HostBlock] = deque()  # in the order of their fences, to forget these when done
         self._hits = self._misses = self._fills = self._bytes_in = 0
+        self._ahead_fills = self._ahead_bytes = 0
         try:
             block_bytes = block_size(largest_block_bytes)
             self._bounce = BounceBlocks(device, self._budget, self._store.account, block_bytes)
@@ -119,6 +120,34 @@ class HostPool:
                 step()
                 tries += 1
 
+    def stage_free(self, staged: Staged) -> FreeRoom:
+        """Lend a block to read an expert into that nobody waits for, where that takes nothing from anyone.
+
+        No copy is evicted, no other pool or size of experts loses what is its due, and no memory is taken while the
+        machine is short of it. The copy will be the first to go. Raises `DeviceError` when the allocator fails.
+        `leave` must follow, whatever happened.
+        """
+        self._budget.relieve()
+        while True:
+            with self._lock:
+                if staged.key in self._blocks:
+                    return FreeRoom.THERE
+                size = self._store.class_of(staged.key, staged.n_bytes)
+                block = size.take_free()
+                if block is not None:
+                    self._store.put_on(block, staged.key)
+                    self._store.put_first(block)
+                    staged.ahead = True
+                    self._lend(staged, block)
+                    return FreeRoom.LENT
+                if size.growing:
+                    self._changed.wait()
+                    continue
+                step = self._store.plan_free_growth(size)
+            if step is None:
+                return FreeRoom.NONE
+            step()
+
     def commit(self, staged: Staged) -> None:
         """Make the staged expert's block RESIDENT: all its bytes are there. A bounce block stays one."""
         with self._lock:
@@ -129,6 +158,9 @@ class HostPool:
                 self._store.publish(staged.block)
                 self._bytes_in += staged.expert_bytes
                 self._fills += 1
+                if staged.ahead:
+                    self._ahead_fills += 1
+                    self._ahead_bytes += staged.expert_bytes
                 self._changed.notify_all()
 
     def leave(self, staged: Staged, fence: Fence | None = None) -> None:
@@ -187,6 +219,11 @@ class HostPool:
         """Whether the pool may keep anything."""
         return self._store.budget_bytes > 0
 
+    @property
+    def n_lost(self) -> int:
+        """How many copies have left the pool so far, however they did."""
+        return self._store.evictions
+
     def refresh(self, keys: Iterable[ExpertKey]) -> None:
         """Note that L1 evicted these experts: copies that exist become the youngest."""
         with self._lock:
@@ -226,6 +263,8 @@ class HostPool:
                 misses=self._misses,
                 evictions=store.evictions,
                 bytes_in=self._bytes_in,
+                ahead_fills=self._ahead_fills,
+                ahead_bytes=self._ahead_bytes,
                 refusals=store.refusals,
                 given_back_bytes=store.given_back_bytes,
             )

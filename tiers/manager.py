@@ -36,6 +36,7 @@ from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.config import TierConfig
 from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.counted_source import CountedSource
+from expertier.tiers.demand_reads import DemandReads
 from expertier.tiers.engine_binding import EngineBinding, EngineLayout
 from expertier.tiers.engine_use import EngineUse
 from expertier.tiers.expert_ids import distinct, distinct_array
@@ -48,6 +49,7 @@ from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.lease import Lease, MatrixView, Part
 from expertier.tiers.matrix import Role
 from expertier.tiers.model_profile import ModelProfile
+from expertier.tiers.pool_filling import PoolFilling
 from expertier.tiers.pool_share import PoolShare
 from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
 from expertier.tiers.rebalance import Rebalance
@@ -60,7 +62,7 @@ from expertier.tiers.stats import L1Stats, TierStats
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.transfer import Transfer
 from expertier.tiers.usage import Usage
-from expertier.tiers.warm_start import warm_fetches
+from expertier.tiers.warm_start import fill_order, warm_fetches
 from expertier.units import mib, round_up
 
 I32 = npt.NDArray[np.int32]
@@ -178,6 +180,7 @@ class TierManager:
             undo.callback(self._workers.close)
             self._stores = undo.pop_all()
         self._source = CountedSource(source)
+        demand = DemandReads()
         self._filler = Filler(
             table.layers,
             layouts,
@@ -185,6 +188,7 @@ class TierManager:
             self._source,
             transfer,
             self._workers,
+            demand,
             slots_are_host_memory=not device.has_own_memory,
         )
         self._admission = Admission(self._residency, self._locks, self._serve_lease)
@@ -210,6 +214,9 @@ class TierManager:
             self._pool,
             self._before_ready,
         )
+        self._filling = PoolFilling(
+            table.layers, self._residency, self._usage, self._workers, self._filler, self._pool, demand
+        )
         self._engine = EngineUse(
             table,
             device,
@@ -232,6 +239,11 @@ class TierManager:
         """Whether `bind_engine` calls `complete_layers`; else whoever binds several managers does, when all are."""
         if profile.warm_uses is not None:
             self.warm_start(profile.warm_uses)
+        fills = config.fill_pool
+        if fills == "auto":  # a slot in host memory is as far from the page cache as a copy in L2 is
+            fills = device.has_own_memory and config.fill_threads > 0
+        if fills:
+            self.fill_host_pool(profile.warm_uses)
 
     @property
     def table(self) -> ExpertTable:
@@ -468,8 +480,17 @@ class TierManager:
         """Forget the prefetches that have not begun, of a layer or of all; return how many."""
         return self._prefetcher.cancel(layer)
 
+    def fill_host_pool(self, uses: npt.NDArray[np.generic] | None = None) -> None:
+        """Have the host pool's free room filled from the file in the background, with whom no slot holds first.
+
+        The most used experts come first where `uses` says who these are (as in `warm_start`), else the layers take
+        turns. One expert at a time, while nobody waits for any and no prefetch waits; nothing is evicted for it. It
+        pauses where there is no room, and an error of reading ends it with a warning (`pool_filling.py`).
+        """
+        self._filling.start(fill_order(self._table.layers, uses))
+
     def drain(self) -> None:
-        """Wait until no prefetch waits or runs."""
+        """Wait until no prefetch waits or runs, nor a filling of the host pool that nothing keeps from going on."""
         self._workers.idle()
 
     # ---- the whole
@@ -529,6 +550,7 @@ class TierManager:
     def resize_host_pool(self, n_bytes: int) -> None:
         """Give the host pool another budget; what is above it is given back as soon as no fill uses it."""
         self._pool.resize(n_bytes)
+        self._filling.look_again()
 
     def stats(self) -> TierStats:
         """Return what the tiers hold and have counted."""
@@ -595,6 +617,7 @@ class TierManager:
         Prefetches that have not begun are forgotten, and the one that runs is waited for.
         """
         if self._usage.close():
+            self._filling.close()
             self._stores.close()
 
     def __enter__(self) -> Self:

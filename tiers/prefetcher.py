@@ -108,8 +108,7 @@ class Prefetcher:
         cancelled: list[tuple[ExpertKey, Target]] = []
 
         def chosen(label: object) -> bool:
-            assert isinstance(label, tuple)
-            if layer is not None and label[0][0] != layer:
+            if not isinstance(label, tuple) or (layer is not None and label[0][0] != layer):
                 return False
             cancelled.append(label)
             return True

@@ -122,10 +122,20 @@ def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) 
     pools: list[AutoBytes] = [config.host_pool_bytes] * split.n_devices
     if config.host_pool_bytes != "auto":
         pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
+    fill = (
+        config.fill_pool if config.fill_pool != "auto" else False
+    )  # each device would read whole experts for its own
     arenas = _share_of_slots(split, config.expert_cache_bytes, "MOE_EXPERT_CACHE_MIB", profile)
     caps = _share_of_slots(split, config.cap_bytes, "MOE_POOL_CAP_MIB", profile)
     return [
-        replace(config, expert_cache_bytes=arena, cap_bytes=cap, host_pool_bytes=pool, decode_gate=False)
+        replace(
+            config,
+            expert_cache_bytes=arena,
+            cap_bytes=cap,
+            host_pool_bytes=pool,
+            decode_gate=False,
+            fill_pool=fill,
+        )
         for arena, cap, pool in zip(arenas, caps, pools, strict=True)
     ]
 

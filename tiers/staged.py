@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from expertier.tiers.host_block import ExpertKey, HostBlock
+
+
+class FreeRoom(Enum):
+    """What a pool had for an expert that nobody waits for."""
+
+    LENT = auto()
+    """A block."""
+
+    THERE = auto()
+    """Its copy, or somebody who reads it just now."""
+
+    NONE = auto()
+    """No block that is free, and no room for more of them."""
 
 
 @dataclass(slots=True, eq=False)
@@ -13,7 +27,7 @@ class Staged:
 
     Made empty by the caller, so that `HostPool.leave` can take back whatever `HostPool.stage` had done when
     it was interrupted. `hit`: the bytes are there already. `bounce`: the block is not the pool's and keeps
-    nothing.
+    nothing. `ahead`: nobody waits for it.
     """
 
     key: ExpertKey
@@ -22,6 +36,7 @@ class Staged:
     block: HostBlock | None = None
     hit: bool = False
     bounce: bool = False
+    ahead: bool = False
 
     @property
     def address(self) -> int:

@@ -38,8 +38,9 @@ class L2Stats:
     `used_bytes` and `peak_bytes` (the most ever) are what the allocator took for the pool, fills in flight
     included; `bounce_bytes` is the fixed minimum beside it. `rounding_bytes` of the used ones hold no expert,
     however full the pool is: they are what pages and the allocator round up. Hits and misses count the fills
-    of L1 while the pool is on. `refusals` are failed allocations, and `given_back_bytes` were freed for other
-    pools, for a smaller budget, or because the machine ran short.
+    of L1 while the pool is on. `ahead_fills` experts of `ahead_bytes` were read into free room before anyone
+    asked (`pool_filling.py`); `bytes_in` has them, too. `refusals` are failed allocations, and `given_back_bytes`
+    were freed for other pools, for a smaller budget, or because the machine ran short.
     """
 
     budget_bytes: int
@@ -51,6 +52,8 @@ class L2Stats:
     misses: int
     evictions: int
     bytes_in: int
+    ahead_fills: int
+    ahead_bytes: int
     refusals: int
     given_back_bytes: int
 

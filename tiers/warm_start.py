@@ -1,4 +1,4 @@
-"""What a routing profile has fetched at the start, in which order, and where to."""
+"""What is fetched at the start before anyone asks, in which order, and where to."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from expertier.planner.profile import beyond_slots, warm_order
 from expertier.tiers.chunk_size import block_size
+from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.prefetcher import Target
 from expertier.tiers.slot_layout import SlotLayout
 
@@ -35,6 +36,20 @@ def warm_fetches(
             break
         fetches.append((layer, expert, Target.L2))
     return fetches
+
+
+def fill_order(
+    layers: Sequence[ExpertLayer], uses: npt.NDArray[np.generic] | None = None
+) -> list[tuple[int, int]]:
+    """Return (layer, expert) of all experts, in the order to fill a host pool in: the most used first.
+
+    Among experts of equally many uses the layers take turns, so that each has its share of a pool too small for all.
+    """
+    keys = [(layer, expert) for layer, those in enumerate(layers) for expert in range(those.n_experts)]
+    if uses is None:
+        return sorted(keys, key=lambda key: (key[1], key[0]))
+    counts = np.asarray(uses)
+    return sorted(keys, key=lambda key: (-float(counts[key]), key[1], key[0]))
 
 
 def _pairs(order: tuple[I32, I32]) -> Iterable[tuple[int, int]]:

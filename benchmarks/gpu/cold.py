@@ -33,6 +33,9 @@ WAYS = ("without", "profile", "waited")
 FILES = ("cached", "dropped")
 """Whether the page cache has the model's file at the start."""
 
+FILLS = ("auto", "0", "1")
+"""MOE_FILL_L2: whether L2 is filled from the file in the background."""
+
 WINDOW = 50
 GOOD = 0.9
 FIRST = 200
@@ -68,11 +71,13 @@ def measure_cold(
         ids = model_routing(model, options.trace)[:begin]
         n_experts = max(layer.n_experts for layer in table.layers)
         write_profile(profile, profile_of(trace_from_ids(ids, n_experts=n_experts), "the steps before"))
-        for name, file, way in product(options.cold_rows, options.cold_files, options.cold_ways):
+        for name, file, way, fill in product(
+            options.cold_rows, options.cold_files, options.cold_ways, options.cold_fill
+        ):
             row = Row.parse(name)
-            if row.side != "ours" and way != WAYS[0]:
+            if row.side != "ours" and (way, fill) != (WAYS[0], options.cold_fill[0]):
                 continue
-            label = f"{model.name}/{name} {way} {file}"
+            label = f"{model.name}/{name} {way} {file}" + (f" fill={fill}" if fill != FILLS[0] else "")
             asked = ColdOptions(
                 path=model.path,
                 placement=Placement(
@@ -86,6 +91,7 @@ def measure_cold(
                 follows=model.tokens[0],
                 profile=str(profile) if way != WAYS[0] else None,
                 waits=way == "waited",
+                fill=fill,
                 is_cached=file == FILES[0],
                 n_ubatch=min(options.ubatch, _UBATCH),
                 n_threads=options.threads,
@@ -119,7 +125,8 @@ def print_cold(findings: dict[str, dict[str, Any]]) -> None:
     print(
         f"\ncold starts: windows of {WINDOW} tokens as shares of the same tokens' speed when warm, the first {FIRST} "
         f"in one; after how many tokens a window reaches {GOOD:.0%}, and the same against the warm speed of the last "
-        f"{FIRST}"
+        f"{FIRST}; MB that the first and the second time read from the file; experts that L2 was filled with before "
+        "the first token, and during the first time"
     )
     head = [
         "model/row, profile, file",
@@ -131,7 +138,7 @@ def print_cold(findings: dict[str, dict[str, Any]]) -> None:
         "-200",
         f"first {FIRST}",
     ]
-    head += ["warm after", "or", "warm t/s", "file MB", "again", "disk MB"]
+    head += ["warm after", "or", "warm t/s", "file MB", "again", "disk MB", "ahead", "then"]
     print_table(
         head, [_line(name, found) for name, found in findings.items() if len(found.get("passes", ())) == 2]
     )
@@ -161,6 +168,8 @@ def _line(name: str, found: dict[str, Any]) -> list[str]:
         f"{files[0]:.0f}",
         f"{files[1]:.0f}",
         f"{found['passes'][0]['disk_bytes'] / 1e6:.0f}",
+        str(found.get("ahead_at_first", "-")),
+        str(found["passes"][0]["counts"].get("l2.ahead_fills", 0)),
     ]
 
 

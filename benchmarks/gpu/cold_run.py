@@ -34,6 +34,8 @@ class ColdOptions:
     profile: str | None
     waits: bool
     """Whether the first token comes when all that the profile asks for is there."""
+    fill: str
+    """MOE_FILL_L2."""
     is_cached: bool
     """Whether the page cache may hold the model's file."""
     n_ubatch: int
@@ -69,6 +71,7 @@ def measure(options: ColdOptions) -> None:
     """Measure, and tell after each pass."""
     if options.profile is not None:
         os.environ["MOE_PROFILE"] = options.profile
+    os.environ["MOE_FILL_L2"] = options.fill
     engine = open_engine(options.llama_cpp)
     (read_whole if options.is_cached else drop_from_cache)(options.path)
     n_prompt = len(options.prompt)
@@ -90,6 +93,7 @@ def measure(options: ColdOptions) -> None:
         if options.waits and tiers is not None:
             tiers.drain()
         found: dict[str, Any] = {"open_s": opened_s, "ready_s": time.perf_counter() - start, "passes": []}
+        found["ahead_at_first"] = tiers.stats().l2.ahead_fills if tiers is not None else 0
         for _ in range(2):
             context.forget()
             prompt_s = prefill(context, options.prompt, n_prompt) if n_prompt else 0.0

@@ -64,6 +64,12 @@ MODELS = {
             0.6,
         ),
         ModelKind(
+            "gptoss-cpu",
+            "the same routing, with experts of 0.63 MiB (486 MiB) for a processor",
+            _shape(n_embd=768, n_ff=512, heads=12, kv_heads=2, head_dim=64),
+            True,
+        ),
+        ModelKind(
             "gptoss-mxfp4",
             "gpt-oss-20b's routing and its own shape: MXFP4 with biases, experts of 12.6 MiB (9.5 GiB)",
             _shape(

@@ -28,7 +28,7 @@ from expertier.tiers.host_budget import HostBudget
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.lent import Lent
 from expertier.tiers.pressure import INTERVAL_S, MemoryPressure
-from expertier.tiers.staged import Staged
+from expertier.tiers.staged import FreeRoom, Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
 
 SIZES = (3000, 2 * PAGE, 5 * PAGE - 7)  # of the experts of each layer
@@ -158,6 +158,48 @@ class HostPoolMachine(RuleBasedStateMachine):
         if not staged.bounce:
             known.used_at[key] = self.uses
         assert fill.address % PAGE == 0
+        known.fills.append(fill)
+        return fill
+
+    @rule(target=fills, number=st.integers(0, 1), key=keys, fault=st.none() | faults)
+    def stage_free(
+        self, number: int, key: tuple[int, int], fault: tuple[int, type[BaseException] | None] | None
+    ) -> Fill | MultipleResults:
+        """Nothing is taken from anyone, and a copy that comes this way is the oldest."""
+        known = self.known[number % len(self.known)]
+        self.budget.relieve()  # else what is too much goes meanwhile
+        in_use = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
+        copies = [[at for at, _ in each.pool.copies()] for each in self.known]
+        used = [each.pool.stats().used_bytes for each in self.known]
+        staged = Staged(key, SIZES[key[0]], SIZES[key[0]])
+        expected: type[BaseException] = KeyError
+        if fault is not None:
+            nth, error = fault
+            expected = error or DeviceError
+            self.device.faults.arm("alloc_pinned", nth, error)
+        self.staging = known
+        try:
+            room = known.pool.stage_free(staged)
+        except expected:
+            known.pool.leave(staged)
+            assert staged.block is None
+            return multiple()
+        finally:
+            self.staging = None
+            self.device.faults.disarm()
+        assert copies == [[at for at, _ in each.pool.copies()] for each in self.known], "a copy left"
+        is_known = key in in_use or key in copies[number % len(self.known)]
+        assert (room is FreeRoom.THERE) == is_known
+        if room is not FreeRoom.LENT:
+            assert used == [each.pool.stats().used_bytes for each in self.known], "memory for nothing"
+            known.pool.leave(staged)
+            return multiple()
+        if self.available < FLOOR:
+            assert used == [each.pool.stats().used_bytes for each in self.known], "memory that runs short"
+        self.uses += 1
+        known.used_at[key] = -self.uses
+        fill = Fill(number % len(self.known), staged, staged.address, complete=False)
+        assert not self.device.read_within(fill.address, SIZES[key[0]]), "I10: lent while a copy reads it"
         known.fills.append(fill)
         return fill
 
@@ -305,6 +347,8 @@ class HostPoolMachine(RuleBasedStateMachine):
                     "misses",
                     "evictions",
                     "bytes_in",
+                    "ahead_fills",
+                    "ahead_bytes",
                     "peak_bytes",
                     "given_back_bytes",
                     "refusals",

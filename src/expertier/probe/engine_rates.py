@@ -154,7 +154,11 @@ def _configs(table: ExpertTable, device: str, *, is_gpu: bool, only_all: bool) -
         }
     return {
         kind: TierConfig(
-            expert_cache_bytes=arena, host_pool_bytes=pool, engine_device=device, decode_prefetch=0
+            expert_cache_bytes=arena,
+            host_pool_bytes=pool,
+            engine_device=device,
+            decode_prefetch=0,
+            fill_pool=False,
         )
         for kind, (arena, pool) in budgets.items()
     }

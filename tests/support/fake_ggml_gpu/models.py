@@ -53,8 +53,12 @@ def gpu_tiers(
     stream_tokens: int | str = "auto",
     device: str = DEVICE,
     follow_demand: bool | Literal["auto"] = "auto",
+    fill_pool: bool = False,
 ) -> Iterator[TierManager]:
-    """Tiers with exactly `n_slots` slots a layer in the device's memory; valid at the end."""
+    """Tiers with exactly `n_slots` slots a layer in the device's memory; valid at the end.
+
+    Without `fill_pool` the host pool has what was asked for and no more, whenever that is.
+    """
     table = ExpertTable.from_gguf(path)
     budget = sum(demand.bytes_for(n_slots) for demand in table.layer_demands())
     config = TierConfig(
@@ -62,6 +66,7 @@ def gpu_tiers(
         host_pool_bytes=host_pool_bytes,
         stream_tokens=stream_tokens,
         follow_demand=follow_demand,
+        fill_pool=fill_pool,
     )
     with TierManager(table, device=device_of(gpus.engine.proxy, device), config=config) as tiers:
         assert set(tiers.slots) == {n_slots}

@@ -89,6 +89,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         self.engine_calls: list[EngineCall] = []
         self.region = Region()
         self.waiting: dict[tuple[ExpertKey, str], None] = {}
+        self.fills_pool = False
         self.speculative: set[ExpertKey] = set()
         self.useful_bytes = self.wasted_bytes = 0
         self.requests = 0

@@ -1,16 +1,16 @@
-"""Rules: prefetches, which wait until they are drained."""
+"""Rules: prefetches and fillings of the host pool, which wait until they are drained."""
 
 from __future__ import annotations
 
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from expertier.testing.tier_machine.base import MachineBase, expert_lists, faults, layers
+from expertier.testing.tier_machine.base import PAGE, MachineBase, expert_lists, faults, layers
 from expertier.testing.tier_machine.model import ERRORS, ExpertKey, Fault, View
 
 
 class PrefetchRules(MachineBase):
-    """Ask, cancel, drain."""
+    """Ask, fill, cancel, drain."""
 
     @rule(number=layers, numbers=expert_lists, into=st.sampled_from(["l1", "l1", "l2"]))
     def prefetch(self, number: int, numbers: list[int], into: str) -> None:
@@ -37,10 +37,18 @@ class PrefetchRules(MachineBase):
         assert n_cancelled == len(self.waiting) - len(kept), f"cancelled {n_cancelled} of {self.waiting}"
         self.waiting = kept
 
-    @precondition(lambda self: self.waiting)
+    @rule()
+    def fill_host_pool(self) -> None:
+        """Have the free room of L2 filled by the next drain."""
+        self.tiers.fill_host_pool()
+        self.fills_pool = True
+
+    @precondition(lambda self: self.waiting or self.fills_pool)
     @rule(fault=st.none() | faults(*ERRORS))
     def drain(self, fault: Fault | None) -> None:
         """Run what waits; a failure is nobody's but an interrupt's."""
+        l2 = self.tiers.stats().l2
+        is_filling = self.fills_pool and not self.waiting and l2.used_bytes <= l2.budget_bytes
         before, fills = self.inside.view(), self.inside.fills_by_layer()
         ok, _ = self.attempt(self.tiers.drain, fault, swallows=ERRORS)
         after = self.inside.view()
@@ -54,11 +62,38 @@ class PrefetchRules(MachineBase):
             assert fault is not None
             assert fault.error is KeyboardInterrupt, "a prefetch raised"
         fetched = {key for key, _ in ended}
+        if self.fills_pool:
+            fetched |= set(self.expected) - set(before.copies)
+        if is_filling:
+            self._check_filling(before, after, ok=ok and fault is None)
         read = {self.key_at[span.offset] for span in self.watched_source.take_reads()}
         assert read <= fetched, f"I9: {read - fetched} were read, and nobody asked for them"
         self.check_order_of_use(before, after, before.gone_until(after), unsure=fetched)
         new_fills = [n - m for n, m in zip(self.inside.fills_by_layer(), fills, strict=True)]
         self._note_speculation(before, after, {key for key, into in ended if into == "l1"}, new_fills)
+
+    def _check_filling(self, before: View, after: View, *, ok: bool) -> None:
+        """A filling alone evicts nothing, in slots or in L2, and brings everyone where there is room for all."""
+        was, now = before.stats, after.stats
+        assert now.l2.evictions == was.l2.evictions, "a copy was evicted for what nobody asked for"
+        assert set(before.copies) <= set(after.copies), "a copy left for what nobody asked for"
+        assert (before.residents, before.ranks) == (after.residents, after.ranks), "the slots changed"
+        assert (now.l2.hits, now.l2.misses) == (was.l2.hits, was.l2.misses), "nobody asked L2"
+        n_came = len(after.copies) - len(before.copies)
+        assert now.l2.ahead_fills - was.l2.ahead_fills == n_came, f"I14: {n_came} experts were read ahead"
+        assert now.l2.bytes_in - was.l2.bytes_in == now.l2.ahead_bytes - was.l2.ahead_bytes, "I14: bytes"
+        layouts = self.table.slot_layouts
+        takes = sum(
+            self.device.pinned_allocation_bytes(-(-layouts[layer].block_bytes // PAGE) * PAGE)
+            for layer, _ in self.expected
+        )
+        if ok and self.pool_bytes >= takes:
+            whole = {
+                layer for layer, n in enumerate(self.tiers.slots) if n >= self.table.layers[layer].n_experts
+            }
+            away = set(self.expected) - set(after.copies)
+            away -= {(layer, expert) for layer in whole for expert in after.residents[layer]}
+            assert not away, f"{away} are in no place, and L2 has room for all"
 
     def _note_speculation(
         self, before: View, after: View, fetched: set[ExpertKey], new_fills: list[int]
