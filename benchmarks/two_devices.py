@@ -107,6 +107,7 @@ def fills(
     config = et.TierConfig(
         expert_cache_bytes=sum(demand.bytes_for(2 * AT_ONCE) for demand in demands),
         host_pool_bytes=all_copies_bytes(table),
+        fill_pool=False,  # no reads but those that are measured
     )
     parts = [DevicePart(device, (2 * i, 2 * i + 1)) for i, device in enumerate(devices)]
     with ExitStack() as undo:
