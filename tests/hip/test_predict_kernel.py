@@ -25,10 +25,6 @@ _CHOSEN, _PREDICTED = 2, 16  # words of the door
 _EPSILON = 1e-5
 
 
-class Candidates(ctypes.Structure):
-    _fields_ = (("expert", ctypes.c_int32 * _CANDIDATES),)
-
-
 @dataclass(frozen=True)
 class Case:
     """One prediction; experts that are in `slots` are there."""
@@ -92,7 +88,8 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
     parts = {
         "states": states.tobytes(), "matrix": matrix, "norm": norm.tobytes(), "bias": bias.tobytes(),
         "late": late_bias.tobytes(), "scores": bytes(case.n_tokens * case.n_experts * 4), "done": bytes(4),
-        "table": table.tobytes(), "door": bytes(512),
+        "table": table.tobytes(), "door": bytes(512), "ticket": np.uint32(77).tobytes(),
+        "orders": np.array([len(candidates), *candidates], np.int32).tobytes(),
     }  # fmt: skip
     at, size = {}, 0
     for name, content in parts.items():
@@ -106,14 +103,13 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
         def address(name: str, has: bool = True) -> ctypes.c_void_p:
             return ctypes.c_void_p(memory.device_address() + at[name] if has else None)
 
-        given = Candidates((ctypes.c_int32 * _CANDIDATES)(*candidates))
         u32, u64 = ctypes.c_uint32, ctypes.c_uint64
         arguments = [
             address("states"), u32(case.n_hidden), u32(case.n_tokens), address("matrix"),
             u64(len(matrix) // case.n_experts), u32(_TYPES[case.kind]), address("norm", case.has_norm),
             ctypes.c_float(_EPSILON), address("bias", case.has_bias), u32(case.is_sigmoid),
-            address("late", case.has_late_bias), u32(case.n_used), u32(case.n_spared), given, u32(len(candidates)),
-            u32(case.most), address("scores"), address("done"), address("table"), address("door"), u32(77),
+            address("late", case.has_late_bias), u32(case.n_used), u32(case.n_spared), address("ticket"), address("orders"),
+            u32(case.most), address("scores"), address("done"), address("table"), address("door"),
         ]  # fmt: skip
         kernel.launch((case.n_experts, 1), 64, arguments)
         gpu.synchronize()
