@@ -108,8 +108,8 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
             address("states"), u32(case.n_hidden), u32(case.n_tokens), address("matrix"),
             u64(len(matrix) // case.n_experts), u32(_TYPES[case.kind]), address("norm", case.has_norm),
             ctypes.c_float(_EPSILON), address("bias", case.has_bias), u32(case.is_sigmoid),
-            address("late", case.has_late_bias), u32(case.n_used), u32(case.n_spared), address("ticket"), address("orders"),
-            u32(case.most), address("scores"), address("done"), address("table"), address("door"),
+            address("late", case.has_late_bias), u32(case.n_used), u32(case.n_spared), address("ticket"),
+            address("orders"), u32(case.most), address("scores"), address("done"), address("table"), address("door"),
         ]  # fmt: skip
         kernel.launch((case.n_experts, 1), 64, arguments)
         gpu.synchronize()
