@@ -4,17 +4,16 @@
 #include "device.h"
 #include "expert_call.h"
 #include "gate.h"
+#include "gated_queue.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "layer_lock.h"
-#include "slices.h"
 
 #include <algorithm>
 #include <chrono>
 #include <deque>
 #include <numeric>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 namespace expertier {
@@ -28,21 +27,13 @@ constexpr int n_warm_captured = 1; // no slice has a graph of its own then
 
 constexpr int pause_graphs = 32; // after a retreat: what missed is on disk, and more of it may be
 
-bool can_capture(const GatePlan & plan) {
-    return plan.tiers->gate()->driver().capture_begin && plan.may_be_captured && !plan.cannot_be_captured;
-}
-
 // Layers' locks are held from before the first gate is queued until the last one is served: the tables on the device and
 // the policy's are one.
 class GatedRun {
   public:
     GatedRun(ProxyBackend & backend, ggml_cgraph * graph)
-        : backend_(backend), graph_(graph), plan_(backend.gate_plan), tiers_(*plan_.tiers), gate_(*tiers_.gate()),
-          slices_(backend, graph), reads_(tiers_.host_copies(), Gate::max_rows) {}
-
-    ~GatedRun() {
-        tiers_.counters.slices += slices_.n_slices();
-    }
+        : backend_(backend), plan_(backend.gate_plan), tiers_(*plan_.tiers), gate_(*tiers_.gate()),
+          queue_(backend, graph), reads_(tiers_.host_copies(), Gate::max_rows) {}
 
     // Nothing when it retreated; then it is as if nothing had been queued.
     std::optional<ggml_status> run() {
@@ -50,30 +41,28 @@ class GatedRun {
             room->reserve(Gate::max_rows); // with gates queued, nothing may fail for want of memory
         }
         copies_.reserve(Gate::max_rows);
-        steps_.reserve(plan_.calls.size());
-        queued_.reserve(plan_.calls.size());
         {
             std::lock_guard<std::mutex> guard(backend_.deferred_mutex);
             backend_.deferred.reserve(1);
         }
-        for (const GatePlan::Call & call : plan_.calls) {
-            is_whole_.push_back(tiers_.is_whole(call.layer)); // takes the layer's lock
-        }
+        queue_.look_at_layers(); // takes their locks
         for (int layer = 0; layer < tiers_.n_layers(); layer++) {
             locks_.emplace_back(tiers_.locks(), layer);
         }
         bring_tables();
         open_ahead();
-        if (!plan_.inputs.reserve(backend_.inner) || !find_steps()) {
+        if (!plan_.inputs.reserve(backend_.inner) || !queue_.find_gates()) {
             return {};
         }
         gate_.begin_graph();
-        expect();
+        queue_.expect();
 
         tiers_.counters.graphs += 1;
-        const bool  at_once = launch_captured();
-        ggml_status status  = at_once ? GGML_STATUS_SUCCESS : queue_all(slices_, true);
-        while (n_served_ < queued_.size()) { // also after a failure: nobody may be left waiting
+        ggml_status status = GGML_STATUS_SUCCESS;
+        if (!queue_.launch_captured()) {
+            status = queue_.queue_all([this] { serve(false); });
+        }
+        while (n_served_ < queue_.layers().size()) { // also after a failure: nobody may be left waiting
             serve(true);
         }
         if (ahead_) {
@@ -99,21 +88,12 @@ class GatedRun {
     }
 
   private:
-    // A call that goes through its gate.
-    struct Step {
-        size_t              call;
-        const ggml_tensor * ids;
-        ggml_tensor *       slot_ids;
-        size_t              next = 1, last = 0; // calls that are predicted behind it, as far as they can be
-        KeptRows            keep;
-    };
-
     // Uploads the tables of layers that others have changed.
     void bring_tables() {
         bool uploads = false;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const int layer = plan_.calls[i].layer;
-            if (is_whole_[i] || tiers_.gate_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
+            if (queue_.is_whole(i) || tiers_.gate_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
                 continue;
             }
             std::vector<int32_t> & table = gate_.table(layer);
@@ -146,195 +126,17 @@ class GatedRun {
             }
             predictor->quiet.settle(expert_bytes);
         }
-        size_t n_floats = 0;
-        for (size_t i = 0; i < plan_.calls.size(); i++) {
-            const auto [first, last] = predicted_by(i);
-            for (size_t next = first; next <= last; next++) {
-                if (can_predict(i, next)) {
-                    n_floats = std::max<size_t>(n_floats, ggml_nelements(plan_.calls[i].router.input));
-                }
-            }
-        }
+        const size_t n_floats = queue_.n_predicted_floats();
         if (n_floats > 0 && predictor->reserve(n_floats)) {
             ahead_.emplace(tiers_, gate_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
+            queue_.predict(*ahead_);
         }
-    }
-
-    // The calls that are to be predicted by call `i`, first and last; the first call does so for all those close by.
-    std::pair<size_t, size_t> predicted_by(size_t i) const {
-        const size_t last = i + tiers_.predictor()->layers_ahead();
-        return { i == 0 ? 1 : last, std::min(last, plan_.calls.size() - 1) };
-    }
-
-    // Whether experts of call `to` can be predicted at call `from`, and there are slots for more than it uses.
-    bool can_predict(size_t from, size_t to) const {
-        if (is_whole_[from] || is_whole_[to]) {
-            return false;
-        }
-        const GatePlan::Call & call = plan_.calls[from];
-        const GatePlan::Call & next = plan_.calls[to];
-        const int              n    = tiers_.n_slots(next.layer);
-        return !tiers_.predictor()->quiet.has(next.layer) && n < tiers_.n_experts(next.layer) && n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
-               Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
-    }
-
-    // What the gates of this graph are; false when there is no memory for the slot ids of one.
-    bool find_steps() {
-        for (size_t i = 0; i < plan_.calls.size(); i++) {
-            const GatePlan::Call & call = plan_.calls[i];
-            if (is_whole_[i]) {
-                continue;
-            }
-            Step step;
-            step.call     = i;
-            step.ids      = graph_->nodes[call.first]->src[2];
-            step.slot_ids = backend_.ids[tiers_.slots({ call.layer, 0 })].reserve(backend_.inner, step.ids->ne[0], step.ids->ne[1]);
-            if (step.slot_ids == nullptr) {
-                return false;
-            }
-            if (ahead_) {
-                std::tie(step.next, step.last) = predicted_by(i);
-                while (step.next <= step.last && !can_predict(i, step.next)) {
-                    step.next += 1;
-                }
-                if (step.next <= step.last) {
-                    step.keep = tiers_.predictor()->keep(call.router, plan_.calls[step.next].router);
-                }
-            }
-            steps_.push_back(step);
-        }
-        return true;
-    }
-
-    // Whether a step's gate keeps the rows that a prediction for call `to` needs.
-    bool predicts(const Step & step, size_t to) const {
-        const GatePlan::Call & call = plan_.calls[step.call];
-        return can_predict(step.call, to) &&
-               tiers_.predictor()->keep(call.router, plan_.calls[to].router).rows == step.keep.rows;
-    }
-
-    void expect() {
-        tiers_.counters.whole_calls += plan_.calls.size() - steps_.size();
-        for (const Step & step : steps_) {
-            const GatePlan::Call & call = plan_.calls[step.call];
-            gate_.expect(call.layer, (uint32_t) (call.n_used * call.n_tokens));
-            for (size_t next = step.next; next <= step.last; next++) {
-                if (predicts(step, next)) {
-                    ahead_->expect(plan_.calls[next].layer, (int) (plan_.calls[next].n_used * plan_.calls[next].n_tokens));
-                }
-            }
-        }
-    }
-
-    // Launches the graph with all of its gates at once, captured before or now; false when it is to be queued instead.
-    bool launch_captured() {
-        if (!can_capture(plan_)) {
-            return false;
-        }
-        const uint64_t key = key_of_all();
-        if (!backend_.captured.is(key)) {
-            const auto queue = [this] {
-                GraphSlices slices(backend_, graph_);
-                slices.run_afresh(backend_.leading);
-                return queue_all(slices, false) == GGML_STATUS_SUCCESS;
-            };
-            const bool done = backend_.captured.capture(gate_, backend_.inner, key, queue);
-            queued_.clear(); // nothing was
-            if (ahead_) {
-                ahead_->launched(false);
-            }
-            if (!done) {
-                plan_.cannot_be_captured = true;
-                GGML_LOG_WARN("expertier: a decode graph could not be captured; this context queues its parts one by one, "
-                              "which is slower (MOE_DECODE_CAPTURE=0 has none captured)\n");
-                return false;
-            }
-            tiers_.counters.captures += 1;
-        }
-        if (!backend_.captured.launch(gate_, backend_.inner)) {
-            return false;
-        }
-        tiers_.counters.captured_runs += 1;
-        for (const Step & step : steps_) {
-            queued_.push_back(plan_.calls[step.call].layer);
-        }
-        if (ahead_) {
-            ahead_->launched(true);
-        }
-        return true;
-    }
-
-    // Stands for all that is not the same in each run of the graph, but for what the gates' orders hold.
-    uint64_t key_of_all() const {
-        const auto address = [](const void * at) { return (uint64_t) reinterpret_cast<uintptr_t>(at); };
-        uint64_t   key     = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&gate_));
-        for (const GatePlan::Node & at : plan_.nodes) {
-            const ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
-            key                      = mixed(mixed(key, address(pool->data)), (uint64_t) pool->ne[2]);
-        }
-        for (const Step & step : steps_) {
-            key = mixed(mixed(key, step.call), address(step.slot_ids->data));
-            key = mixed(mixed(key, address(step.keep.kept)), step.next <= step.last ? step.next * 4096 + step.last : 0);
-        }
-        for (const CopyRow & row : plan_.inputs.rows()) {
-            key = mixed(key, row.target);
-        }
-        return key;
-    }
-
-    // Queues a layer's gate, and behind it predictions for layers to come.
-    bool queue_gate(const Step & step) {
-        const GatePlan::Call & call = plan_.calls[step.call];
-        if (!gate_.queue(backend_.inner, call.layer, step.ids, step.slot_ids, step.keep)) {
-            return false;
-        }
-        queued_.push_back(call.layer);
-        for (size_t next = step.next; next <= step.last; next++) {
-            const GatePlan::Call & to = plan_.calls[next];
-            if (predicts(step, next) && !ahead_->queue(call.router, to.router, to.n_used)) {
-                return false;
-            }
-        }
-        return true;
-    }
-
-    // Serves gates meanwhile, unless nothing runs yet.
-    ggml_status queue_all(GraphSlices & slices, bool serves) {
-        if (!gate_.send_orders(backend_.inner, plan_.inputs.rows())) {
-            return GGML_STATUS_FAILED;
-        }
-        int    last   = -1;
-        size_t n_done = 0; // steps
-        for (const GatePlan::Node & at : plan_.nodes) {
-            ggml_tensor *          node = graph_->nodes[at.index];
-            const GatePlan::Call & call = plan_.calls[at.call];
-            ggml_tensor *          pool = tiers_.slots({ at.layer, at.matrix });
-            if (is_whole_[at.call]) {
-                slices.redirect(node, pool, node->src[2]);
-                continue;
-            }
-            if (at.call != last) {
-                last = at.call;
-                n_done += 1;
-                if (ggml_status status = slices.run_until(call.first)) {
-                    return status;
-                }
-                if (!queue_gate(steps_[n_done - 1])) {
-                    return GGML_STATUS_FAILED;
-                }
-                if (serves) {
-                    serve(false);
-                }
-            }
-            slices.redirect(node, pool, steps_[n_done - 1].slot_ids);
-        }
-        return slices.run_until(graph_->n_nodes);
     }
 
     // Serves gates in order, as far as they have arrived; waits for one if it `must`.
     void serve(bool must) {
-        while (n_served_ < queued_.size()) {
-            const int layer = queued_[n_served_];
+        while (n_served_ < queue_.layers().size()) {
+            const int layer = queue_.layers()[n_served_];
             if (ahead_ && !must) {
                 ahead_->attend();
             }
@@ -471,16 +273,12 @@ class GatedRun {
     }
 
     ProxyBackend &        backend_;
-    ggml_cgraph *         graph_;
     GatePlan &            plan_;
     Tiers &               tiers_;
     Gate &                gate_;
-    GraphSlices           slices_;
+    GatedQueue            queue_;
     HostReads             reads_;
-    std::vector<bool>     is_whole_; // of each call
     std::deque<LayerLock> locks_;
-    std::vector<Step>     steps_;
-    std::vector<int>      queued_; // layers whose gates are
     std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
     std::vector<const char *> copies_;
     size_t                n_served_ = 0;
@@ -502,7 +300,7 @@ std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph
     if (!plan.is_fit || !plan.tiers->gate() || backend.device->n_backends > 1 || !plan.tiers->serves_fills()) {
         return {};
     }
-    const bool is_captured = can_capture(plan);
+    const bool is_captured = GatedQueue::can_capture(plan);
     if (is_captured ? plan.n_of_uid <= n_warm_captured : plan.n_seen <= n_warm) {
         return {};
     }
