@@ -48,11 +48,9 @@ Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_
     }
 }
 
-Staging::~Staging() {
-    for (Place & place : places_) {
-        if (place.buffer) {
-            unshare_buffer(place.buffer.get());
-        }
+Staging::Place::~Place() {
+    if (buffer) {
+        unshare_buffer(buffer.get());
     }
 }
 

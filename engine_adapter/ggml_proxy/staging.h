@@ -20,7 +20,6 @@ class Staging {
   public:
     // Throws std::runtime_error when the device has no room for it.
     Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device);
-    ~Staging();
     Staging(const Staging &) = delete;
     Staging & operator=(const Staging &) = delete;
 
@@ -66,6 +65,7 @@ class Staging {
 
     static constexpr int n_places = 2;
     struct Place {
+        ~Place(); // also of those that there were when the next one found no memory
         Buffer               buffer;
         void *               address = nullptr;      // by which Python knows it
         Event                uploaded, copied, computed; // null where the device has no events: then streams are drained

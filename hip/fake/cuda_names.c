@@ -130,6 +130,13 @@ int cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long flag
 int cuGraphLaunch(void *exec, Stream *stream) { (void)exec; (void)stream; CONTEXT_CALL; return NOT_SUPPORTED; }
 int cuGraphExecDestroy(void *exec) { (void)exec; CONTEXT_CALL; return NOT_SUPPORTED; }
 int cuGraphDestroy(void *graph) { (void)graph; CONTEXT_CALL; return NOT_SUPPORTED; }
+int cuGraphExecUpdate_v2(void *exec, void *graph, void *found) {
+    (void)exec;
+    (void)graph;
+    (void)found;
+    CONTEXT_CALL;
+    return NOT_SUPPORTED;
+}
 
 int cuModuleLoadData(void **out, const void *image) { CONTEXT_CALL; return module_load(out, image); }
 int cuModuleUnload(void *module) { RELEASING_CALL(module_unload(module)); }

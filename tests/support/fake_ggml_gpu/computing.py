@@ -127,11 +127,16 @@ class FailingMoves:
 
 
 @contextmanager
-def opened_gate(gpus: GpuSession, model: LlamaModel) -> Iterator[None]:
-    """Have the model's decode graphs look ids up on the device, inside of the block and until the model is closed."""
+def opened_gate(gpus: GpuSession, model: LlamaModel, *, captures: bool = True) -> Iterator[None]:
+    """Have the model's decode graphs look ids up on the device, inside of the block and until the model is closed.
+
+    Without `captures` they are queued part by part.
+    """
     assert model.binding is not None
     error = ct.create_string_buffer(4096)
     with gpus.fakes.gate() as calls:
+        if not captures:
+            calls.capture_begin = None
         assert gpus.engine.proxy.expertier_tiers_open_gate(
             model.binding._open_handle(), ct.byref(calls), error, len(error)
         ), error.value
