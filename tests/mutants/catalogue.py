@@ -364,10 +364,10 @@ HOST = (
     Mutant(
         "a failed read leaves a copy in L2",
         "tiers/filler.py",
-        "            self._read(layer, expert, [staged.address + begin for begin in begins], places)\n"
-        "            self._pool.commit(staged)\n",
-        "            self._pool.commit(staged)\n"
-        "            self._read(layer, expert, [staged.address + begin for begin in begins], places)\n",
+        "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n"
+        "        self._pool.commit(staged)\n",
+        "        self._pool.commit(staged)\n"
+        "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n",
     ),
     Mutant(
         "L2 evicts a block that a queued copy reads",
