@@ -27,6 +27,9 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
         if (is_stateful(node)) {
             return false;
         }
+        if (node->op == GGML_OP_MUL_MAT_ID) { // CUDA's backend reads ids back for what is not quantised, and in larger batches
+            plan.may_be_captured &= ggml_is_quantized(node->src[0]->type) && node->src[2]->ne[1] <= captured_tokens;
+        }
         const ExpertTensor * expert = find_expert_operand(node);
         if (expert == nullptr || ggml_is_empty(node)) {
             continue;
@@ -51,9 +54,6 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
             (plan.tiers->staging() && ids->ne[1] >= plan.tiers->stream_tokens())) {
             return false;
         }
-        // CUDA's backend reads ids back for experts that are not quantised, and for some types of larger batches.
-        plan.may_be_captured &= ggml_is_quantized(node->src[0]->type) &&
-                                ids->ne[1] <= captured_tokens;
         plan.nodes.push_back({ i, layer, expert->ref.matrix, (int) plan.calls.size() - 1 });
     }
     return !plan.calls.empty();

@@ -95,5 +95,19 @@ def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
     assert (counters.captured_runs > 0) == (n_tokens == 4), counters
 
 
+@on_fake_gpus
+def test_experts_that_are_not_quantised_are_not_captured(gpus: GpuSession):
+    """For the same reason."""
+    path = model_path(gpus, "half floats", replace(MODELS[KIND], gate_up_type="F16", down_type="F16"))
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        for _ in range(2):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        counters = model.binding.counters()
+    assert counters.gated_calls > 0, counters
+    assert counters.captured_runs == 0, counters
+
+
 def launched(gpus: GpuSession) -> int:
     return gpus.fakes.devices[0].counters()["graph_launches"]
