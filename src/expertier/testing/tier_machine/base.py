@@ -90,6 +90,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         self.region = Region()
         self.waiting: dict[tuple[ExpertKey, str], None] = {}
         self.fills_pool = False
+        self.filling_may_have_stopped = False
         self.speculative: set[ExpertKey] = set()
         self.useful_bytes = self.wasted_bytes = 0
         self.requests = 0

@@ -41,7 +41,7 @@ class PrefetchRules(MachineBase):
     def fill_host_pool(self) -> None:
         """Have the free room of L2 filled by the next drain."""
         self.tiers.fill_host_pool()
-        self.fills_pool = True
+        self.fills_pool, self.filling_may_have_stopped = True, False
 
     @precondition(lambda self: self.waiting or self.fills_pool)
     @rule(fault=st.none() | faults(*ERRORS))
@@ -51,6 +51,7 @@ class PrefetchRules(MachineBase):
         is_filling = self.fills_pool and not self.waiting and l2.used_bytes <= l2.budget_bytes
         before, fills = self.inside.view(), self.inside.fills_by_layer()
         ok, _ = self.attempt(self.tiers.drain, fault, swallows=ERRORS)
+        self.filling_may_have_stopped |= fault is not None  # an error ends it until it is asked for again
         after = self.inside.view()
         was, now = before.stats.prefetch, after.stats.prefetch
         n_ended = now.done + now.dropped + now.failed - was.done - was.dropped - was.failed
@@ -65,7 +66,7 @@ class PrefetchRules(MachineBase):
         if self.fills_pool:
             fetched |= set(self.expected) - set(before.copies)
         if is_filling:
-            self._check_filling(before, after, ok=ok and fault is None)
+            self._check_filling(before, after, ok=ok and not self.filling_may_have_stopped)
         read = {self.key_at[span.offset] for span in self.watched_source.take_reads()}
         assert read <= fetched, f"I9: {read - fetched} were read, and nobody asked for them"
         self.check_order_of_use(before, after, before.gone_until(after), unsure=fetched)
