@@ -10,8 +10,6 @@
 #include "layer_lock.h"
 
 #include <algorithm>
-#include <chrono>
-#include <deque>
 #include <numeric>
 #include <thread>
 #include <utility>

@@ -118,6 +118,14 @@ class HostPoolMachine(RuleBasedStateMachine):
 
     # ---- fills
 
+    def _arm(self, fault: tuple[int, type[BaseException] | None] | None) -> type[BaseException]:
+        """Have an allocation fail; returns what that raises."""
+        if fault is None:
+            return KeyError
+        nth, error = fault
+        self.device.faults.arm("alloc_pinned", nth, error)
+        return error or DeviceError
+
     @rule(target=fills, number=st.integers(0, 1), key=keys, fault=st.none() | faults)
     def stage(
         self, number: int, key: tuple[int, int], fault: tuple[int, type[BaseException] | None] | None
@@ -132,11 +140,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         there = {at for at, _ in known.pool.copies()}
         assert known.pool.contains(key) == (key in there)
         staged = Staged(key, SIZES[key[0]], SIZES[key[0]])
-        expected: type[BaseException] = KeyError
-        if fault is not None:
-            nth, error = fault
-            expected = error or DeviceError
-            self.device.faults.arm("alloc_pinned", nth, error)
+        expected = self._arm(fault)
         self.staging = known
         try:
             known.pool.stage(staged)
@@ -172,11 +176,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         copies = [[at for at, _ in each.pool.copies()] for each in self.known]
         used = [each.pool.stats().used_bytes for each in self.known]
         staged = Staged(key, SIZES[key[0]], SIZES[key[0]])
-        expected: type[BaseException] = KeyError
-        if fault is not None:
-            nth, error = fault
-            expected = error or DeviceError
-            self.device.faults.arm("alloc_pinned", nth, error)
+        expected = self._arm(fault)
         self.staging = known
         try:
             room = known.pool.stage_free(staged)
