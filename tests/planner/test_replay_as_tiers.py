@@ -14,7 +14,9 @@ from expertier.planner import PolicyKind
 from expertier.planner.replay_run import L1, replay
 from expertier.planner.trace import Phase, Trace
 from expertier.testing import LayerShape, PatternSource, synthetic_table
+from expertier.tiers import host_pool
 from expertier.tiers.config import TierConfig
+from expertier.tiers.host_budget import HostBudget
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
 
@@ -124,9 +126,10 @@ def counts_of_tiers(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @pytest.fixture(autouse=True)
-def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """Leave out what the tiers say of budgets as small as these."""
+def _alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what the tiers say of budgets as small as these, and that L2 shrinks where the machine runs short."""
     caplog.set_level("ERROR", "expertier")
+    monkeypatch.setattr(host_pool, "process_budget", HostBudget)
 
 
 # What runs have found, first the reads of a call pushing out the copies that it needs; then the other rules, one each:
