@@ -53,6 +53,10 @@ class Pool:
             if not n:
                 return
 
+    def has(self, layer: int, expert: int) -> bool:
+        """Whether there is a copy."""
+        return (layer, expert) in self._copies
+
     def take(self, layer: int, expert: int) -> bool:
         """Have a copy; False where it must be read from the file."""
         there = (layer, expert) in self._copies
@@ -105,7 +109,9 @@ def replay(
             n = residency.begin(layer, experts, slots, missing)
             for evicted in residency.evicted_from(layer, slots[missing[:n]]):
                 pool.refresh(layer, evicted)
-            reads[step] += sum(not pool.take(layer, int(experts[i])) for i in missing[:n])
+            asked = [int(experts[i]) for i in missing[:n]]
+            asked.sort(key=lambda expert: not pool.has(layer, expert))
+            reads[step] += sum(not pool.take(layer, expert) for expert in asked)
             misses[step] += n
             if n:
                 residency.complete(layer, slots)

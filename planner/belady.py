@@ -21,7 +21,7 @@ from expertier.planner.replay_calls import (
     POOL_HITS,
     Calls,
     dropped,
-    fetched,
+    fetched_together,
 )
 from expertier.planner.replay_recency import LIMIT, Recency, replay_stamp
 from expertier.planner.tables import I32, I64
@@ -105,21 +105,24 @@ def _loops(stamp: int) -> tuple[Any, Any]:
                     if called[slot] != call and next_use[slot] > latest:
                         victim, latest = slot, next_use[slot]
                 former = owner[victim]
-                stays = former < 0 or not too_many or uses[i - origin] < next_use[victim]
                 if former >= 0:
                     counts[layer, phase, EVICTIONS] += 1
-                if stays:
-                    if former >= 0:
-                        slot_of[layer, former] = -1
-                    slot_of[layer, expert] = victim
-                    owner[victim] = expert
-                    next_use[victim] = uses[i - origin]
-                    called[victim] = -1 if too_many else call
-                if pool.state[LIMIT] > 0:
-                    if stays:
+                    if too_many and uses[i - origin] >= next_use[victim]:
+                        continue
+                    slot_of[layer, former] = -1
+                    if pool.state[LIMIT] > 0:
                         dropped(pool, layer, former)
-                    counts[layer, phase, POOL_HITS] += fetched(pool, layer, expert)
-                    if not stays:
-                        dropped(pool, layer, expert)
+                slot_of[layer, expert] = victim
+                owner[victim] = expert
+                next_use[victim] = uses[i - origin]
+                called[victim] = -1 if too_many else call
+            if pool.state[LIMIT] > 0:
+                counts[layer, phase, POOL_HITS] += fetched_together(
+                    pool, layer, calls.experts, missing, n_missing
+                )
+                if too_many:
+                    for i in range(begin, end):
+                        if slot_of[layer, calls.experts[i]] < 0:
+                            dropped(pool, layer, calls.experts[i])
 
     return look_ahead, loop

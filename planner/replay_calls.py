@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -60,3 +60,21 @@ def dropped(pool: Recency, layer: int, expert: int) -> None:
 def fetched(pool: Recency, layer: int, expert: int) -> int:
     """Fetch an expert for L1, by way of L2; returns 1 where L2 had it."""
     return 1 if serve(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert)) else 0
+
+
+@compiled
+def fetched_together(pool: Recency, layer: int, experts: I32, missing: Any, n: int) -> int:
+    """Fetch the experts that a part of a call misses, by way of L2; returns how many it had.
+
+    They are `experts[i]` for the first `n` of `missing`, whose order is not kept. Those that L2 has come first, as
+    `tiers/filler.py` does it: what is read for the others pushes out none of them.
+    """
+    base = layer * int(pool.state[MOST_EXPERTS])
+    n_read = 0
+    for i in range(n):
+        if not refresh(pool, base + int(experts[missing[i]])):
+            missing[n_read] = missing[i]
+            n_read += 1
+    for i in range(n_read):
+        serve(pool, base + int(experts[missing[i]]))
+    return n - n_read

@@ -1,7 +1,7 @@
 """Recorded calls through a policy as it ships, with L2 under it: the functions that production runs.
 
 experts ascending, as the engine's plugin asks; more than the layer has slots: those that are there first, in parts
-begin ──► some missing ──► what was evicted becomes the newest of L2 ──► each from L2 or the file ──► complete
+begin ──► some missing ──► what was evicted becomes the newest of L2 ──► those in L2, then the others ──► complete
 release
 """
 
@@ -20,7 +20,7 @@ from expertier.planner.replay_calls import (
     POOL_HITS,
     Calls,
     dropped,
-    fetched,
+    fetched_together,
 )
 from expertier.planner.replay_recency import LIMIT, Recency, recency_at, replay_stamp
 from expertier.planner.residency import Residency
@@ -80,10 +80,7 @@ def _from_pool(
     pool = recency_at(pool_at)
     for i in range(n):
         dropped(pool, layer, evicted[slots[missing[i]]])
-    found = 0
-    for i in range(n):
-        found += fetched(pool, layer, experts[missing[i]])
-    return found
+    return fetched_together(pool, layer, experts, missing, n)
 
 
 @separate
