@@ -114,7 +114,8 @@ class GuardedConnection:
             raise _RefusedError(400, str(error)) from error
 
     async def _body(self) -> bytes:
-        pieces, size = [], 0
+        pieces: list[bytes] = []
+        size = 0
         while True:
             if self._http.they_are_waiting_for_100_continue:
                 await self._send(h11.InformationalResponse(status_code=100, headers=[]))
