@@ -204,8 +204,9 @@ class GuardedConnection:
 
     async def _send(self, event: Any) -> None:
         self._writer.write(self._http.send(event) or b"")
-        async with asyncio.timeout(_STALLED_S):
-            await self._writer.drain()
+        if self._writer.transport.get_write_buffer_size():  # it does not take it as fast as it comes
+            async with asyncio.timeout(_STALLED_S):
+                await self._writer.drain()
 
     async def _refuse(self, refusal: _RefusedError) -> None:
         """Answer with an error in llama-server's own form; the connection ends where the client still sends."""

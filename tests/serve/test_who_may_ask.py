@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from urllib.parse import urlsplit
 
@@ -10,6 +11,7 @@ import pytest
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.metrics import MetricsServer, TierCollector
 from http_asking import COMPLETION, JSON, ask, refused
+from served import complete
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,33 @@ def test_json_may_say_its_charset(server):
 )
 def test_what_a_host_has_to_be(host, asked, came_in_at, allowed):
     assert AllowedHosts.of(host).allows_host(asked, came_in_at) is allowed
+
+
+def test_what_would_end_the_process_is_refused(server, client):
+    """Each of these ended it."""
+    grammar = {"prompt": "a", "grammar": "root ::= " + "(" * 50_000 + '"a"' + ")" * 50_000}
+    schema = '{"items":' * 20_000 + "{}" + "}" * 20_000
+    message = '"messages": [{"role": "user", "content": "a"}]'
+    for path, body, said in (
+        ("/completion", json.dumps(grammar), "at most 2048"),
+        ("/v1/chat/completions", f'{{{message}, "chat_template_kwargs": {{"x": {schema}}}}}', "128 levels"),
+        (
+            "/v1/chat/completions",
+            f'{{{message}, "response_format": {{"type": "json_schema", "json_schema": {{"schema": {schema}}}}}}}',
+            "128 levels",
+        ),
+    ):
+        refused(server.url, 400, said, path=path, body=body.encode(), Content_Type=JSON)
+    assert complete(client, n=2)
+
+
+def test_schemas_go_through(client):
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "abc"}}}
+    messages = [{"role": "user", "content": "a"}]
+    answer = client.chat.completions.create(
+        model="any", messages=messages, max_tokens=40, response_format=schema, temperature=0
+    )
+    assert (answer.choices[0].message.content or "").strip().startswith('"ab')
 
 
 def test_metrics_are_not_for_others(server):
