@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import suppress
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -166,41 +168,33 @@ class GuardedConnection:
         headers = [*_handed_on(request.headers, but=b"content-length"), (b"Connection", b"close")]
         if body or request.method not in (b"GET", b"HEAD", b"OPTIONS"):
             headers.append((b"Content-Length", b"%d" % len(body)))
+        asked = h11.Request(method=request.method, target=request.target, headers=headers)
+        whole = b"".join(
+            http.send(event) or b"" for event in (asked, h11.Data(data=body), h11.EndOfMessage())
+        )
         try:
-            reader, writer = await asyncio.open_unix_connection(self._server)
-        except OSError as error:
-            raise _RefusedError(502, f"llama-server does not answer: {error.strerror or error}") from error
-        try:
-            asked = h11.Request(method=request.method, target=request.target, headers=headers)
-            for event in (asked, h11.Data(data=body), h11.EndOfMessage()):
-                writer.write(http.send(event) or b"")
-            await writer.drain()
-            while True:
-                said = http.next_event()
-                if said is h11.NEED_DATA:
-                    http.receive_data(await reader.read(_PIECE_BYTES))
-                elif isinstance(said, h11.Response):
-                    await self._send(
-                        h11.Response(
-                            status_code=said.status_code,
-                            reason=said.reason,
-                            headers=_handed_on(said.headers),
+            async with _asked(self._server, whole) as receive:
+                while True:
+                    said = http.next_event()
+                    if said is h11.NEED_DATA:
+                        http.receive_data(await receive())
+                    elif isinstance(said, h11.Response):
+                        headers = _handed_on(said.headers)
+                        await self._send(
+                            h11.Response(status_code=said.status_code, reason=said.reason, headers=headers)
                         )
-                    )
-                elif isinstance(said, h11.Data | h11.EndOfMessage):
-                    await self._send(said)
-                    if isinstance(said, h11.EndOfMessage):
-                        return
-                elif not isinstance(said, h11.InformationalResponse):
-                    raise h11.RemoteProtocolError("the server ended before its answer did")
+                    elif isinstance(said, h11.Data | h11.EndOfMessage):
+                        await self._send(said)
+                        if isinstance(said, h11.EndOfMessage):
+                            return
+                    elif not isinstance(said, h11.InformationalResponse):
+                        raise h11.RemoteProtocolError("the server ended before its answer did")
         except (OSError, h11.RemoteProtocolError) as error:
             if self._http.our_state is not h11.SEND_RESPONSE:
                 raise
             raise _RefusedError(
-                502, "llama-server ended this request without an answer; ask again"
+                502, f"llama-server ended this request without an answer ({error})"
             ) from error
-        finally:
-            writer.close()
 
     async def _send(self, event: Any) -> None:
         self._writer.write(self._http.send(event) or b"")
@@ -235,3 +229,22 @@ def _handed_on(headers: Any, but: bytes = b"") -> list[tuple[bytes, bytes]]:
         for name, value in headers.raw_items()
         if name.lower() not in _OF_ONE_CONNECTION and name.lower() != but
     ]
+
+
+@asynccontextmanager
+async def _asked(server: Path, request: bytes) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
+    """Send a request to the server and yield what receives the next bytes of its answer.
+
+    Plain socket calls, as the answer may come before the request was read, and the connection may end then: a stream
+    would give the broken pipe in the place of the answer.
+    """
+    loop = asyncio.get_running_loop()
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)
+        await loop.sock_connect(connection, str(server))
+        sending = asyncio.ensure_future(loop.sock_sendall(connection, request))
+        try:
+            yield lambda: loop.sock_recv(connection, _PIECE_BYTES)
+        finally:
+            sending.cancel()
+            await asyncio.gather(sending, return_exceptions=True)

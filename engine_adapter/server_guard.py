@@ -20,13 +20,6 @@ from typing import Self
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.errors import ConfigError
 
-try:
-    from expertier.engine_adapter.guarded_connection import GuardedConnection
-except ImportError as missing:  # pragma: no cover - an installation without the extra
-    raise ConfigError(
-        "serving needs the package h11: pip install 'expertier[llama]', or pip install h11"
-    ) from missing
-
 _log = logging.getLogger(__name__)
 
 _MAX_CONNECTIONS = 256
@@ -40,6 +33,13 @@ class ServerGuard:
 
     def __init__(self, host: str, port: int, hosts: AllowedHosts) -> None:
         """Take the address; clients are turned away until `open`. Raises ConfigError where it cannot be had."""
+        try:  # late: only who serves needs the package
+            from expertier.engine_adapter.guarded_connection import GuardedConnection
+        except ImportError as missing:
+            raise ConfigError(
+                f"serving needs the package h11 ({missing}): pip install 'expertier[llama]', or pip install h11"
+            ) from missing
+        self._connection = GuardedConnection
         self._listener = _bound(host, port)
         self._hosts = hosts
         self._loop = asyncio.new_event_loop()
@@ -97,7 +97,7 @@ class ServerGuard:
             self._clients.add(task)
             try:
                 if len(self._clients) <= _MAX_CONNECTIONS:
-                    await GuardedConnection(reader, writer, self._hosts, server).serve()
+                    await self._connection(reader, writer, self._hosts, server).serve()
             except asyncio.CancelledError:  # the guard is closed: nobody waits for this task's result
                 pass
             except Exception:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -175,6 +177,16 @@ def test_a_server_that_leaves_in_the_middle(client, fake):
         client.answer()
 
 
+def test_a_server_that_answers_before_it_has_read(client, fake):
+    """As llama-server does where the key is wrong."""
+    client.socket.sendall(post(b'{"prompt": "' + b"a" * 8_000_000 + b'"}'))
+    connection = fake.listener.accept()[0]
+    with connection:
+        connection.recv(100)
+        connection.sendall(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 2\r\n\r\nno")
+    assert client.answer() == (401, b"no")
+
+
 def test_headers_that_are_not_for_the_server_stay_here(client, fake):
     client.socket.sendall(post(more=b"Authorization: Bearer k\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n"))
     connection = fake.listener.accept()[0]
@@ -272,6 +284,16 @@ def test_closing_ends_connections_and_a_taken_address_is_refused():
         guard.close()
         for one in (client.socket, connection, fake.listener):
             one.close()
+
+
+def test_without_the_package_everything_else_works():
+    code = (
+        "import sys; sys.modules['h11'] = None; import expertier.cli\n"
+        "from expertier.engine_adapter.server_guard import ServerGuard\n"
+        "ServerGuard('127.0.0.1', 0, None)"
+    )
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "ConfigError: serving needs the package h11" in child.stderr
 
 
 def test_a_temporary_folder_with_a_long_name(tmp_path, monkeypatch):

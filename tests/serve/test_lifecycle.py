@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from urllib.parse import urlsplit
@@ -64,6 +65,10 @@ def test_a_key_is_asked_for_and_names_that_were_given_are_answered(start, connec
         assert ask(server.url, Host="box.lan", Origin="http://box.lan:8080", **key)[0] == 200
         refused(server.url, 403, "'other.lan'", Host="other.lan", **key)
         assert ask(server.url, Host="box.lan", Content_Type=JSON)[0] == 401, "the key is still asked for"
+        large = json.dumps({"prompt": "a" * 8_000_000}).encode()
+        assert ask(server.url, body=large, Content_Type=JSON)[0] == 401, (
+            "its answer comes before it reads the body"
+        )
 
 
 def test_what_cannot_start_leaves_room_for_what_can(start, engine, tmp_path):
