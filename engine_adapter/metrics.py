@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from socketserver import ThreadingMixIn
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters
 from expertier.errors import ConfigError
 from expertier.tiers.stats import TierStats
 
 try:
-    from prometheus_client import CollectorRegistry, start_http_server
+    from prometheus_client import CollectorRegistry, make_wsgi_app
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError as missing:  # pragma: no cover - an installation without the extra
@@ -82,18 +87,32 @@ class TierCollector(Collector):
 
 
 class MetricsServer:
-    """Serves the numbers on `host`:`port` until it is closed; port 0 takes a free one."""
+    """Serves the numbers on `host`:`port` until it is closed; port 0 takes a free one.
 
-    def __init__(self, collector: TierCollector, port: int, host: str = "127.0.0.1") -> None:
+    Only those who ask for a name of loopback or one of `hosts` get them.
+    """
+
+    def __init__(
+        self,
+        collector: TierCollector,
+        port: int,
+        hosts: AllowedHosts | None = None,
+        host: str = "127.0.0.1",
+    ) -> None:
         """Raises `ConfigError` where the port cannot be had."""
         registry = CollectorRegistry()
         registry.register(collector)
+        guarded = _guarded(make_wsgi_app(registry), hosts or AllowedHosts.of(host))
         try:
-            self._server, self._thread = start_http_server(port, host, registry)
+            self._server = make_server(host, port, guarded, _Server, handler_class=_SilentHandler)
         except OSError as error:
             raise ConfigError(
                 f"--metrics-port {port} of {host} cannot be had: {error.strerror}; give another"
             ) from error
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="expertier-metrics", daemon=True
+        )
+        self._thread.start()
         self._closed = False
         self.url = f"http://{host}:{self._server.server_port}/metrics"
 
@@ -112,6 +131,34 @@ class MetricsServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = 10
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: it is asked every few seconds."""
+
+
+def _guarded(app: Callable[..., Iterable[bytes]], hosts: AllowedHosts) -> Callable[..., Iterable[bytes]]:
+    """Return the application, for those who ask for an allowed host."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        host, origin = environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")
+        if hosts.allows_host(host) and hosts.allows_origin(origin):
+            return app(environ, start_response)
+        message = (
+            f"metrics are for localhost, loopback addresses and what the server was started with, not for the host "
+            f"{host!r} or the web page {origin!r}: start it with --allow-host and that name"
+        )
+        start_response("403 Forbidden", [("Content-Type", "application/json; charset=utf-8")])
+        return [json.dumps({"error": {"code": 403, "message": message, "type": "permission_error"}}).encode()]
+
+    return answer
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

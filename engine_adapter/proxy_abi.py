@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes as ct
 
 PROXY_ABI = 9  # EXPERTIER_ABI in abi.h
-HOST_ABI = 8  # EXPERTIER_HOST_ABI in host_abi.h
+HOST_ABI = 9  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
 
@@ -224,6 +224,7 @@ class File(ct.Structure):
         ("path", ct.c_char_p),
         ("n_bytes", ct.c_int64),
         ("mtime_ns", ct.c_int64),
+        ("ctime_ns", ct.c_int64),
         ("inode", ct.c_int64),
         ("device", ct.c_int64),
     )

@@ -1,6 +1,6 @@
 """The wheel's own llama-server in this process, with the experts in our tiers.
 
-    engine ── TierManager ── TierBinding ── xllamacpp.Server
+    engine ── TierManager ── TierBinding ── xllamacpp.Server ── Unix socket ── ServerGuard ── clients
                                              loads the skeleton, computes on our device, misses come to the binding
 
 The wheel's Server holds the interpreter's lock while it is made and while it is freed. In the former the engine runs a
@@ -15,7 +15,6 @@ import ctypes as ct
 import importlib
 import ipaddress
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,12 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
+from expertier.engine_adapter.server_guard import ServerGuard, private_socket
 from expertier.engine_adapter.server_sockets import shut_sockets
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.errors import BusyError, ConfigError, EngineError
@@ -59,6 +60,13 @@ class ServerOptions:
     api_key: str | None = None
     verbosity: int = 2
     """Of the engine's own log on standard error: 1 errors, 2 warnings, 3 each request, 5 all."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Names besides `host` and those of loopback that clients may ask for."""
+
+    @property
+    def hosts(self) -> AllowedHosts:
+        """The names that clients may ask for."""
+        return AllowedHosts.of(self.host, self.allowed_hosts)
 
     @property
     def is_loopback(self) -> bool:
@@ -74,11 +82,14 @@ class TieredServer:
 
     _one: ClassVar[threading.Lock] = threading.Lock()
 
-    def __init__(self, engine: LoadedEngine, server: Any, binding: AnyBinding, closing: ExitStack) -> None:
+    def __init__(
+        self, engine: LoadedEngine, server: Any, guard: ServerGuard, binding: AnyBinding, closing: ExitStack
+    ) -> None:
         self._engine = engine
         self._server = server
+        self._guard = guard
         self._closing = closing
-        self.url = str(server.listening_address)
+        self.url = guard.url
         self.binding = binding
 
     @classmethod
@@ -98,7 +109,8 @@ class TieredServer:
                 )
             closing.callback(cls._one.release)
             closing.callback(engine.keep_log)
-            _check_address(options)
+            guard = closing.enter_context(ServerGuard(options.host, options.port, options.hosts))
+            path = closing.enter_context(private_socket())
             skeleton = ensure_skeleton(table)
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
@@ -113,6 +125,7 @@ class TieredServer:
             closing.callback(binding.close)
             binding.serve_all_loads()
             params = stock_params(str(skeleton), options)
+            params.hostnames = [str(path)]
             _place_in_tiers(params, engine, table, binding, placement)
             if placement.tensors is not None:
                 tiers.drain()  # whole layers are on their way, and what is cannot arrive meanwhile
@@ -124,7 +137,8 @@ class TieredServer:
                         raise EngineError(f"the engine did not place the layers on {part.device_name}")
                 if placement.is_split and (tensor := binding.find_unplaced()):
                     raise EngineError(f"the engine did not place {tensor} on the device whose tiers hold it")
-                return cls(engine, server, binding, closing.pop_all())
+                guard.open(path)
+                return cls(engine, server, guard, binding, closing.pop_all())
             except BaseException:
                 binding.refuse_misses()
                 del server  # freed before the tiers
@@ -140,7 +154,8 @@ class TieredServer:
         if self._server is not None:
             self.binding.refuse_misses()
             _silence(self._engine)  # it would call what follows unexpected
-            shut_sockets(self.url, _SHUT_TIMEOUT_S)
+            self._guard.close()  # its thread could not run while the server is freed
+            shut_sockets(str(self._server.listening_address), _SHUT_TIMEOUT_S)
             self._server = None
             self._closing.close()
 
@@ -286,19 +301,3 @@ def _gpu_index(engine: LoadedEngine, device_name: str) -> int:
         if not device["name"].startswith(("CPU", "EXPERTS_", "BLAS"))
     ]
     return names.index(device_name)
-
-
-def _check_address(options: ServerOptions) -> None:
-    """Raise ConfigError where the address cannot be listened on: the engine would only say that it failed."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (OSError, OverflowError) as error:
-        raise ConfigError(
-            f"cannot listen on {options.host} port {options.port}: {getattr(error, 'strerror', None) or error}; "
-            "give another --host or --port (0: a free one)"
-        ) from error

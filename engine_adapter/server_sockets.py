@@ -1,8 +1,7 @@
-"""Closes the sockets of a server of this process that has no call for it."""
+"""Closes the Unix socket of a server of this process that has no call for it."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import time
@@ -19,36 +18,19 @@ def shut_sockets(url: str, timeout_s: float) -> bool:
 
     Their owner closes them when it is done with what it did for them: as if all clients had left.
     """
-    address = urlsplit(url)
-    addresses = {
-        ipaddress.ip_address(info[4][0]) for info in socket.getaddrinfo(address.hostname, address.port)
-    }
+    path = urlsplit(url).path
     deadline = time.monotonic() + timeout_s
     while True:
         n_open = 0
         for connection in _sockets():
             with connection:
-                if _is_of(connection, address.port, addresses):
+                if connection.family == socket.AF_UNIX and connection.getsockname() == path:
                     n_open += 1
                     with suppress(OSError):  # it is shut already
                         connection.shutdown(socket.SHUT_RDWR)
         if n_open == 0 or time.monotonic() > deadline:
             return n_open == 0
         time.sleep(_POLL_S)
-
-
-def _is_of(
-    connection: socket.socket,
-    port: int | None,
-    addresses: set[ipaddress.IPv4Address | ipaddress.IPv6Address],
-) -> bool:
-    """Whether this end of the connection is at one of the addresses; an unspecified one stands for all."""
-    if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
-        return False
-    host, own_port = connection.getsockname()[:2]
-    if own_port != port:
-        return False
-    return ipaddress.ip_address(host) in addresses or any(one.is_unspecified for one in addresses)
 
 
 def _sockets() -> Iterator[socket.socket]:

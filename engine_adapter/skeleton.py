@@ -21,6 +21,7 @@ from expertier.engine_adapter.build.cache import (
     locked,
     make_subfolder,
     move_into_place,
+    require_trusted_cache,
     staging,
 )
 from expertier.engine_adapter.build.hashing import hash_text
@@ -44,9 +45,11 @@ def ensure_skeleton(table: ExpertTable) -> Path:
 
     Raises:
         SourceError: a file of the model changed or could not be read. BuildError: the cache cannot be written.
+        ConfigError: others can write to it.
     """
     folder = make_subfolder("skeletons")
     target = folder / _name(table)
+    require_trusted_cache(target)
     if not target.is_dir():
         with locked(folder / f".{target.name}.lock"):
             if not target.is_dir():

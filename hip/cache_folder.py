@@ -8,11 +8,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from expertier.trusted_folder import make_private_folder, require_trusted
+
 
 def cache_subfolder(name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return a folder in the user's cache folder, made if need be. Raises `OSError` where that fails.
+    """Return a folder in the user's cache folder, made if need be, that nobody else can write to.
 
-    EXPERTIER_CACHE_DIR names another cache folder.
+    EXPERTIER_CACHE_DIR names another cache folder. Raises `OSError` where it cannot be made, `ConfigError` where others
+    can write to it or to anything in it.
     """
     chosen = environ.get("EXPERTIER_CACHE_DIR")
     if chosen:
@@ -22,7 +25,8 @@ def cache_subfolder(name: str, environ: Mapping[str, str] = os.environ) -> Path:
 
         root = platformdirs.user_cache_path("expertier")
     folder = root / name
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private_folder(folder, root)
+    require_trusted(folder, root)
     return folder
 
 

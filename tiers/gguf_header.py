@@ -3,7 +3,8 @@
 The reader maps the file and believes every length in it. Here each of its reads is checked against the file's end
 first, so that a cut or damaged file is one of our errors and never a loop, a huge allocation or an assorted NumPy
 error; arrays, such as a vocabulary, and long strings are skipped; and bytes are read, not taken from the map, because
-touching the map of a file that another program cuts meanwhile would end the process.
+touching the map of a file that another program cuts meanwhile would end the process. Nor does it believe in more
+header than the file has bytes on disk: a sparse file of 4 KiB could claim billions of empty strings in its hole.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGUF_MAGIC, GGUF_VERSION, GGUFReader, GGUFValueType
 
 from expertier.errors import NotGgufError, TruncatedModelError
+from expertier.tiers.data_on_disk import DataOnDisk
 from expertier.tiers.file_identity import FileIdentity
 from expertier.units import KIB, MIB, round_up
 
@@ -32,6 +34,7 @@ _MAX_DIMS = 4
 _MAX_TENSORS = 1 << 16  # an object each; a model has some thousand
 _MAX_VALUES = 1 << 14  # likewise; a model has some dozen
 _MAX_NAME_BYTES = 1024  # of a key, a tensor's name, a string that is kept
+_MAX_STRINGS = 1 << 22  # in arrays, of all of them; a vocabulary and its merges have less than a million
 _MAX_ALIGNMENT = 1 * MIB  # the merged header of shards is padded to it
 _WINDOW_BYTES = 64 * KIB
 _MIN_ITEM_BYTES = 8  # of an array of strings: each has a length
@@ -91,8 +94,9 @@ def read_header(path: Path) -> GgufHeader:
             raise NotGgufError(f"{path} is {what}")
         with open(path, "rb", buffering=0) as file:
             before = os.fstat(file.fileno())
+            data = DataOnDisk(file.fileno(), before.st_size)
             version = _check_start(path, file.read(_MIN_HEADER_BYTES), before.st_size)
-            reader = _CheckedReader(path, file.fileno(), before.st_size)
+            reader = _CheckedReader(path, file.fileno(), data)
         after = path.stat()
     except OSError as error:
         raise NotGgufError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -160,10 +164,12 @@ def _check_start(path: Path, start: bytes, size: int) -> int:
 class _CheckedReader(GGUFReader):
     """The gguf package's reader, over a file that may end anywhere and may be cut while it is read."""
 
-    def __init__(self, path: Path, descriptor: int, size: int) -> None:
+    def __init__(self, path: Path, descriptor: int, data: DataOnDisk) -> None:
         self._path = path
         self._descriptor = descriptor
-        self._size = size
+        self._size = data.size
+        self._data = data
+        self._n_strings = 0
         self._window = b""
         self._window_begin = 0
         self._header_end = 0
@@ -254,6 +260,11 @@ class _CheckedReader(GGUFReader):
     def _end_of_strings(self, begin: int, n_items: int) -> int:
         """Return where an array of strings ends; a vocabulary may have some hundred thousand."""
         self._require(begin, n_items * _MIN_ITEM_BYTES)
+        self._n_strings += n_items
+        if self._n_strings > _MAX_STRINGS:
+            raise ValueError(
+                f"its arrays have {self._n_strings} strings or more, at most {_MAX_STRINGS} are read"
+            )
         size, offset = self._size, begin
         for _ in range(n_items):
             if offset + _MIN_ITEM_BYTES > size:
@@ -280,4 +291,10 @@ class _CheckedReader(GGUFReader):
             raise TruncatedModelError(
                 f"{self._path} is cut short: it needs the bytes {offset} to {offset + n_bytes}, the file ends at "
                 f"{self._size}; download it again"
+            )
+        # A header takes disk: as many bytes as it has, at least, or it is none, and reading it would have no end.
+        if not self._data.has(offset + n_bytes):
+            raise TruncatedModelError(
+                f"{self._path} is not all there: its header goes on until {offset + n_bytes} at least, but of its "
+                f"{self._size} bytes only {self._data.found} are on disk, the others are holes; download it again"
             )

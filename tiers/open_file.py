@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 from expertier.errors import SourceError
 from expertier.tiers.dio_alignment import DioAlignment, dio_alignment
@@ -32,7 +34,11 @@ class OpenFile:
         self.alignment: DioAlignment | None = None
         """What direct reads ask for; None where there are none."""
         self._direct: DirectReader | None = None
+        self._identity = file.identity
+        self._descriptor = -1
         self._descriptor = self._open(0)
+        self._judging = threading.Lock()
+        self._known_reasons = self._reasons(os.fstat(self._descriptor))
         self._descriptors = [self._descriptor]
 
     def open_direct(self) -> str | None:
@@ -145,8 +151,9 @@ class OpenFile:
                 )
             done += n_read
         # After the read: what was written before it came would show.
-        if not self.file.identity.matches(os.fstat(self._descriptor)):
-            change = self._change(self._descriptor)
+        now = os.fstat(self._descriptor)
+        if not self._identity.matches(now) and not self._only_got_another_name_or_rights(now):
+            change = self._identity.difference(FileIdentity.of(now))
             raise SourceError(
                 f"{self._asked(offset, buffer)}, but the file changed since its header was read: {change}; restore "
                 "the file, or open the tiers again"
@@ -161,7 +168,36 @@ class OpenFile:
             now = os.fstat(descriptor)
         except OSError as error:
             return f"its state cannot be read: {error.strerror}"
-        return self.file.identity.difference(FileIdentity.of(now))
+        if descriptor == self._descriptor and self._only_got_another_name_or_rights(now):
+            return None
+        return self._identity.difference(FileIdentity.of(now))
+
+    def _only_got_another_name_or_rights(self, now: os.stat_result) -> bool:
+        """Whether a new name, one less, another owner or other rights are why the system changed the file's `ctime`.
+
+        Its bytes are what they were, then, and it goes on to be read; the next change has to have a reason, too.
+        """
+        identity = FileIdentity.of(now)
+        with self._judging:
+            if not self._identity.is_but_for_ctime(identity):
+                return False
+            if (
+                now.st_ctime_ns <= self._identity.ctime_ns
+            ):  # another thread judged this change, or a later one
+                return True
+            reasons = self._reasons(now)
+            if reasons == self._known_reasons:
+                return False
+            self._known_reasons, self._identity = reasons, identity
+            return True
+
+    def _reasons(self, now: os.stat_result) -> tuple[object, ...]:
+        """Return what changes a file's `ctime` and not its bytes: who may read it, and its name."""
+        try:
+            name = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
+        except OSError:  # no /proc: a new name is then no reason
+            name = ""
+        return now.st_nlink, now.st_mode, now.st_uid, now.st_gid, name
 
 
 class _NotDirectError(Exception):

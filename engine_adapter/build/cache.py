@@ -13,6 +13,7 @@ from pathlib import Path
 import platformdirs
 
 from expertier.errors import BuildError
+from expertier.trusted_folder import keep_from_others, make_private_folder, require_trusted
 
 CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
 
@@ -24,15 +25,23 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
 
 
 def make_subfolder(name: str) -> Path:
-    """Return a folder in the cache folder, made if need be. Errors: BuildError, when it cannot be written."""
+    """Return a folder in the cache folder, made if need be, that only this user may enter.
+
+    Errors: BuildError, when it cannot be written; ConfigError, when others can write to it.
+    """
     folder = cache_folder() / name
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder, cache_folder())
     except OSError as error:
         raise _not_writable(folder, error) from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise _not_writable(folder, "permission denied")
     return folder
+
+
+def require_trusted_cache(path: Path) -> None:
+    """Require that nobody else could write to a part of the cache. Errors: ConfigError, when somebody could."""
+    require_trusted(path, cache_folder())
 
 
 @contextmanager
@@ -54,6 +63,7 @@ def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambd
     Where a folder is there already, as another process was first, `keep` is asked whether that one stays; if
     not, it is replaced.
     """
+    keep_from_others(folder)
     try:
         folder.rename(target)
         return

@@ -13,7 +13,13 @@ import tarfile
 import tempfile
 from pathlib import Path, PurePosixPath
 
-from expertier.engine_adapter.build.cache import locked, make_subfolder, move_into_place, staging
+from expertier.engine_adapter.build.cache import (
+    locked,
+    make_subfolder,
+    move_into_place,
+    require_trusted_cache,
+    staging,
+)
 from expertier.engine_adapter.build.hashing import hash_file
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS, list_headers
 from expertier.engine_adapter.build.pins import EnginePin
@@ -27,10 +33,12 @@ def ensure_headers(pin: EnginePin, progress: Progress = silent) -> Path:
     """Return the folder with the pin's headers in the user's cache, fetching them the first time.
 
     Errors: EngineMismatchError, when the index serves another source package than the pinned one (nothing of
-    it is kept); BuildError, when it cannot be fetched or the cache folder cannot be written.
+    it is kept); BuildError, when it cannot be fetched or the cache folder cannot be written; ConfigError,
+    when others can write to it.
     """
     folder = make_subfolder("headers")
     target = folder / f"{pin.package}-{pin.version}-{pin.source_sha256[:12]}"
+    require_trusted_cache(target)
     if target.is_dir():
         return target
     with locked(folder / f".{target.name}.lock"):

@@ -24,6 +24,7 @@ from expertier.engine_adapter.build.cache import (
     locked,
     make_subfolder,
     move_into_place,
+    require_trusted_cache,
     staging,
 )
 from expertier.engine_adapter.build.compiler import (
@@ -102,7 +103,7 @@ def find_plugin(engine: Engine, *, sources: Path | None = None) -> Plugin | None
 
     Where this machine has no compiler any more, a plugin of any compiler counts.
     Errors: EngineMismatchError, when the engine is not the pinned one, or the cached plugin was built with
-    other default parameters than the pin's.
+    other default parameters than the pin's; ConfigError, when others could have put the plugin there.
     """
     require_pinned(engine)
     folder = cache_folder() / "plugins"
@@ -233,7 +234,12 @@ def _compare(engine: Engine, report: SelftestReport, headers: Path, api_version:
 
 
 def _read(folder: Path, engine: Engine) -> Plugin | None:
-    """Return the plugin in a cache folder; None, when it is not complete and undamaged."""
+    """Return the plugin in a cache folder; None, when it is not complete and undamaged.
+
+    Errors: ConfigError, when others could have put it there; EngineMismatchError.
+    """
+    if folder.exists():
+        require_trusted_cache(folder)
     info = BuildInfo.read(folder)
     if info is None:
         return None

@@ -12,10 +12,12 @@ namespace expertier {
 
 namespace {
 
+int64_t nanoseconds(const struct timespec & time) { return time.tv_sec * 1'000'000'000LL + time.tv_nsec; }
+
 bool is_the_same(const struct stat & found, const expertier_file & wanted) {
     return found.st_size == wanted.n_bytes && (int64_t) found.st_ino == wanted.inode &&
            (int64_t) found.st_dev == wanted.device &&
-           found.st_mtim.tv_sec * 1'000'000'000LL + found.st_mtim.tv_nsec == wanted.mtime_ns;
+           nanoseconds(found.st_mtim) == wanted.mtime_ns && nanoseconds(found.st_ctim) == wanted.ctime_ns;
 }
 
 } // namespace

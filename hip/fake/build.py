@@ -18,6 +18,7 @@ from pathlib import Path
 from expertier.errors import BuildError
 from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.vendor import TRAITS, Vendor
+from expertier.trusted_folder import keep_from_others
 
 CORE = ("settings.c", "ranges.c", "memory.c", "pinned.c", "virtual.c", "streams.c", "work.c", "modules.c")
 _FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread")
@@ -98,6 +99,7 @@ def _build_into(
             commands.append([*cxx, *_COMPILER_FLAGS, *defines, "rtc.cpp", "-o", library, "-ldl"])
         with ThreadPoolExecutor(_PARALLEL) as pool:
             list(pool.map(lambda command: _run(command, staging), commands))
+        keep_from_others(staging)
         with suppress(OSError):  # another process was first
             staging.rename(target)
         if not target.is_dir():

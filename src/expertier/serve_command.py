@@ -38,6 +38,14 @@ def serve(
     host: Annotated[
         str, typer.Option(help="Address to listen on; others than loopback let other machines in.")
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A name or address besides --host that clients ask for; may be given again. Others are refused.",
+            show_default=False,
+        ),
+    ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8080,
     parallel: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 1,
     ctx: Annotated[
@@ -80,7 +88,9 @@ def serve(
         tensor_split,
         split_mode,
     )
-    options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
+    options = ServerOptions(
+        host, port, parallel, ctx, ubatch, threads, api_key, verbosity, tuple(allow_host or ())
+    )
     console = Console(stderr=True)
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:
@@ -99,7 +109,7 @@ def serve(
             from expertier.engine_adapter.metrics import MetricsServer, TierCollector
 
             collector = TierCollector(server.tiers.stats, server.binding.counters)
-            metrics = stack.enter_context(MetricsServer(collector, metrics_port))
+            metrics = stack.enter_context(MetricsServer(collector, metrics_port, options.hosts))
             console.print(f"metrics on {metrics.url}", highlight=False, soft_wrap=True)
         if not options.is_loopback and not api_key:
             console.print(f"[yellow]anyone who reaches {host} may ask: give --api-key[/]", highlight=False)

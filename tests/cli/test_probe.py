@@ -120,3 +120,12 @@ def test_an_engine_without_the_device_is_said(expertier, tmp_path):
 def test_a_device_that_does_not_open(expertier):
     expertier("probe", "--device", "hip:7").must_refuse()
     expertier("probe", "--device", "gpu").must_refuse("'gpu'")
+
+
+def test_a_probe_that_others_could_have_planted(tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path))
+    file = probe_file(machine_key("host", 0))
+    file.write_text("{}")
+    file.chmod(0o666)
+    with pytest.raises(ConfigError, match=f"from {file}: every user can write to it"):
+        kept_probe(machine_key("host", 0))

@@ -62,6 +62,14 @@ def overwrite(path):
         file.write(bytes(path.stat().st_size))
 
 
+def overwrite_and_put_the_time_back(path):
+    """Other bytes at equal size, and the time at which it had been written to."""
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        overwrite(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 @pytest.mark.parametrize("change", [replace, remove])
 def test_while_it_is_used(loaded_engine, path, change):
     """What was opened goes on to be read: the output stays what it was."""
@@ -80,7 +88,7 @@ def test_while_it_is_used(loaded_engine, path, change):
         tiers.check_valid()
 
 
-@pytest.mark.parametrize("change", [grow, overwrite])
+@pytest.mark.parametrize("change", [grow, overwrite, overwrite_and_put_the_time_back])
 def test_where_it_changes_in_place_while_it_is_used(loaded_engine, path, change):
     """The next read is refused, and with it the decode: no logits come of two files."""
     with (
@@ -97,7 +105,7 @@ def test_where_it_changes_in_place_while_it_is_used(loaded_engine, path, change)
         tiers.check_valid()
 
 
-@pytest.mark.parametrize("change", [replace, grow, remove])
+@pytest.mark.parametrize("change", [replace, grow, remove, overwrite_and_put_the_time_back])
 @pytest.mark.parametrize("n_shards", [1, 2])
 def test_before_the_engine_opens_it(loaded_engine, path, tmp_path, change, n_shards):
     """The engine refuses it with the file's path; the tiers are free again, and go on with their own file."""
@@ -110,7 +118,7 @@ def test_before_the_engine_opens_it(loaded_engine, path, tmp_path, change, n_sha
         tiers.check_valid()
 
 
-@pytest.mark.parametrize("change", [replace, grow, remove])
+@pytest.mark.parametrize("change", [replace, grow, remove, overwrite_and_put_the_time_back])
 def test_before_the_tiers_open_it(path, change):
     table = ExpertTable.from_gguf(path)
     change(path)

@@ -9,7 +9,7 @@ import pytest
 from expertier.engine_adapter import skeleton
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.skeleton import ensure_skeleton
-from expertier.errors import SourceError
+from expertier.errors import ConfigError, SourceError
 from expertier.tiers.table import ExpertTable
 from expertier.units import KIB
 from shard_files import split_model
@@ -76,3 +76,15 @@ def test_without_holes_the_model_itself_is_loaded(cache, model, monkeypatch, cap
     assert ensure_skeleton(ExpertTable.from_gguf(model)) == model
     assert "has no holes" in caplog.text
     assert [path for path in (cache / "skeletons").iterdir() if path.is_dir()] == []
+
+
+def test_a_skeleton_that_others_could_have_planted(model, cache):
+    table = ExpertTable.from_gguf(model)
+    path = ensure_skeleton(table)
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    for place in (path, path.parent, cache / "skeletons", cache):
+        place.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"from {place}: every user can write to it"):
+            ensure_skeleton(table)
+        place.chmod(0o700)
+    assert ensure_skeleton(table) == path

@@ -25,10 +25,10 @@ from expertier.errors import (
 from expertier.tiers import gguf_header
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
-from expertier.units import GIB, MIB
+from expertier.units import GIB, KIB, MIB
 from fuzz_rules import bounded, check_table, read_by_the_rules
 from gguf_files import Block, write_model
-from raw_gguf import RawTensor, expert_tensors, good_model, split, table_of, write_files
+from raw_gguf import RawTensor, RawValue, expert_tensors, good_model, split, table_of, write_files
 
 
 @pytest.fixture
@@ -339,3 +339,105 @@ def test_experts_of_several_blocks_may_share_no_byte(tmp_path: Path) -> None:
         tensor.offset = model.tensors[-4].offset
     with pytest.raises(NotGgufError, match="begins within"):
         table_of(tmp_path, model.encode())
+
+
+# ---- found by a day of hostile use: files whose header claims more than there is on disk
+
+
+def sparse(path: Path, header: bytes, n_bytes: int) -> Path:
+    """A file with this beginning whose other bytes are a hole."""
+    path.write_bytes(header)
+    os.truncate(path, n_bytes)
+    assert path.stat().st_blocks * 512 <= len(header) + 64 * KIB
+    return path
+
+
+def array(kind: GGUFValueType, n_items: int) -> bytes:
+    return struct.pack("<IQ", kind, n_items)
+
+
+def with_array(kind: GGUFValueType, n_items: int) -> bytes:
+    """A good header, and at its end an array that goes on in what follows."""
+    model = good_model(1)
+    model.tensors.clear()
+    model.values.append(RawValue(b"tokens", GGUFValueType.ARRAY, array(kind, n_items)))
+    start = struct.pack("<IQQ", 3, 1, len(model.values) + 1)
+    return b"GGUF" + start + b"".join(value.encode() for value in model.values)
+
+
+@pytest.mark.parametrize("n_bytes", [1 * GIB, 100 * GIB])
+def test_empty_strings_in_a_hole(tmp_path: Path, n_bytes: int) -> None:
+    """Read one after another: 6 s for a file of 1 GiB, of which 4 KiB were on disk; an hour for 100 GiB."""
+    header = with_array(GGUFValueType.STRING, (n_bytes - 4096) // 8)
+    path = sparse(tmp_path / "m.gguf", header, n_bytes)
+    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the others are holes"):
+        ExpertTable.from_gguf(path)
+
+
+def test_numbers_in_a_hole_that_shards_would_copy(tmp_path: Path) -> None:
+    """The merged header of shards would have had all of them in memory."""
+    path = sparse(tmp_path / "m.gguf", with_array(GGUFValueType.UINT8, 64 * GIB), 65 * GIB)
+    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the others are holes"):
+        ExpertTable.from_gguf(path)
+
+
+def test_arrays_that_share_what_is_on_disk(tmp_path: Path) -> None:
+    """Each array alone has no more strings than there are bytes on disk; all of them have."""
+    n_arrays, n_items = 60, 4096
+    step = 4096 + 8 * n_items
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        begin = 0
+        head = b"GGUF" + struct.pack("<IQQ", 3, 1, n_arrays)
+        for i in range(n_arrays):
+            key = RawValue(b"k%d" % i, GGUFValueType.ARRAY, array(GGUFValueType.STRING, n_items)).encode()
+            data = head + key if i == 0 else key
+            file.seek(begin)
+            file.write(data)
+            begin += len(data) + 8 * n_items
+        file.truncate(begin + step)
+    on_disk = path.stat().st_blocks * 512
+    assert n_arrays * n_items * 8 > 4 * on_disk
+    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the others are holes"):
+        ExpertTable.from_gguf(path)
+
+
+def test_a_count_of_tensors_in_a_hole(tmp_path: Path) -> None:
+    path = sparse(tmp_path / "m.gguf", b"GGUF" + struct.pack("<IQQ", 3, 60_000, 16_000), 100 * GIB)
+    with bounded(0), pytest.raises(ModelError):
+        ExpertTable.from_gguf(path)
+
+
+def test_more_strings_than_any_model_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may even be on disk: a file of 100 GiB of zeros is."""
+    monkeypatch.setattr(gguf_header, "_MAX_STRINGS", 1000)
+    path = tmp_path / "m.gguf"
+    path.write_bytes(with_array(GGUFValueType.STRING, 1001) + bytes(10_000))
+    with pytest.raises(NotGgufError, match="at most 1000 are read"):
+        ExpertTable.from_gguf(path)
+
+
+def test_a_model_that_was_copied_with_holes(tmp_path: Path) -> None:
+    """`cp --sparse` makes one of every page of zeros, in the header as well."""
+    model = good_model()
+    scores = struct.pack("<f", 0.0) * (64 * KIB)
+    model.values.append(
+        RawValue(b"scores", GGUFValueType.ARRAY, array(GGUFValueType.FLOAT32, 64 * KIB) + scores)
+    )
+    whole = model.header() + os.urandom(512 * KIB)
+    path = tmp_path / "m.gguf"
+    with open(path, "wb") as file:
+        for begin in range(0, len(whole), 4096):
+            if any(page := whole[begin : begin + 4096]):
+                file.seek(begin)
+                file.write(page)
+    assert path.stat().st_blocks * 512 < len(whole) - 200 * KIB
+    assert ExpertTable.from_gguf(path).n_layers == 2
+
+
+def test_a_file_system_that_knows_of_no_holes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(os, "lseek", refuse)
+    assert table_of(tmp_path, good_model().encode()).n_layers == 2

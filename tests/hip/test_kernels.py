@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -234,6 +235,27 @@ def test_a_cache_folder_that_cannot_be_used(
     with caplog.at_level(logging.WARNING):
         assert compiled(compiler, BLOCK_SUMS, "any")
     assert "compiled kernels cannot be kept" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["root", "kernels", "file"])
+def test_kernels_that_others_could_have_planted(
+    compiler: RuntimeCompiler,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    what: str,
+) -> None:
+    """They are compiled anew, and a warning says why."""
+    monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(RuntimeCompiler, "compile", lambda *_: b"ours")
+    assert compiled(compiler, "source", "any") == b"ours"
+    (kept,) = (tmp_path / "kernels").glob("*.bin")
+    kept.write_bytes(hashlib.sha256(b"theirs").digest() + b"theirs")
+    place = {"root": tmp_path, "kernels": kept.parent, "file": kept}[what]
+    place.chmod(0o777)
+    with caplog.at_level(logging.WARNING):
+        assert compiled(compiler, "source", "any") == b"ours"
+    assert f"from {place}: every user can write to it" in caplog.text
 
 
 def test_a_source_with_an_error(compiler: RuntimeCompiler) -> None:

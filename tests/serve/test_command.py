@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import openai
 import pytest
 
 from served import complete
@@ -51,12 +52,12 @@ class Serving:
 
 
 @contextmanager
-def serving(model, *options: str) -> Iterator[Serving]:
+def serving(model, *options: str, **variables: str) -> Iterator[Serving]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOE_")}
     command = [sys.executable, "-m", "expertier", "serve", str(model), "--port", "0", "-t", "1", "-c", "512"]
     with subprocess.Popen(
         [*command, "--expert-cache-mib", "4", *options],
-        env=environment | {"NO_COLOR": "1"},
+        env=environment | {"NO_COLOR": "1"} | variables,
         stderr=subprocess.PIPE,
         text=True,
     ) as child:
@@ -95,8 +96,11 @@ def test_a_session(model, connect):
 
 @pytest.mark.usefixtures("engine")
 def test_interrupted_in_the_middle_of_a_stream(model, connect):
-    with serving(model) as command:
-        client = connect(command.line("on (http.*)")[1])
+    with serving(model, EXPERTIER_API_KEY="secret") as command:
+        url = command.line("on (http.*)")[1]
+        with pytest.raises(openai.AuthenticationError):
+            complete(connect(url), n=1)
+        client = connect(url, "secret")
         stream = client.completions.create(model="any", prompt="on", max_tokens=480, stream=True)
         next(stream)
         command.end(signal.SIGINT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from urllib.parse import urlsplit
@@ -13,6 +14,7 @@ from expertier.engine_adapter.server import ServerOptions, TieredServer
 from expertier.errors import BudgetError, ConfigError, EngineError
 from expertier.tiers.config import TierConfig
 from gguf_files import write_model
+from http_asking import JSON, ask, refused
 from served import complete, open_files, tasks, wait_for
 
 
@@ -53,11 +55,20 @@ def test_stopping_ends_running_requests_and_leaves_nothing(start, connect):
     assert wait_for(lambda: open_files() <= files), "files or sockets are left"
 
 
-def test_an_api_key_is_asked_for(start, connect):
-    with start(api_key="secret") as server:
+def test_a_key_is_asked_for_and_names_that_were_given_are_answered(start, connect):
+    with start(allowed_hosts=("box.lan",), api_key="secret") as server:
         assert complete(connect(server.url, "secret"), n=2)
         with pytest.raises(openai.AuthenticationError):
             complete(connect(server.url, "another"), n=2)
+        key = {"Authorization": "Bearer secret", "Content_Type": JSON}
+        assert ask(server.url, Host="box.lan:8080", **key)[0] == 200
+        assert ask(server.url, Host="box.lan", Origin="http://box.lan:8080", **key)[0] == 200
+        refused(server.url, 403, "'other.lan'", Host="other.lan", **key)
+        assert ask(server.url, Host="box.lan", Content_Type=JSON)[0] == 401, "the key is still asked for"
+        large = json.dumps({"prompt": "a" * 8_000_000}).encode()
+        assert ask(server.url, body=large, Content_Type=JSON)[0] == 401, (
+            "its answer comes before it reads the body"
+        )
 
 
 def test_what_cannot_start_leaves_room_for_what_can(start, engine, tmp_path):

@@ -61,7 +61,16 @@ def cut_and_fill_up(path: Path) -> None:
     os.truncate(path, SIZE)
 
 
+def overwrite_and_put_the_time_back(path: Path) -> None:
+    """As `rsync --inplace --times` does; again where the system's clock had not moved on."""
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        overwrite(path)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
 CHANGES = [
+    (overwrite_and_put_the_time_back, "something changed it since (ctime)"),
     (overwrite, "it was written to"),
     (overwrite_one_byte, "it was written to"),
     (cut_and_fill_up, "it was written to"),
@@ -85,6 +94,87 @@ def test_a_changed_file_is_refused_at_every_read(
         assert str(path) in str(caught.value)
         assert "asked for 1000 bytes at offset 500" in str(caught.value)
         assert said in str(caught.value)
+    source.close()
+
+
+def rename(path: Path) -> None:
+    path.rename(path.with_name("renamed"))
+
+
+def rename_twice(path: Path) -> None:
+    path.rename(path.with_name("for a moment")).rename(path.with_name("another name"))
+
+
+def link(path: Path) -> None:
+    os.link(path, path.with_name("link"))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def take_rights(path: Path) -> None:
+    path.chmod(0o400)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("change", [rename, rename_twice, link, remove, take_rights])
+def test_a_new_name_or_other_rights_are_no_change(
+    path: Path, mode: FileMode, change: Callable[[Path], None]
+) -> None:
+    """The system changes `ctime` for them as well; who holds the file open goes on to read it."""
+    source = opened(path, mode)
+    before, buffer = path.read_bytes(), memoryview(bytearray(1000))
+    kept = os.open(path, os.O_RDWR)
+    ctime = os.fstat(kept).st_ctime_ns
+    change(path)
+    spin_until(lambda: os.fstat(kept).st_ctime_ns != ctime, lambda: os.fchmod(kept, 0o444))
+    for _ in range(2):
+        source.read_into(Span(500, 1000), buffer)
+        assert buffer == before[500:1500]
+    status = os.fstat(kept)
+    spin_until(
+        lambda: os.fstat(kept).st_ctime_ns != status.st_ctime_ns,
+        lambda: (os.pwrite(kept, b"\xff", 0), os.utime(kept, ns=(status.st_atime_ns, status.st_mtime_ns))),
+    )
+    os.close(kept)
+    with pytest.raises(SourceError, match=r"something changed it since \(ctime\)"):
+        source.read_into(Span(500, 1000), buffer)
+    source.close()
+
+
+def spin_until(done: Callable[[], bool], again: Callable[[], object]) -> None:
+    """Do something again until the system's clock of files has moved on, some milliseconds."""
+    while not done():
+        again()
+
+
+def test_many_readers_see_one_new_name(path: Path) -> None:
+    """Whoever judges the change second must not take it for one without a reason."""
+    source = opened(path, FileMode.PAGE_CACHE)
+    ctime = path.stat().st_ctime_ns
+    started = threading.Barrier(9, timeout=30)
+    failures: list[SourceError] = []
+
+    def read() -> None:
+        buffer = memoryview(bytearray(100))
+        started.wait()
+        for _ in range(300):
+            try:
+                source.read_into(Span(0, 100), buffer)
+            except SourceError as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    started.wait()
+    new = path.rename(path.with_name("renamed"))
+    spin_until(lambda: new.stat().st_ctime_ns != ctime, lambda: new.chmod(0o640))
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+    assert failures == []
     source.close()
 
 
@@ -189,7 +279,7 @@ def test_many_readers_of_a_file_that_is_overwritten(path: Path) -> None:
     source.close()
 
 
-@pytest.mark.parametrize("field", ["n_bytes", "mtime_ns", "inode", "device"])
+@pytest.mark.parametrize("field", ["n_bytes", "mtime_ns", "ctime_ns", "inode", "device"])
 def test_each_part_of_an_identity_counts(path: Path, field: str) -> None:
     identity = FileIdentity.of(path.stat())
     assert identity.matches(path.stat())

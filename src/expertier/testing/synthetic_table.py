@@ -48,5 +48,5 @@ def synthetic_table(layers: Sequence[LayerShape], *, top_k: int = 2) -> ExpertTa
             matrices.append(ExpertMatrix(role, name, int(number), type_bytes, ne0, ne1, expert_bytes, offset))
             offset += -(-shape.n_experts * expert_bytes // _ALIGNMENT) * _ALIGNMENT
         made.append(ExpertLayer(block, shape.n_experts, tuple(matrices)))
-    file = ModelFile(Path("synthetic.gguf"), 0, FileIdentity(offset, 0, 0, 0))
+    file = ModelFile(Path("synthetic.gguf"), 0, FileIdentity(offset, 0, 0, 0, 0))
     return ExpertTable((file,), "synthetic", top_k, tuple(made))

@@ -12,7 +12,7 @@ import pytest
 from expertier.engine_adapter.build.hashing import hash_file
 from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import EnginePin
-from expertier.errors import BuildError, EngineMismatchError
+from expertier.errors import BuildError, ConfigError, EngineMismatchError
 
 _TOY_PIP = """
 import pathlib, shutil, sys, time
@@ -159,3 +159,14 @@ def test_several_at_once_fetch_once(index: ToyIndex) -> None:
     assert len(found) == 4
     assert len(set(found)) == 1
     assert len(index.calls) == 1
+
+
+def test_headers_that_others_could_have_planted(index: ToyIndex, cache: Path) -> None:
+    """A header is compiled, so it is code."""
+    headers = ensure_headers(index.pin)
+    for place in (headers / "include" / "llama.h", headers / "include", headers, headers.parent, cache):
+        place.chmod(0o777)
+        with pytest.raises(ConfigError, match=f"from {place}: every user can write to it"):
+            ensure_headers(index.pin)
+        place.chmod(0o700)
+    assert ensure_headers(index.pin) == headers

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import platform
 import signal
 import threading
@@ -16,7 +17,7 @@ from expertier.engine_adapter.build.locate import find_folder
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.plugin import Plugin, Selftest, ensure_plugin, find_plugin
 from expertier.engine_adapter.build.selftest_run import SelftestReport, run_selftest
-from expertier.errors import BuildError, EngineMismatchError
+from expertier.errors import BuildError, ConfigError, EngineMismatchError
 
 if TYPE_CHECKING:
     from conftest import ToyCompiler
@@ -323,3 +324,35 @@ def test_a_killed_build_leaves_nothing_that_counts(builder: Builder, cache: Path
     (cache / "plugins" / ".new-killed" / "libexpertier_proxy.so").write_text("half")
     assert builder.find() is None
     assert builder.ensure().proxy_path.is_file()
+
+
+@pytest.mark.parametrize("what", ["cache", "plugins", "folder", "proxy", "host", "record"])
+def test_a_plugin_that_others_could_have_planted(builder: Builder, cache: Path, what: str) -> None:
+    """It has the right name, the right hashes in its record, and would be loaded into this process."""
+    plugin = builder.ensure()
+    folder = plugin.proxy_path.parent
+    place = {
+        "cache": cache,
+        "plugins": cache / "plugins",
+        "folder": folder,
+        "proxy": plugin.proxy_path,
+        "host": plugin.host_path,
+        "record": folder / FILE_NAME,
+    }[what]
+    place.chmod(0o777)
+    for look in (builder.find, builder.ensure):
+        with pytest.raises(ConfigError, match=f"from {place}: every user can write to it"):
+            look()
+    place.chmod(0o700)
+    assert builder.find() == plugin
+
+
+def test_nobody_else_can_write_to_what_is_built(builder: Builder, cache: Path) -> None:
+    old = os.umask(0)
+    try:
+        plugin = builder.ensure()
+    finally:
+        os.umask(old)
+    assert builder.find() == plugin
+    assert cache.stat().st_mode & 0o777 == 0o700
+    assert plugin.proxy_path.stat().st_mode & 0o022 == 0

@@ -1,0 +1,156 @@
+"""Whether others could have changed what lies in a folder of ours: before code or machine code is loaded from it.
+
+A cache folder holds libraries, kernels and pickles that run with our rights. Trusted is what belongs to the user or to
+root, and what nobody else can write to: the file, its folder, and each one up to the cache's root. Above the root, who
+may write could put another root in its place; there folders with the sticky bit, such as /tmp, are safe, since in them
+only its owner can move a folder. A group may write where it has nobody else in it: root's, or the user's own of the
+same name and without further members, which many systems make the default. A symbolic link counts by who made it, and
+then what it leads to.
+"""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from expertier.errors import ConfigError
+
+_ROOT = 0
+_OVERFLOW_UID = 65534  # what owners outside of a user namespace look like inside: of /, in many containers
+_MAX_LINKS = 40
+_ACCESS_LIST = "system.posix_acl_access"
+
+
+def require_trusted(path: Path, root: Path) -> None:
+    """Require that nobody else could write to `path`, to anything in it, or to the folders up to `root` and above.
+
+    What is not there is nobody's. Raises ConfigError, saying which one it is, why, and what to do.
+    """
+    _require_all(path, root, set())
+
+
+def make_private_folder(folder: Path, root: Path) -> None:
+    """Make a folder, with what is missing above it, that only this user may enter; it may be there already.
+
+    Raises OSError where that fails, ConfigError where `require_trusted` would for the folder without what is in it.
+    """
+    for place in (*reversed(folder.parents), folder):
+        if not place.is_dir():
+            place.mkdir(mode=0o700, exist_ok=True)
+    _require_way(folder, root)
+
+
+def keep_from_others(folder: Path) -> None:
+    """Let nobody else write to a folder just made or to what is in it, whatever this process's umask gave away."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+
+
+def _require_all(path: Path, root: Path, seen: set[Path]) -> None:
+    _require_way(path, root)
+    seen.add(_real(path))
+    for folder, folders, files in os.walk(path):
+        for name in (*folders, *files):
+            place = Path(folder, name)
+            try:
+                status = place.lstat()
+            except FileNotFoundError:  # another process removed it just now
+                continue
+            if not stat.S_ISLNK(status.st_mode):
+                _require(place, status, inside=True)
+            elif _real(place) not in seen:
+                _require_all(place, root, seen)
+
+
+def _require_way(path: Path, root: Path) -> None:
+    real_path, real_root = _real(path), _real(root)
+    for place, status in _on_the_way(path, root):
+        inside = place.is_relative_to(root) or place.is_relative_to(real_root) or place == real_path
+        _require(place, status, inside=inside)
+
+
+def _on_the_way(path: Path, root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield each folder and link that the kernel passes on its way to `path`, and what is there; as far as it goes."""
+    at, links = Path("/"), 0
+    todo = [*reversed(path.absolute().parts[1:])]
+    yield at, at.lstat()
+    while todo:
+        name = todo.pop()
+        if name == "..":
+            at = at.parent
+            continue
+        at /= name
+        try:
+            status = at.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        yield at, status
+        if stat.S_ISLNK(status.st_mode):
+            links += 1
+            if links > _MAX_LINKS:
+                raise ConfigError(
+                    f"{path} is a circle of links; set EXPERTIER_CACHE_DIR to another folder than {root}"
+                )
+            target = at.readlink()
+            at = Path("/") if target.is_absolute() else at.parent
+            todo += reversed([part for part in target.parts if part != "/"])
+
+
+def _require(place: Path, status: os.stat_result, *, inside: bool) -> None:
+    why = _fault(place, status, inside=inside)
+    if why is not None:
+        raise ConfigError(
+            f"nothing is loaded from {place}: {why}, who could have put code there that would run as you; look at "
+            f"what is in it and take the right away (chmod go-w, chown), remove it, or set EXPERTIER_CACHE_DIR to a "
+            "folder of yours"
+        )
+
+
+def _fault(place: Path, status: os.stat_result, *, inside: bool) -> str | None:
+    """Return who else is in charge of a file or folder; None where nobody is."""
+    if status.st_uid not in (_ROOT, os.geteuid()) and (inside or status.st_uid != _OVERFLOW_UID):
+        return f"it belongs to {_user(status.st_uid)}"
+    if stat.S_ISLNK(status.st_mode):  # its own mode says nothing
+        return None
+    if status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode) and not inside:
+        return None
+    mode = f"(mode {stat.S_IMODE(status.st_mode):o})"
+    if status.st_mode & stat.S_IWOTH:
+        return f"every user can write to it {mode}"
+    if status.st_mode & stat.S_IWGRP and (_ACCESS_LIST in _attributes(place) or not _is_own_group(status)):
+        return f"others in its group, or in its access list, can write to it {mode}"
+    return None
+
+
+def _is_own_group(status: os.stat_result) -> bool:
+    """Whether the group of a file has no other user than its owner: the user's own group, or root's."""
+    if status.st_gid == 0:
+        return True
+    try:
+        group, user = grp.getgrgid(status.st_gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))  # Path.resolve() raises for a circle
+
+
+def _attributes(place: Path) -> list[str]:
+    try:
+        return os.listxattr(place, follow_symlinks=False)
+    except OSError:  # a file system without
+        return []
+
+
+def _user(number: int) -> str:
+    try:
+        return f"the user {pwd.getpwuid(number).pw_name}"
+    except KeyError:
+        return f"the user {number}"
