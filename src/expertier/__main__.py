@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from contextlib import suppress
-from typing import NoReturn
+
+TYPE_CHECKING = False  # as `typing` has it, whose import would take longer than all else here
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 INTERRUPTED = 130
 """The status of a command that Ctrl-C ended, as shells have it."""
@@ -44,8 +46,7 @@ def _open_standard_files() -> None:
         try:
             os.fstat(number)
         except OSError:
-            with suppress(OSError):
-                os.open(os.devnull, os.O_RDWR)
+            os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":
