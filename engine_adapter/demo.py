@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ from expertier.engine_adapter.measured_run import RunOptions, RunResult, run_in_
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.engine_adapter.synth import DEMO_SHAPE, write_model
+from expertier.temporary_folder import temporary_folder
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB, mib
 
@@ -54,8 +53,10 @@ def run_demo(
         EngineError: there is no engine, or one of the runs failed.
     """
     prepare_engine(llama_cpp, progress)
-    with tempfile.TemporaryDirectory(prefix="expertier-demo-") as folder:
-        model = Path(folder) / "random-qwen3moe.gguf"
+    with temporary_folder(
+        "expertier-demo-", "the demonstration", needed_bytes=_needed_bytes(shape)
+    ) as folder:
+        model = folder / "random-qwen3moe.gguf"
         progress(f"writing a random model, {mib(shape.expert_bytes_total)} of it experts")
         write_model(model, shape)
         table = ExpertTable.from_gguf(model)
@@ -68,7 +69,7 @@ def run_demo(
             llama_cpp=os.fspath(llama_cpp) if llama_cpp is not None else None,
         )
         runs: dict[str, RunResult] = {}
-        logits = {name: Path(folder) / f"{name}.npy" for name in ("stock_norepack", "tiers")}
+        logits = {name: folder / f"{name}.npy" for name in ("stock_norepack", "tiers")}
         for name, options in {
             "stock": dataclasses.replace(base, repack=True),
             "stock_norepack": dataclasses.replace(base, logits_path=str(logits["stock_norepack"])),
@@ -84,6 +85,12 @@ def run_demo(
             runs[name] = run_in_child(options)
         stock_logits, tiers_logits = (np.load(path) for path in logits.values())
     return _report(table, runs, stock_logits, tiers_logits)
+
+
+def _needed_bytes(shape: ModelShape) -> int:
+    """Return what the demonstration writes: the experts, a tenth more for all else, and two runs' logits."""
+    logits = 2 * 4 * (PROMPT_TOKENS + DECODE_TOKENS) * shape.vocab
+    return shape.expert_bytes_total * 11 // 10 + logits
 
 
 def _report(

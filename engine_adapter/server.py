@@ -30,7 +30,7 @@ from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
-from expertier.engine_adapter.server_guard import ServerGuard, private_socket
+from expertier.engine_adapter.server_guard import ServerGuard, bound_socket, private_socket
 from expertier.engine_adapter.server_sockets import shut_sockets
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.errors import BusyError, ConfigError, EngineError
@@ -301,3 +301,8 @@ def _gpu_index(engine: LoadedEngine, device_name: str) -> int:
         if not device["name"].startswith(("CPU", "EXPERTS_", "BLAS"))
     ]
     return names.index(device_name)
+
+
+def check_address(options: ServerOptions, option: str = "--port") -> None:
+    """Raise ConfigError where the address cannot be listened on, before a model is loaded for it."""
+    bound_socket(options.host, options.port, option).close()

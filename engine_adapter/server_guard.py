@@ -40,7 +40,7 @@ class ServerGuard:
                 f"serving needs the package h11 ({missing}): pip install 'expertier[llama]', or pip install h11"
             ) from missing
         self._connection = GuardedConnection
-        self._listener = _bound(host, port)
+        self._listener = bound_socket(host, port)
         self._hosts = hosts
         self._loop = asyncio.new_event_loop()
         self._thread: threading.Thread | None = None
@@ -136,8 +136,11 @@ def private_socket() -> Iterator[Path]:
         yield Path(name) / "llama.sock"
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket with this address that does not listen yet."""
+def bound_socket(host: str, port: int, option: str = "--port") -> socket.socket:
+    """Return a socket with this address that does not listen yet.
+
+    Raises ConfigError where the address cannot be had; `option` is where the port was given.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -156,5 +159,5 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigError(
             f"cannot listen on {host} port {port}: {getattr(error, 'strerror', None) or error}; "
-            "give another --host or --port (0: a free one)"
+            f"give another {'--host or ' if option == '--port' else ''}{option} (0: a free one)"
         ) from error

@@ -8,8 +8,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from expertier.errors import ConfigError
-from expertier.hip.cache_folder import cache_subfolder, write_whole
+from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.runtime_compiler import RuntimeCompiler
+from expertier.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 

@@ -7,21 +7,17 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import platformdirs
-
+from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.errors import BuildError
 from expertier.trusted_folder import keep_from_others, make_private_folder, require_trusted
-
-CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the cache folder: what EXPERTIER_CACHE_DIR says, or the user's own. It may not exist yet."""
-    chosen = environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("expertier")
+    return cache_root(environ)
 
 
 def make_subfolder(name: str) -> Path:
@@ -53,6 +49,8 @@ def staging(parent: Path) -> Iterator[Path]:
         raise _not_writable(parent, error) from error
     try:
         yield folder
+    except OSError as error:
+        raise _not_writable(parent, error) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -82,8 +80,9 @@ def locked(path: Path) -> Iterator[None]:
 
     Only time depends on the lock, never what is in the cache: a file system that cannot lock is no error.
     """
-    with path.open("ab") as file:
+    with ExitStack() as stack:
         with suppress(OSError):
+            file = stack.enter_context(path.open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file gives the lock back
 

@@ -10,7 +10,6 @@ import shlex
 import subprocess
 import sys
 import tarfile
-import tempfile
 from pathlib import Path, PurePosixPath
 
 from expertier.engine_adapter.build.cache import (
@@ -25,6 +24,7 @@ from expertier.engine_adapter.build.header_root import HEADER_FOLDERS, list_head
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.progress import Progress, silent
 from expertier.errors import BuildError, EngineMismatchError, EngineMissingError
+from expertier.temporary_folder import temporary_folder
 
 _LAST_LINES = 15
 
@@ -44,9 +44,9 @@ def ensure_headers(pin: EnginePin, progress: Progress = silent) -> Path:
     with locked(folder / f".{target.name}.lock"):
         if target.is_dir():
             return target
-        with tempfile.TemporaryDirectory(prefix="expertier-") as download, staging(folder) as fresh:
+        with temporary_folder("expertier-", "the engine's headers") as download, staging(folder) as fresh:
             progress(f"fetching the headers of {pin.requirement} (its source package, once)")
-            archive = _download(pin, Path(download))
+            archive = _download(pin, download)
             _check(pin, archive)
             progress("unpacking the headers")
             _unpack(pin, archive, fresh)
