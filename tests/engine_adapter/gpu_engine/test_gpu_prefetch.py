@@ -11,6 +11,7 @@ import pytest
 from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel, ProxyCounters
 from expertier.engine_adapter.trace_model import trace_shape, trace_tokens, write_trace_model
+from expertier.tiers.table import ExpertTable
 from fake_ggml_gpu.gates import open_gate, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,
@@ -183,6 +184,20 @@ def test_prefetches_meanwhile(gpus: GpuSession):
             for _ in range(3):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
         assert counted(model.binding.counters()).prefetches > 0
+
+
+@on_fake_gpus
+def test_matrices_of_several_pieces(gpus: GpuSession):
+    """A matrix above 1 MiB goes in pieces, each from its place in the host's copy to its place in the slot."""
+    shape = replace(MODELS[KIND], experts=8, top_k=2, n_embd=512, n_ff=520, gate_up_type="F32", down_type="F32")
+    path = model_path(gpus, "large matrices", shape)
+    assert 1 << 20 < ExpertTable.from_gguf(path).layers[0].matrices[0].expert_bytes < 2 << 20
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, 4, POOL_BYTES, layers_ahead=1) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        for _ in range(2):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        assert counted(model.binding.counters()).prefetches_useful > 0
 
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "event"])
