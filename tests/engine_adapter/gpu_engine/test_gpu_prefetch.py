@@ -187,17 +187,39 @@ def test_prefetches_meanwhile(gpus: GpuSession):
 
 
 @on_fake_gpus
+def test_layers_that_hardly_miss_are_not_foretold(gpus: GpuSession):
+    """Which these are is settled with a new graph, once enough of them were seen."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    predicted = []
+    with tiered_model(gpus, path, SMALL.experts - 2, POOL_BYTES, layers_ahead=1) as (model, calls):
+        assert open_gate(gpus, model, calls) == ""
+        for _ in range(3):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+            predicted.append(model.binding.counters().predicted)
+    assert 0 < predicted[0] < predicted[1] == predicted[2]
+
+
+@on_fake_gpus
 def test_matrices_of_several_pieces(gpus: GpuSession):
-    """A matrix above 1 MiB goes in pieces, each from its place in the host's copy to its place in the slot."""
+    """A matrix above 1 MiB goes in pieces, each from its place in the host's copy to its place in the slot.
+
+    Where some are still to come when their expert is asked for, they come at once, and the gate waits for them.
+    """
     shape = replace(MODELS[KIND], experts=8, top_k=2, n_embd=512, n_ff=520, gate_up_type="F32", down_type="F32")
     path = model_path(gpus, "large matrices", shape)
     assert 1 << 20 < ExpertTable.from_gguf(path).layers[0].matrices[0].expert_bytes < 2 << 20
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    gpus.fakes.switch(jitter_us=300)
     with tiered_model(gpus, path, 4, POOL_BYTES, layers_ahead=1) as (model, calls):
         assert open_gate(gpus, model, calls) == ""
+        retreats = []
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        assert counted(model.binding.counters()).prefetches_useful > 0
+            counters = counted(model.binding.counters())
+            retreats.append(counters.gate_retreats)
+        assert counters.prefetches_in_time < counters.prefetches_useful
+        assert retreats[0] == retreats[1], "all that the second run misses is in the pool"
 
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "event"])
