@@ -32,6 +32,7 @@ def gates(monkeypatch):
 
     class Gate:
         def __init__(self, vendor, ordinal, environ, prefetch, *, expert_bytes, captures):
+            self.environ = environ
             self.asked = (str(vendor), ordinal, prefetch, expert_bytes, captures)
             self.calls = proxy_abi.Gate()
             self.n_closed = 0
@@ -82,7 +83,9 @@ def test_one_that_the_proxy_refuses_is_given_back(gates, caplog):
 
 def test_parts_that_do_not_work_are_named(gates, caplog):
     with caplog.at_level(logging.WARNING):
-        assert open_gate(Proxy(says="capture\tthe driver refused\nprefetch\tno memory\n"), "CUDA0") is gates[0]
+        assert (
+            open_gate(Proxy(says="capture\tthe driver refused\nprefetch\tno memory\n"), "CUDA0") is gates[0]
+        )
     assert "event=capture enabled=0 device=CUDA0 reason=the driver refused" in caplog.text
     assert "event=prefetch enabled=0 device=CUDA0 reason=no memory" in caplog.text
     assert gates[0].n_closed == 0

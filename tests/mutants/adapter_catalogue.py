@@ -7,7 +7,10 @@ from mutants.mutant import Mutant
 _GPU = "tests/engine_adapter/gpu_engine/"
 _COMPUTE = f"{_GPU}test_slab_compute.py"
 _DEMAND = f"{_GPU}test_follow_demand.py"
-_FAILED_MOVES = (f"{_COMPUTE}::test_a_move_that_fails", f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was")
+_FAILED_MOVES = (
+    f"{_COMPUTE}::test_a_move_that_fails",
+    f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was",
+)
 _FAILED_READS = "tests/engine_adapter/test_failed_reads.py"
 _STRUCTS = ("tests/engine_adapter/test_bound_structs.py",)
 

@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 _INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
@@ -56,10 +57,10 @@ def compile_once(folder: Path, command: list[str], source: Path, made: Path) -> 
 def main() -> int:
     """Compile."""
     folder, command = Path(sys.argv[1]), sys.argv[2:]
-    after = dict(zip(command, command[1:], strict=False))
+    after = dict(pairwise(command))
     if "-c" in after and "-o" in after and Path(after["-c"]).parent.name == "ggml_proxy":
         return compile_once(folder, command, Path(after["-c"]), Path(after["-o"]))
-    os.execvp(command[0], command)
+    return subprocess.run(command, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -171,7 +171,7 @@ AHEAD = (
         "the rest of a prefetch that is asked for is left out",
         f"{_PROXY}ahead.cpp",
         "    while (prefetch.state == State::copying) {\n        queue_piece(prefetch, false);\n    }\n",
-        "    if (prefetch.state == State::copying) {\n        queue_piece(prefetch, false);\n    }\n",
+        "",
         (f"{_PREFETCH}::test_matrices_of_several_pieces",),
     ),
     Mutant(

@@ -137,7 +137,10 @@ GRAPHS = (
         f"{_PROXY}backend.cpp",
         "    if (!held.empty()) {\n        ggml_backend_synchronize(backend.inner);\n    }\n",
         "",
-        (f"{_TENSOR}::test_two_contexts_at_the_same_time_wait_for_each_others_slots", f"{_GPU}test_gpu_gate.py"),
+        (
+            f"{_TENSOR}::test_two_contexts_at_the_same_time_wait_for_each_others_slots",
+            f"{_GPU}test_gpu_gate.py",
+        ),
     ),
     Mutant(
         "a graph keeps our slots",

@@ -36,7 +36,9 @@ def test_a_graph_is_captured_once_and_launched_for_each_token(gpus: GpuSession, 
     assert counters.captured_runs > TOKENS, counters
     assert counters.captured_runs == launched(gpus) - launches
     assert 0 < counters.captures < counters.captured_runs / 4, counters
-    assert 0 < counters.gate_waits <= counters.gated_calls <= MODELS[KIND].layers * counters.captured_runs, counters
+    assert 0 < counters.gate_waits <= counters.gated_calls <= MODELS[KIND].layers * counters.captured_runs, (
+        counters
+    )
     assert (counters.prefetches > 0) == (layers_ahead > 0 and n_slots > SMALL.top_k), counters
 
 
