@@ -18,6 +18,7 @@ class Outcome:
     """What a command said; `failure` is None where it ended well."""
 
     failure: str | None
+    status: int
     output: str
     is_late: bool
     seconds: float
@@ -47,8 +48,8 @@ def run_command(command: Sequence[str], environment: Mapping[str, str], limit_s:
         end_all(child)
     seconds = time.monotonic() - start
     if is_late:
-        return Outcome(f"nothing within {limit_s:g} s", output, True, seconds)
-    return Outcome(None if child.returncode == 0 else reason(output), output, False, seconds)
+        return Outcome(f"nothing within {limit_s:g} s", -1, output, True, seconds)
+    return Outcome(reason(output) if child.returncode else None, child.returncode, output, False, seconds)
 
 
 def end_all(child: subprocess.Popen[str]) -> None:

@@ -37,6 +37,7 @@ PACKAGES = {
 }
 LIMIT_S = 600
 DOES_NOT_COMPILE = "the plugin could not be compiled"
+NO_SUCH_TEST = (4, 5)  # exit statuses of pytest
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def try_engine_mutant(mutant: Mutant, free: Queue[Workplace]) -> Result:
     doubt = ""
     if DOES_NOT_COMPILE in outcome.output:
         doubt = "it does not compile"
+    elif outcome.status in NO_SUCH_TEST:
+        doubt = "there is no such test"
     elif outcome.is_late and not mutant.may_hang:
         doubt = "too slow to tell"
     return Result(mutant.suites[0], outcome.failure, outcome.seconds, doubt)

@@ -49,18 +49,11 @@ FILLS = (
         (_ON_THREADS,),
     ),
     Mutant(
-        "beside other contexts fills stay queued",
-        f"{_PROXY}tiers.cpp",
-        " && device_.n_backends == 1) { // nobody",
-        ") { // nobody",
-        (_ON_THREADS, _COME_AND_GO),
-    ),
-    Mutant(
         "a block of the pool is used again while a queued fill reads it",
         f"{_PROXY}tiers.cpp",
         "PinnedSlots::Bytes::queued, std::move(reads));",
         "PinnedSlots::Bytes::queued);",
-        (f"{_CONTEXTS}::test_wide_short_wide",),
+        (f"{_CONTEXTS}::test_prefetches_meanwhile",),
     ),
     Mutant(
         "reads of the pool's copies are not counted",
@@ -85,32 +78,25 @@ FILLS = (
         may_hang=True,
     ),
     Mutant(
-        "what an engine's fill evicts does not become young in L2",
-        f"{_PROXY}tiers.cpp",
-        "        host_copies_.refresh(layer, room.evicted);\n",
-        "",
-        ("tests/serve/test_misses_without_python.py", _PARITY),
-    ),
-    Mutant(
         "a layer is whole when its slots are taken",
         f"{_PROXY}tiers.cpp",
         "policy_.is_whole(directory_, layer) == 1;",
         "policy_.is_whole(directory_, layer) >= 0;",
-        (_PARITY,),
+        (f"{_FAILURES}::test_while_all_reads_fail",),
     ),
     Mutant(
         "fills are refused while one runs",
         f"{_PROXY}tiers.cpp",
         "    while (fills_running_ > 0) {\n",
         "    while (fills_running_ > 1) {\n",
-        ("tests/engine_adapter/test_interrupts.py",),
+        ("tests/serve/test_misses_without_python.py",),
     ),
     Mutant(
         "zeros of a graph that nobody reads are taken for experts",
         f"{_PROXY}tiers.cpp",
         "bytes == PinnedSlots::Bytes::blank ? policy_.abort : policy_.release;",
         "policy_.release;",
-        ("tests/engine_adapter/test_exec_events.py",),
+        ("tests/serve/test_misses_without_python.py",),
     ),
 )
 
@@ -120,27 +106,8 @@ GRAPHS = (
         f"{_PROXY}graph.cpp",
         "            if (!is_quiet_) {\n                ggml_backend_synchronize(backend_.inner); // queued",
         "            if (false) {\n                ggml_backend_synchronize(backend_.inner); // queued",
-        (_PARITY,),
+        (_ON_THREADS, f"{_CONTEXTS}::test_prefetches_meanwhile"),
     ),
-    Mutant(
-        "deferred slots are let go before the backend is waited for",
-        f"{_PROXY}backend.cpp",
-        "    self(b).inner->iface.synchronize(self(b).inner);\n"
-        "    std::lock_guard<std::mutex> guard(self(b).deferred_mutex);\n"
-        "    self(b).deferred.clear();\n",
-        "    {\n        std::lock_guard<std::mutex> guard(self(b).deferred_mutex);\n"
-        "        self(b).deferred.clear();\n    }\n    self(b).inner->iface.synchronize(self(b).inner);\n",
-        (f"{_TENSOR}::test_two_contexts_at_the_same_time_wait_for_each_others_slots",),
-    ),
-    Mutant(
-        "deferred slots are let go without waiting",
-        f"{_PROXY}backend.cpp",
-        "    if (!held.empty()) {\n        ggml_backend_synchronize(backend.inner);\n    }\n",
-        "",
-        (
-            f"{_TENSOR}::test_two_contexts_at_the_same_time_wait_for_each_others_slots",
-            f"{_GPU}test_gpu_gate.py",
-        ),
     ),
     Mutant(
         "a graph keeps our slots",
@@ -155,13 +122,6 @@ GRAPHS = (
         "mixed(mixed(mixed(uid, next_), end), placed_) | 1",
         "mixed(mixed(uid, next_), end) | 1",
         (_COMPUTE,),
-    ),
-    Mutant(
-        "the ids of a layer's slots go to another layer's tensor",
-        f"{_PROXY}graph.cpp",
-        "backend_.ids[call_.tiers->slots({ call_.layer, 0 })];",
-        "backend_.ids[call_.tiers->slots({ 0, 0 })];",
-        (_PARITY, _CONTEXTS),
     ),
     Mutant(
         "slot ids are freed while kernels read them",
