@@ -108,7 +108,6 @@ GRAPHS = (
         "            if (false) {\n                ggml_backend_synchronize(backend_.inner); // queued",
         (_ON_THREADS, f"{_CONTEXTS}::test_prefetches_meanwhile"),
     ),
-    ),
     Mutant(
         "a graph keeps our slots",
         f"{_PROXY}slices.cpp",
