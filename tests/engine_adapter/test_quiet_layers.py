@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from expertier.engine_adapter.build.plugin import installed_sources
 from native_build import build_library
 
 SOURCES = Path(__file__).parents[1] / "support"
-PROXY = Path(__file__).parents[2] / "engine_adapter" / "ggml_proxy"
+PROXY = installed_sources()
 MIB = 1 << 20
 
 Play = Callable[..., list[bool]]
@@ -22,7 +23,11 @@ Play = Callable[..., list[bool]]
 def library(tmp_path_factory) -> ctypes.CDLL:
     output = tmp_path_factory.mktemp("quiet") / "libquiet.so"
     loaded = ctypes.CDLL(
-        str(build_library([SOURCES / "quiet_layers_calls.cpp", PROXY / "quiet_layers.cpp"], output))
+        str(
+            build_library(
+                [SOURCES / "quiet_layers_calls.cpp", PROXY / "quiet_layers.cpp"], output, flags=[f"-I{PROXY}"]
+            )
+        )
     )
     loaded.quiet_new.restype = ctypes.c_void_p
     loaded.quiet_delete.argtypes = [ctypes.c_void_p]

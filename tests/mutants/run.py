@@ -12,17 +12,21 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Queue
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
 from mutants.catalogue import MUTANTS  # noqa: E402
+from mutants.command import run_command  # noqa: E402
+from mutants.engine_catalogue import ENGINE_MUTANTS  # noqa: E402
 from mutants.mutant import MACHINE, Mutant  # noqa: E402
+from mutants.workplace import FIRST_LIMIT_S, Workplace, headers_found  # noqa: E402
 
 PACKAGES = {
     "": "src/expertier",
@@ -32,15 +36,23 @@ PACKAGES = {
     "engine_adapter": "engine_adapter",
 }
 LIMIT_S = 600
+DOES_NOT_COMPILE = "the plugin could not be compiled"
+NO_SUCH_TEST = (4, 5)  # exit statuses of pytest
 
 
 @dataclass(frozen=True)
 class Result:
-    """How a suite took a bug: what it said, None where it passed."""
+    """How a suite took a bug: what it said, None where it passed; `doubt`, why it proves nothing."""
 
     suite: str
     said: str | None
     seconds: float
+    doubt: str = ""
+
+    @property
+    def is_caught(self) -> bool:
+        """Whether the suite noticed the bug, and not something else."""
+        return self.said is not None and not self.doubt
 
 
 def copy_package(folder: Path) -> Path:
@@ -63,30 +75,12 @@ def run_suite(suite: str, package: Path, n_examples: int) -> Result:
     else:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(ROOT / suite)]
     environment = {
-        **os.environ,
         "PYTHONPATH": str(package),
         "PYTHONDONTWRITEBYTECODE": "1",
         "NUMBA_DISABLE_JIT": "1",  # a bug in the policy would have to be compiled first
     }
-    start = time.monotonic()
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
-        )
-        said = None if done.returncode == 0 else reason(done.stdout + done.stderr)
-    except subprocess.TimeoutExpired:
-        said = f"nothing within {LIMIT_S} s"
-    return Result(suite, said, time.monotonic() - start)
-
-
-def reason(output: str) -> str:
-    """Return the line that says what was wrong."""
-    if "Timeout (" in output:
-        return "a wait for ever"
-    lines = output.splitlines()
-    of_pytest = [line[1:].strip() for line in lines if line.startswith("E  ")]
-    errors = [line.strip(" |") for line in lines if "Error: " in line and "File " not in line]
-    return (of_pytest or errors or [line for line in lines if line.strip()] or ["failed"])[0]
+    outcome = run_command(command, environment, LIMIT_S)
+    return Result(suite, outcome.failure, outcome.seconds)
 
 
 def try_mutant(mutant: Mutant, healthy: Path, n_examples: int) -> Result:
@@ -102,10 +96,52 @@ def try_mutant(mutant: Mutant, healthy: Path, n_examples: int) -> Result:
     return result
 
 
+def try_engine_mutant(mutant: Mutant, free: Queue[Workplace]) -> Result:
+    """Plant a bug in a workplace that nobody uses, and run its suites."""
+    workplace = free.get()
+    try:
+        outcome = workplace.try_mutant(mutant)
+    finally:
+        free.put(workplace)
+    doubt = ""
+    if DOES_NOT_COMPILE in outcome.output:
+        doubt = "it does not compile"
+    elif outcome.status in NO_SUCH_TEST:
+        doubt = "there is no such test"
+    elif outcome.is_late and not mutant.may_hang:
+        doubt = "too slow to tell"
+    return Result(mutant.suites[0], outcome.failure, outcome.seconds, doubt)
+
+
 def without_a_bug(healthy: Path, suites: Iterable[str], n_examples: int) -> list[Result]:
     """Run all suites on the package as it is; return those that fail, which prove nothing."""
     results = [run_suite(suite, healthy, n_examples) for suite in suites]
     return [result for result in results if result.said is not None]
+
+
+@contextmanager
+def workplaces(healthy: Path, n: int) -> Iterator[list[Workplace]]:
+    """So many workplaces with the plugin made; they go at the end, as do their caches."""
+    from expertier.engine_adapter.build.compiler import find_compiler
+
+    with tempfile.TemporaryDirectory(prefix="workplaces-") as name:
+        objects = Path(name) / "objects"
+        objects.mkdir()
+        made = []
+        for i in range(n):
+            folder = Path(name) / str(i)
+            folder.mkdir()
+            made.append(Workplace(folder, healthy, objects, find_compiler().command))
+        made[0].make_all(headers_found())
+        for other in made[1:]:
+            other.share_caches(made[0])
+        yield made
+
+
+def engine_without_a_bug(workplace: Workplace, suites: Iterable[str]) -> list[Result]:
+    """The same for suites that run an engine, together."""
+    outcome = workplace.run(sorted(suites), FIRST_LIMIT_S)
+    return [] if outcome.failure is None else [Result("one with an engine", outcome.failure, outcome.seconds)]
 
 
 def require_copy_is_used(package: Path) -> None:
@@ -117,6 +153,33 @@ def require_copy_is_used(package: Path) -> None:
         raise RuntimeError(f"the package is imported from {found.strip()}, not from its copy in {package}")
 
 
+def suites_of(mutants: Iterable[Mutant]) -> list[str]:
+    """Return the suites of mutants, each once."""
+    return sorted({suite for mutant in mutants for suite in mutant.suites})
+
+
+class Table:
+    """What is printed, a line a mutant."""
+
+    def __init__(self, mutants: Iterable[Mutant]) -> None:
+        """Make it wide enough for the names."""
+        self._width = max((len(mutant.name) for mutant in mutants), default=0)
+        self.n_caught = self.n_missed = self.n_broken = 0
+
+    def add(self, mutant: Mutant, result: Result) -> None:
+        """Print what came of a mutant."""
+        self.n_caught += result.is_caught
+        self.n_missed += not result.is_caught
+        outcome = f"{result.suite}: {result.said}" if result.is_caught else f"MISSED {result.doubt}"
+        print(f"{mutant.name:{self._width}}  {result.seconds:5.1f} s  {outcome[:250]}", flush=True)
+
+    def add_broken(self, results: Iterable[Result]) -> None:
+        """Print which suites fail without a bug."""
+        for result in results:
+            self.n_broken += 1
+            print(f"without a bug {result.suite} fails, and so proves nothing: {result.said}", flush=True)
+
+
 def main() -> int:
     """Run them all."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -124,10 +187,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--only", default="", help="run the mutants whose name contains this")
     options = parser.parse_args()
-    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name]
-    suites = sorted({suite for mutant in chosen for suite in mutant.suites})
-    missed = 0
-    width = max(len(mutant.name) for mutant in chosen)
+    chosen = [mutant for mutant in (*MUTANTS, *ENGINE_MUTANTS) if options.only in mutant.name]
+    of_tiers = [mutant for mutant in chosen if not mutant.needs_engine]
+    of_engine = [mutant for mutant in chosen if mutant.needs_engine]
+    table = Table(chosen)
     with tempfile.TemporaryDirectory(prefix="healthy-") as name, ThreadPoolExecutor(options.jobs) as threads:
         healthy = copy_package(Path(name))
         require_copy_is_used(healthy)
@@ -136,18 +199,22 @@ def main() -> int:
                 mutant.plant(
                     Path(shutil.copy(healthy / mutant.installed_file, there))
                 )  # or complains at once
-        baseline = threads.submit(without_a_bug, healthy, suites, options.examples)
-        results = [threads.submit(try_mutant, mutant, healthy, options.examples) for mutant in chosen]
-        broken = baseline.result()
-        for result in broken:
-            print(f"without a bug {result.suite} fails, and so proves nothing: {result.said}")
-        for mutant, future in zip(chosen, results, strict=True):
-            result = future.result()
-            missed += result.said is None
-            outcome = f"{result.suite}: {result.said}" if result.said is not None else "MISSED"
-            print(f"{mutant.name:{width}}  {result.seconds:5.1f} s  {outcome[:150]}", flush=True)
-    print(f"mutants: {len(chosen) - missed} caught, {missed} missed")
-    return 1 if missed or broken else 0
+        baseline = threads.submit(without_a_bug, healthy, suites_of(of_tiers), options.examples)
+        results = [threads.submit(try_mutant, mutant, healthy, options.examples) for mutant in of_tiers]
+        table.add_broken(baseline.result())
+        for mutant, future in zip(of_tiers, results, strict=True):
+            table.add(mutant, future.result())
+        if of_engine:
+            with workplaces(healthy, min(options.jobs, len(of_engine))) as made:
+                table.add_broken(engine_without_a_bug(made[0], suites_of(of_engine)))
+                free: Queue[Workplace] = Queue()
+                for workplace in made:
+                    free.put(workplace)
+                results = [threads.submit(try_engine_mutant, mutant, free) for mutant in of_engine]
+                for mutant, future in zip(of_engine, results, strict=True):
+                    table.add(mutant, future.result())
+    print(f"mutants: {table.n_caught} caught, {table.n_missed} missed")
+    return 1 if table.n_missed or table.n_broken else 0
 
 
 if __name__ == "__main__":

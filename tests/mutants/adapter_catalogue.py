@@ -1,0 +1,141 @@
+"""Bugs in the Python of engine_adapter that quick tests must catch."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_GPU = "tests/engine_adapter/gpu_engine/"
+_COMPUTE = f"{_GPU}test_slab_compute.py"
+_DEMAND = f"{_GPU}test_follow_demand.py"
+_FAILED_MOVES = (
+    f"{_COMPUTE}::test_a_move_that_fails",
+    f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was",
+)
+_FAILED_READS = "tests/engine_adapter/test_failed_reads.py"
+_STRUCTS = ("tests/engine_adapter/test_bound_structs.py",)
+
+BINDING = (
+    Mutant(
+        "a fill is believed before its bytes are there",
+        "engine_adapter/llama_cpp/tier_binding.py",
+        "            serve(np.ctypeslib.as_array(experts, (n,)).copy())\n            done[0] = abi.FILLED\n",
+        "            done[0] = abi.FILLED\n            serve(np.ctypeslib.as_array(experts, (n,)).copy())\n",
+        (_FAILED_READS,),
+    ),
+    Mutant(
+        "tiers are unbound under compute buffers that lie in their slab",
+        "engine_adapter/llama_cpp/tier_binding.py",
+        "            if self._compute is not None and (n_buffers := self._compute.counts().buffers):\n",
+        "            if n_buffers := 0:\n",
+        (f"{_COMPUTE}::test_buffers_lie_side_by_side",),
+    ),
+    Mutant(
+        "a batch's error has the cause of another one's",
+        "engine_adapter/llama_cpp/tier_binding.py",
+        "        self._fill_errors.last = None\n",
+        "",
+        (_FAILED_READS,),
+    ),
+    Mutant(
+        "a failed binding leaves the tiers bound",
+        "engine_adapter/llama_cpp/tier_binding.py",
+        "            manager.unbind_engine()\n            raise\n",
+        "            raise\n",
+        (f"{_FAILED_READS}::test_the_binding_survives_a_bind_that_fails",),
+    ),
+)
+
+STRUCTS = (
+    Mutant(
+        "copies go where slots were before a move",
+        "engine_adapter/bound_structs.py",
+        "        self._copy_offsets[:] = now.offsets[self._matrix_of_copy]\n",
+        "",
+        _STRUCTS,
+    ),
+    Mutant(
+        "C++ looks experts up in the tables from before a move",
+        "engine_adapter/bound_structs.py",
+        "        self.binding.directory = now.directory_address\n",
+        "",
+        _STRUCTS,
+    ),
+    Mutant(
+        "copies of a later layer move with matrices of the first",
+        "engine_adapter/bound_structs.py",
+        "            matrix_of_copy += range(n_matrices, n_matrices + len(layer.copies))\n",
+        "            matrix_of_copy += range(len(layer.copies))\n",
+        _STRUCTS,
+    ),
+)
+
+COMPUTE = (
+    Mutant(
+        "a move that failed is believed",
+        "engine_adapter/slab_compute.py",
+        "            self._note_error(error)\n\n    def _tell",
+        "            done[0] = abi.FILLED\n            self._note_error(error)\n\n    def _tell",
+        _FAILED_MOVES,
+    ),
+    Mutant(
+        "C++ is not told where a failed move has left the slots",
+        "engine_adapter/slab_compute.py",
+        "                if not self._told:  # nothing had to move, or it failed\n                    self._tell()\n",
+        "                pass\n",
+        _FAILED_MOVES,
+    ),
+    Mutant(
+        "room counts as free while guards are not zeroed",
+        "engine_adapter/slab_compute.py",
+        "manager.compute_bytes * manager.slots_are_sound",
+        "manager.compute_bytes",
+        _FAILED_MOVES,
+    ),
+    Mutant(
+        "the first layer that is foretold waits for every miss",
+        "engine_adapter/miss_costs.py",
+        "1.0 if layer < counts.prefetch_layers else",
+        "1.0 if layer <= counts.prefetch_layers else",
+        ("tests/engine_adapter/test_miss_costs.py",),
+    ),
+    Mutant(
+        "a gate that cannot be had keeps its kernels",
+        "engine_adapter/decode_gate.py",
+        "        if gate is not None:\n            gate.close()\n",
+        "",
+        ("tests/engine_adapter/test_decode_gate.py",),
+    ),
+    Mutant(
+        "graphs are captured though llama.cpp is to do without",
+        "engine_adapter/decode_gate.py",
+        'capture = found[1] == "CUDA" and _NO_GRAPHS not in environ',
+        'capture = found[1] == "CUDA"',
+        ("tests/engine_adapter/test_decode_gate.py",),
+    ),
+)
+
+FILES = (
+    Mutant(
+        "the engine's loader reads experts",
+        "engine_adapter/loader_view.py",
+        "        extents.append(Extent(begin, end, EXPERTS, 0))\n",
+        "        extents.append(Extent(begin, end, 0, begin))\n",
+        ("tests/engine_adapter/test_load.py",),
+    ),
+    Mutant(
+        "tensors of shards lie without padding",
+        "engine_adapter/loader_view.py",
+        "            padded = data_bytes + round_up(n_bytes, alignment)\n",
+        "            padded = data_bytes + n_bytes\n",
+        ("tests/engine_adapter/test_shards.py",),
+    ),
+    Mutant(
+        "a skeleton of a changed model is used",
+        "engine_adapter/skeleton.py",
+        '    parts = [f"{file.path}|{file.identity}" for file in table.files]\n',
+        '    parts = [f"{file.path}" for file in table.files]\n',
+        ("tests/engine_adapter/test_skeleton.py",),
+    ),
+)
+
+ADAPTER_MUTANTS = (*BINDING, *STRUCTS, *COMPUTE, *FILES)

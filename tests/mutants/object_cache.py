@@ -1,0 +1,67 @@
+"""A C++ compiler that remembers: `$CXX` of the mutants' runs, which all compile the plugin but for one file alike.
+
+`python -I -S object_cache.py FOLDER COMPILER...` runs the compiler with what follows. An object of a file in a folder
+`ggml_proxy` is kept in FOLDER by what it was made from: the flags, the file, and each of the folder's headers that it
+includes. It is compiled without optimisation, which takes half the time. Everything else goes to the compiler as it is.
+The engine's own headers are taken to be the same in all runs that share FOLDER.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+_INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
+_PATHS = ("-isystem", "-o", "-c")  # what follows each of these says where something is, not what
+
+
+def texts(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
+    """Add a file's text, and those of its folder's headers that it includes, to `found`, and return that."""
+    if path not in found and path.is_file():
+        found[path] = path.read_bytes()
+        for name in _INCLUDE.findall(found[path]):
+            texts(path.parent / name.decode(), found)
+    return found
+
+
+def key(command: list[str], source: Path) -> str:
+    """Return a name for the object that the command makes of the source."""
+    flags = [word for before, word in zip(["", *command], command, strict=False) if before not in _PATHS]
+    parts = [word.encode() for word in flags]
+    for path, text in sorted(texts(source, {}).items()):
+        parts += [path.name.encode(), text]
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+
+
+def compile_once(folder: Path, command: list[str], source: Path, made: Path) -> int:
+    """Make the object, by the compiler or from what is kept; return the compiler's exit status."""
+    kept = folder / f"{key(command, source)}.o"
+    if not kept.exists():
+        status = subprocess.run([*command, "-O0"], check=False).returncode
+        if status:
+            return status
+        fresh = kept.with_suffix(f".{os.getpid()}")
+        shutil.copyfile(made, fresh)
+        fresh.rename(kept)
+        return 0
+    shutil.copyfile(kept, made)
+    return 0
+
+
+def main() -> int:
+    """Compile."""
+    folder, command = Path(sys.argv[1]), sys.argv[2:]
+    after = dict(pairwise(command))
+    if "-c" in after and "-o" in after and Path(after["-c"]).parent.name == "ggml_proxy":
+        return compile_once(folder, command, Path(after["-c"]), Path(after["-o"]))
+    return subprocess.run(command, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,422 @@
+"""Bugs in the proxy (C++) that quick tests over the fakes must catch: fills, slots, passes, staged layers and moves."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_PROXY = "engine_adapter/ggml_proxy/"
+_GPU = "tests/engine_adapter/gpu_engine/"
+_PARITY = f"{_GPU}test_gpu_parity.py"
+_CONTEXTS = f"{_GPU}test_gpu_contexts.py"
+_ON_THREADS = f"{_CONTEXTS}::test_contexts_on_threads"
+_COME_AND_GO = f"{_CONTEXTS}::test_contexts_that_come_and_go"
+_FAILED_READS = "tests/engine_adapter/test_failed_reads.py"
+_FAILURES = f"{_GPU}test_gpu_failures.py"
+_COMPUTE = f"{_GPU}test_slab_compute.py"
+_DEMAND = f"{_GPU}test_follow_demand.py"
+_MOVES = f"{_GPU}test_queued_moves.py"
+_GRAPHS = "tests/engine_adapter/test_expert_graphs.py"
+_SERVED = f"{_GRAPHS}::test_served_graphs_are_bit_identical"
+_TENSOR = f"{_GPU}test_tensor_split.py"
+
+FILLS = (
+    Mutant(
+        "a slot is one stride too far",
+        f"{_PROXY}tiers.cpp",
+        "copy.offset + slot * copy.stride, copy.n_bytes);",
+        "copy.offset + (slot + 1) * copy.stride, copy.n_bytes);",
+        (_PARITY,),
+    ),
+    Mutant(
+        "slots of a matrix lie without gaps",
+        f"{_PROXY}tiers.cpp",
+        "            tensor->nb[2]  = matrix.stride;\n",
+        "",
+        (_PARITY,),
+    ),
+    Mutant(
+        "a failed fill of the engine's is complete",
+        f"{_PROXY}tiers.cpp",
+        "filled == Filled::yes ? policy_.complete : policy_.abort;",
+        "filled != Filled::blank ? policy_.complete : policy_.abort;",
+        (f"{_FAILURES}::test_a_failed_read_fails_the_batch",),
+    ),
+    Mutant(
+        "others use a slot whose copy is still queued",
+        f"{_PROXY}tiers.cpp",
+        "            ggml_backend_synchronize(stream); // another stream may",
+        "            // another stream may",
+        (_ON_THREADS,),
+    ),
+    Mutant(
+        "a block of the pool is used again while a queued fill reads it",
+        f"{_PROXY}tiers.cpp",
+        "PinnedSlots::Bytes::queued, std::move(reads));",
+        "PinnedSlots::Bytes::queued);",
+        (f"{_CONTEXTS}::test_prefetches_meanwhile",),
+    ),
+    Mutant(
+        "reads of the pool's copies are not counted",
+        f"{_PROXY}pool_copies.cpp",
+        "    copies_.readers[index] += 1;\n",
+        "",
+        (_CONTEXTS,),
+    ),
+    Mutant(
+        "ends of reads of the pool's copies are not counted",
+        f"{_PROXY}pool_copies.cpp",
+        "        copies_.readers[index] -= 1;\n",
+        "        (void) index;\n",
+        (_CONTEXTS,),
+    ),
+    Mutant(
+        "who waits for slots is not told",
+        f"{_PROXY}tiers.cpp",
+        '": the residency tables refused the release of slots");\n    }\n    lock.notify_all();\n',
+        '": the residency tables refused the release of slots");\n    }\n',
+        (_ON_THREADS,),
+        may_hang=True,
+    ),
+    Mutant(
+        "a layer is whole when its slots are taken",
+        f"{_PROXY}tiers.cpp",
+        "policy_.is_whole(directory_, layer) == 1;",
+        "policy_.is_whole(directory_, layer) >= 0;",
+        (f"{_FAILURES}::test_while_all_reads_fail",),
+    ),
+    Mutant(
+        "fills are refused while one runs",
+        f"{_PROXY}tiers.cpp",
+        "    while (fills_running_ > 0) {\n",
+        "    while (fills_running_ > 1) {\n",
+        ("tests/serve/test_misses_without_python.py",),
+    ),
+    Mutant(
+        "zeros of a graph that nobody reads are taken for experts",
+        f"{_PROXY}tiers.cpp",
+        "bytes == PinnedSlots::Bytes::blank ? policy_.abort : policy_.release;",
+        "policy_.release;",
+        ("tests/serve/test_misses_without_python.py",),
+    ),
+)
+
+GRAPHS = (
+    Mutant(
+        "slots are let go while queued kernels read them",
+        f"{_PROXY}graph.cpp",
+        "            if (!is_quiet_) {\n                ggml_backend_synchronize(backend_.inner); // queued",
+        "            if (false) {\n                ggml_backend_synchronize(backend_.inner); // queued",
+        (_ON_THREADS, f"{_CONTEXTS}::test_prefetches_meanwhile"),
+    ),
+    Mutant(
+        "a graph keeps our slots",
+        f"{_PROXY}slices.cpp",
+        "        undo->node->src[2] = undo->ids;\n",
+        "",
+        (_SERVED,),
+    ),
+    Mutant(
+        "a slice's number does not tell where its slots are",
+        f"{_PROXY}slices.cpp",
+        "mixed(mixed(mixed(uid, next_), end), placed_) | 1",
+        "mixed(mixed(uid, next_), end) | 1",
+        (_COMPUTE,),
+    ),
+    Mutant(
+        "slot ids are freed while kernels read them",
+        f"{_PROXY}layer_ids.h",
+        "        ggml_backend_synchronize(backend); // kernels may still",
+        "        // kernels may still",
+        (_CONTEXTS,),
+    ),
+    Mutant(
+        "ids are read before the router has run",
+        f"{_PROXY}expert_call.cpp",
+        "copy, 0, n_bytes);\n        ggml_backend_synchronize(backend);\n",
+        "copy, 0, n_bytes);\n",
+        (_PARITY,),
+    ),
+    Mutant(
+        "an expert's bytes are read back as zeros, and nobody is told",
+        f"{_PROXY}expert_buffer.cpp",
+        '    Tiers::fail(std::string("the engine read tensor ")',
+        '    (void) (std::string("the engine read tensor ")',
+        (f"{_GRAPHS}::test_other_uses_of_experts_end_in_an_error",),
+    ),
+)
+
+PASSES = (
+    Mutant(
+        "a pass begins while the one before still computes",
+        f"{_PROXY}passes.cpp",
+        "return ggml_backend_graph_compute(backend_.inner, graph); // the next",
+        "return ggml_backend_graph_compute_async(backend_.inner, graph); // the next",
+        (_PARITY,),
+    ),
+    Mutant(
+        "rows of an input are another token's",
+        f"{_PROXY}passes.cpp",
+        "(token * input->ne[1] + k % input->ne[1]);",
+        "(token + k % input->ne[1]);",
+        (_SERVED,),
+    ),
+    Mutant(
+        "an input of a chain that changes is not copied again",
+        f"{_PROXY}passes.cpp",
+        "                snapshots.retake(graph_, begin, end);\n",
+        "",
+        (_SERVED,),
+    ),
+    Mutant(
+        "a chain whose input changes runs as one",
+        f"{_PROXY}chain.cpp",
+        "            if (changes(graph->nodes[i], input)) {\n",
+        "            if (false && changes(graph->nodes[i], input)) {\n",
+        (_SERVED,),
+    ),
+    Mutant(
+        "a chain's inner node that others read runs as one",
+        f"{_PROXY}chain.cpp",
+        "            count_reads(chain.nodes, chain.nodes[i]) != ggml_node_get_use_count(graph, indices[i])) {\n",
+        "            false) {\n",
+        (_SERVED,),
+    ),
+    Mutant(
+        "the last expert of a full pass is left out",
+        f"{_PROXY}passes.cpp",
+        "        for (size_t begin = 0; begin < order.size(); begin += n_slots) {\n",
+        "        for (size_t begin = 0; begin + 1 < order.size() || begin == 0; begin += n_slots) {\n",
+        (_SERVED,),
+    ),
+)
+
+STAGED = (
+    Mutant(
+        "a staged expert lies at its place in the list",
+        f"{_PROXY}staging.cpp",
+        "base + piece.staged_offset + experts[i] * piece.staged_stride",
+        "base + piece.staged_offset + i * piece.staged_stride",
+        (_CONTEXTS,),
+    ),
+    Mutant(
+        "a place is filled while the layer before is computed there",
+        f"{_PROXY}staging.cpp",
+        "    queue_after_computing(place, uploader);\n",
+        "",
+        (_PARITY,),
+    ),
+    Mutant(
+        "staged experts are read from slots before the place is free",
+        f"{_PROXY}staging.cpp",
+        "    queue_after_computing(place, copier_.get());\n",
+        "",
+        (_PARITY, _CONTEXTS),
+    ),
+    Mutant(
+        "a staged layer does not wait for what comes from slots",
+        f"{_PROXY}staging.cpp",
+        "    end_stream(place.copied, copier_.get(), compute);\n",
+        "",
+        (_PARITY, _CONTEXTS),
+    ),
+    Mutant(
+        "a staged layer does not wait for what comes from the host",
+        f"{_PROXY}staging.cpp",
+        "    end_stream(place.uploaded, uploader, compute);\n",
+        "",
+        (_PARITY,),
+    ),
+    Mutant(
+        "Python fills a place while the layer before is computed there",
+        f"{_PROXY}staging.cpp",
+        "            ggml_backend_event_synchronize(place.computed.get()); // Python's",
+        "            // Python's",
+        (_PARITY,),
+    ),
+    Mutant(
+        "slots that a staged layer was copied from stay pinned",
+        f"{_PROXY}staging.cpp",
+        "    tiers_.release_held(place.layer, place.held);\n",
+        "",
+        (_PARITY, _CONTEXTS),
+    ),
+    Mutant(
+        "slots are let go before a staged layer was copied from them",
+        f"{_PROXY}staging.cpp",
+        "    for (const Event * done : { &place.uploaded, &place.copied }) {\n",
+        "    for (const Event * done : { &place.uploaded }) {\n",
+        (_CONTEXTS,),
+    ),
+)
+
+MOVES = (
+    Mutant(
+        "slot tensors stay where slots were before a move",
+        f"{_PROXY}moved_slots.cpp",
+        "            slots->data         = static_cast<char *>(slab_base_) + from.matrices[j].offset;\n",
+        "",
+        (f"{_DEMAND}::test_slots_change_layers_where_the_engine_computes_elsewhere",),
+    ),
+    Mutant(
+        "fills go where slots were before a move",
+        f"{_PROXY}moved_slots.cpp",
+        "        layer.copies.assign(from.copies, from.copies + from.n_copies);\n",
+        "",
+        (f"{_DEMAND}::test_slots_change_layers_where_the_engine_computes_elsewhere",),
+    ),
+    Mutant(
+        "a layer that has lost slots is still whole",
+        f"{_PROXY}moved_slots.cpp",
+        "        layer.is_whole     = false;\n",
+        "",
+        (f"{_COMPUTE}::test_layers_become_whole",),
+    ),
+    Mutant(
+        "the device's table is the one from before a move",
+        f"{_PROXY}moved_slots.cpp",
+        "        layer.gate_version = -1;\n",
+        "",
+        (f"{_COMPUTE}::test_tables_of_the_gate_follow",),
+    ),
+    Mutant(
+        "the layout of a move that failed is not taken over",
+        f"{_PROXY}moved_slots.cpp",
+        "        take_layout(*compute.binding);\n",
+        "        if (done == EXPERTIER_FILLED) {\n            take_layout(*compute.binding);\n        }\n",
+        (f"{_COMPUTE}::test_a_move_that_fails", f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was"),
+    ),
+    Mutant(
+        "slots move under what is queued",
+        f"{_PROXY}backend.cpp",
+        "        ggml_backend_synchronize(backend->inner);\n",
+        "",
+        (_DEMAND, _COMPUTE),
+    ),
+    Mutant(
+        "slots move under graphs that run",
+        f"{_PROXY}run_lock.h",
+        "[this] { return lock_.n_running_ == 0 && !lock_.is_moving_; }",
+        "[this] { return !lock_.is_moving_; }",
+        (f"{_COMPUTE}::test_contexts_at_once",),
+    ),
+    Mutant(
+        "overlapping bytes move from the wrong end",
+        f"{_PROXY}queued_moves.cpp",
+        "        const size_t at = target < source ? done : n_bytes - done - n; // never",
+        "        const size_t at = done; // never",
+        (_MOVES,),
+    ),
+    Mutant(
+        "rows of zeros are written over while they are uploaded",
+        f"{_PROXY}queued_moves.cpp",
+        "        ggml_backend_synchronize(stream_.get()); // an upload",
+        "        // an upload",
+        (_MOVES,),
+    ),
+    Mutant(
+        "zeros begin where the first row is",
+        f"{_PROXY}queued_zeros.cpp",
+        "[begin](int64_t row) { return row - begin; }",
+        "[begin = *lowest](int64_t row) { return row - begin; }",
+        (_MOVES,),
+    ),
+    Mutant(
+        "the end of a piece of zeros is left out",
+        f"{_PROXY}queued_zeros.cpp",
+        "for (size_t done = 0; done < piece->n_bytes; done += row_bytes_) {",
+        "for (size_t done = row_bytes_; done < piece->n_bytes + (piece->n_bytes == row_bytes_); done += row_bytes_) {",
+        (_MOVES,),
+    ),
+)
+
+COMPUTE = (
+    Mutant(
+        "compute buffers lie on top of each other",
+        f"{_PROXY}compute_region.cpp",
+        "        offset = after->offset + after->size;\n",
+        "        offset = after->offset;\n",
+        (f"{_COMPUTE}::test_buffers_lie_side_by_side",),
+    ),
+    Mutant(
+        "the boundary comes down over a buffer that is needed",
+        f"{_PROXY}compute_region.cpp",
+        "place.holds ? end_of(place) : 0",
+        "place.holds ? place.offset : 0",
+        (f"{_COMPUTE}::test_wide_short_wide",),
+    ),
+    Mutant(
+        "a graph computes where slots still are",
+        f"{_PROXY}compute_region.cpp",
+        "    place.holds = end_of(place) <= boundary_;\n",
+        "    place.holds = place.offset <= boundary_;\n",
+        (f"{_COMPUTE}::test_wide_short_wide",),
+    ),
+    Mutant(
+        "inputs are written before the slots have left",
+        f"{_PROXY}compute_buffer.cpp",
+        "    return self.region->settle(*self.place);\n}\n\nbool make_room",
+        "    return true;\n}\n\nbool make_room",
+        (f"{_COMPUTE}::test_inputs_wait_for_the_slots",),
+    ),
+    Mutant(
+        "a freed buffer keeps its place",
+        f"{_PROXY}compute_region.cpp",
+        "    places_.remove_if([place](const Place & one) { return &one == place; });\n",
+        "    (void) place;\n",
+        (f"{_COMPUTE}::test_buffers_lie_side_by_side",),
+    ),
+    Mutant(
+        "a narrow graph is laid out like the wide one before it",
+        f"{_PROXY}wrapper_type.cpp",
+        "? size + sentinel_bytes : size;",
+        "? size : size;",
+        (f"{_COMPUTE}::test_wide_short_wide",),
+    ),
+)
+
+TOGETHER = (
+    Mutant(
+        "what a backend of a group has begun is forgotten",
+        f"{_PROXY}graph.cpp",
+        "        waiting.keeps = true;\n",
+        "",
+        (_TENSOR,),
+    ),
+    Mutant(
+        "sums by copies overwrite what is still read",
+        f"{_PROXY}backend.cpp",
+        "        wait_for(self(from), self(to));\n",
+        "",
+        (f"{_TENSOR}::test_sums_by_copies_where_the_backend_has_none_of_its_own",),
+    ),
+    Mutant(
+        "only the first device's slices are told to the engine",
+        f"{_PROXY}split_buffer.cpp",
+        "split.n_segments * self.devices.size(), state.ne);",
+        "split.n_segments, state.ne);",
+        (_TENSOR,),
+    ),
+    Mutant(
+        "a split of the same names is taken for the same",
+        f"{_PROXY}split_buffer.cpp",
+        " && memcmp(&one.second, &other.second, sizeof(expertier_split)) == 0;",
+        ";",
+        (_TENSOR,),
+    ),
+    Mutant(
+        "expert tensors belong to the tiers of any device",
+        f"{_PROXY}expert_buffer.cpp",
+        "        if (each->buffer_type() == type) {\n",
+        "        if (each->buffer_type()) {\n",
+        (f"{_GPU}test_layer_split.py", f"{_GPU}test_layer_split_runs.py"),
+    ),
+    Mutant(
+        "the loader gets bytes from another place of the file",
+        f"{_PROXY}host_file.cpp",
+        "const int64_t offset = extent.offset + (position_ - extent.begin);",
+        "const int64_t offset = extent.offset;",
+        ("tests/engine_adapter/test_shards.py",),
+    ),
+)
+
+SLOT_MUTANTS = (*FILLS, *GRAPHS, *PASSES, *STAGED, *MOVES, *COMPUTE, *TOGETHER)
