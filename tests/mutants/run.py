@@ -112,7 +112,9 @@ def require_copy_is_used(package: Path) -> None:
     """Raise unless Python imports the copy: otherwise all would be missed, or caught for another reason."""
     ask = [sys.executable, "-c", "import expertier.tiers.manager as m; print(m.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
-    found = subprocess.run(ask, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ask, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    ).stdout
     if not Path(found.strip()).is_relative_to(package):
         raise RuntimeError(f"the package is imported from {found.strip()}, not from its copy in {package}")
 
@@ -138,11 +140,11 @@ def main() -> int:
                 )  # or complains at once
         baseline = threads.submit(without_a_bug, healthy, suites, options.examples)
         results = [threads.submit(try_mutant, mutant, healthy, options.examples) for mutant in chosen]
-        broken = baseline.result()
+        broken = baseline.result()  # no limit: each of its suites has one
         for result in broken:
             print(f"without a bug {result.suite} fails, and so proves nothing: {result.said}")
         for mutant, future in zip(chosen, results, strict=True):
-            result = future.result()
+            result = future.result()  # no limit: each of its suites has one
             missed += result.said is None
             outcome = f"{result.suite}: {result.said}" if result.said is not None else "MISSED"
             print(f"{mutant.name:{width}}  {result.seconds:5.1f} s  {outcome[:150]}", flush=True)

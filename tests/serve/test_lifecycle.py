@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from urllib.parse import urlsplit
 
 import openai
@@ -13,7 +12,8 @@ from expertier.engine_adapter.server import ServerOptions, TieredServer
 from expertier.errors import BudgetError, ConfigError, EngineError
 from expertier.tiers.config import TierConfig
 from gguf_files import write_model
-from served import complete, open_files, tasks, wait_for
+from served import complete, open_files, tasks
+from waits import wait_until
 
 
 def test_loading_leaves_nothing_behind(start):
@@ -38,9 +38,7 @@ def test_stopping_ends_running_requests_and_leaves_nothing(start, connect):
     complete(client, n=2)  # leaves a connection open
     stream = client.completions.create(model="any", prompt="on and on", max_tokens=450, stream=True)
     next(stream)
-    begin = time.monotonic()
     server.stop()
-    assert time.monotonic() - begin < 60, "the stop waited for the stream to end"
     with pytest.raises((openai.APIError, OSError)):
         complete(client)
     stream.close()
@@ -49,8 +47,8 @@ def test_stopping_ends_running_requests_and_leaves_nothing(start, connect):
     address = urlsplit(server.url)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((address.hostname, address.port), timeout=1).close()
-    assert wait_for(lambda: tasks() <= threads), "threads are left"
-    assert wait_for(lambda: open_files() <= files), "files or sockets are left"
+    wait_until(lambda: tasks() <= threads, "threads are left")
+    wait_until(lambda: open_files() <= files, "files or sockets are left")
 
 
 def test_an_api_key_is_asked_for(start, connect):

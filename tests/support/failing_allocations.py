@@ -20,6 +20,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import DecodeError, EngineError
 from native_build import build_library
 from tiered_runs import assert_nothing_held, make_tiers, prompt_tokens
+from waits import joined
 
 SOURCE = Path(__file__).with_name("failing_new.cpp")
 
@@ -138,17 +139,17 @@ def _held_by_another(tiers, experts: Sequence[int]) -> Iterator[None]:
     def hold() -> None:
         with tiers.acquire(0, experts):
             held.set()
-            while not done.wait(0.05):
+            while not done.wait(0.05):  # a pause: between two wakes
                 tiers._locks.notify_all(0)
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=hold, daemon=True)
     thread.start()
-    held.wait()
+    assert held.wait(30)
     try:
         yield
     finally:
         done.set()
-        thread.join()
+        joined(thread)
 
 
 def wait_for_others(setup: Setup) -> float:

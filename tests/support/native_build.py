@@ -13,6 +13,7 @@ from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import XLLAMACPP
 
 _PARALLEL = 2
+LIMIT_S = 600
 
 
 def build_library(
@@ -26,10 +27,12 @@ def build_library(
     def compile_one(source: Path) -> str:
         made = str(output.with_name(f"{source.stem}.o"))
         command = [*compiler, *COMPILE_FLAGS, "-O0", *flags, *includes, "-c", str(source), "-o", made]
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, timeout=LIMIT_S)
         return made
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        objects = list(pool.map(compile_one, sources))
-    subprocess.run([*compiler, *LINK_FLAGS, *link_flags, *objects, "-o", str(output)], check=True)
+        objects = list(pool.map(compile_one, sources, timeout=LIMIT_S))
+    subprocess.run(
+        [*compiler, *LINK_FLAGS, *link_flags, *objects, "-o", str(output)], check=True, timeout=LIMIT_S
+    )
     return output
