@@ -23,7 +23,7 @@ def child() -> Iterator[ProcessPoolExecutor]:
 @pytest.fixture(scope="module")
 def setup(engine, plugin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("failed_allocations")
-    proxy = failing_allocations.build_proxy(folder)
+    proxy = failing_allocations.build_proxy()
     return failing_allocations.Setup(
         engine.libraries, proxy, plugin.host_path, write_small_model(folder, "Q4_K+Q6_K")
     )

@@ -30,13 +30,16 @@ _MOST = 5000
 _HANG_S = 120
 
 
-def build_proxy(folder: Path) -> Path:
+def build_proxy() -> Path:
     """Compile the proxy's sources with ours, so that their allocations are ours, strings' included."""
     proxy, _ = list_sources(installed_sources())
     return build_library(
+        "failing_proxy",
         [*proxy, SOURCE],
-        folder / "libfailing_proxy.so",
-        flags=("-D_GLIBCXX_EXTERN_TEMPLATE=0",),
+        flags=(
+            "-O0",
+            "-D_GLIBCXX_EXTERN_TEMPLATE=0",
+        ),
         link_flags=("-Wl,-Bsymbolic",),
     )
 
