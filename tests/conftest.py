@@ -1,4 +1,4 @@
-"""Hypothesis profiles: the default one for `make test`, and `deep` for `make test-deep`; a clean start."""
+"""Hypothesis profiles: the default one for `make test`, and `deep` for `make test-deep`; limits; a clean start."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from hypothesis import HealthCheck, settings
 from numba.core.config import reload_config
 
 from expertier.tiers.host_budget import process_budget
+from time_limits import (  # noqa: F401 - hooks
+    pytest_collection_modifyitems,
+    pytest_configure,
+    pytest_runtest_protocol,
+    pytest_unconfigure,
+)
 
 settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(

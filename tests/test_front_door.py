@@ -59,7 +59,9 @@ def test_every_error_of_ours_has_one_root() -> None:
 
 def test_importing_loads_no_compiler() -> None:
     program = "import sys, expertier; print([name for name in ('numba', 'llvmlite') if name in sys.modules])"
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
     assert result.stdout.strip() == "[]"
 
 

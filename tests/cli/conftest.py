@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 from expertier.engine_adapter.build.locate import find_engine
 from expertier.engine_adapter.build.plugin import ensure_plugin
 from expertier.engine_adapter.synth import TINY_SHAPE, write_model
+from warm_commands import WarmCommands
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,27 @@ def ready_cache(request: pytest.FixtureRequest) -> str:
     return folder
 
 
-@pytest.fixture
-def expertier(ready_cache: str) -> Callable[..., Ended]:
-    """Run `expertier ARGUMENTS`; `env` adds variables, `code` runs Python first in the same process."""
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmCommands]:
+    """A process that has imported the command line."""
+    with ExitStack() as ending:
+        yield WarmCommands(ending)
 
-    def run(*arguments: object, env: dict[str, str] | None = None, code: str = "") -> Ended:
+
+@pytest.fixture
+def expertier(ready_cache: str, warm_commands: WarmCommands) -> Callable[..., Ended]:
+    """Run `expertier ARGUMENTS`; `env` adds variables, `code` runs Python first in the same process.
+
+    `fresh` imports everything anew, as do variables that are not the tiers' own: something may be read at an import.
+    """
+
+    def run(
+        *arguments: object, env: dict[str, str] | None = None, code: str = "", fresh: bool = False
+    ) -> Ended:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MOE_")}
+        environment = {**inherited, "EXPERTIER_CACHE_DIR": ready_cache, "NO_COLOR": "1", **(env or {})}
+        if not fresh and all(name.startswith("MOE_") for name in env or {}):
+            return Ended(*warm_commands.run([*map(str, arguments)], environment, code))
         child = subprocess.run(
             [
                 sys.executable,
@@ -64,7 +81,7 @@ def expertier(ready_cache: str) -> Callable[..., Ended]:
                 f"{code}\nimport sys\nfrom expertier.cli import main\nsys.argv[0] = 'expertier'\nmain()",
                 *map(str, arguments),
             ],
-            env={**inherited, "EXPERTIER_CACHE_DIR": ready_cache, "NO_COLOR": "1", **(env or {})},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=300,

@@ -108,7 +108,9 @@ def test_headers_of_another_version(expertier, tmp_path, ready_cache):
     libraries.mkdir(parents=True)
     for name in ("llama", "ggml", "ggml-base", "ggml-cpu"):
         subprocess.run(
-            ["cc", "-shared", "-x", "c", "/dev/null", "-o", libraries / f"lib{name}.so"], check=True
+            ["cc", "-shared", "-x", "c", "/dev/null", "-o", libraries / f"lib{name}.so"],
+            check=True,
+            timeout=120,
         )
     ended = expertier("engine", "build", "--llama-cpp", source)
     ended.must_refuse("9")

@@ -9,12 +9,12 @@ from expertier.engine_adapter.synth import TINY_SHAPE
 
 
 def test_version_and_help(expertier):
-    assert expertier("--version").out.strip() == et.__version__
+    assert expertier("--version", fresh=True).out.strip() == et.__version__
     assert "engine" in expertier("--help").out
 
 
 def test_inspect(expertier, tiny):
-    ended = expertier("inspect", tiny, "--arena-mib", 4, "--json")
+    ended = expertier("inspect", tiny, "--arena-mib", 4, "--json", fresh=True)
     assert ended.status == 0
     document = ended.document
     assert document["layers"] == TINY_SHAPE.layers
@@ -34,7 +34,7 @@ def test_inspect(expertier, tiny):
 @pytest.mark.parametrize("policy", ["lfu-decay", pytest.param("lru", marks=pytest.mark.deep)])
 def test_run(expertier, tiny, policy):
     arguments = ("run", tiny, "-p", "a few words", "-n", 12, "-t", 1, "--policy", policy)
-    plain = expertier(*arguments, env={"MOE_EXPERT_CACHE_MIB": "4", "MOE_HOST_POOL_MIB": "2"})
+    plain = expertier(*arguments, env={"MOE_EXPERT_CACHE_MIB": "4", "MOE_HOST_POOL_MIB": "2"}, fresh=True)
     assert plain.status == 0, plain.err
     assert "L1 arena" in plain.err
     text = plain.out.removesuffix("\n")

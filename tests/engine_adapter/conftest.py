@@ -70,14 +70,16 @@ def llama_cpp(engine_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         pytest.skip("no cmake to build llama.cpp with: apt install cmake")
     folder = tmp_path_factory.mktemp("source")
     pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary", XLLAMACPP.package]
-    subprocess.run([*pip, XLLAMACPP.requirement, "-d", folder], check=True)
+    subprocess.run([*pip, XLLAMACPP.requirement, "-d", folder], check=True, timeout=600)
     with tarfile.open(next(folder.glob("*.tar.gz"))) as archive:
         archive.extractall(folder, filter="data")
     source = next(folder.glob(f"*/{XLLAMACPP.header_root}"))
-    subprocess.run(["cmake", "-B", source / "build", "-S", source, *_CONFIGURE], check=True)
+    subprocess.run(["cmake", "-B", source / "build", "-S", source, *_CONFIGURE], check=True, timeout=600)
     jobs = str(len(os.sched_getaffinity(0)))
     subprocess.run(
-        ["cmake", "--build", source / "build", "--target", "llama", *TOOLS, "-j", jobs], check=True
+        ["cmake", "--build", source / "build", "--target", "llama", *TOOLS, "-j", jobs],
+        check=True,
+        timeout=3600,
     )
     kept.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(kept, ignore_errors=True)

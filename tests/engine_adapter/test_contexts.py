@@ -70,7 +70,7 @@ def test_contexts_on_threads(loaded_engine, path, expected, n_slots):
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+        threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(2)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -13,6 +13,7 @@ import pytest
 
 from tiered_runs import write_small_model
 from tool_server import EXEC, HALF_BUDGET, PROMPTS, ToolServer, events_of
+from waits import joined
 
 pytestmark = pytest.mark.deep
 
@@ -52,13 +53,15 @@ def test_signals_do_not_disturb_the_tool(command: tuple[object, ...]) -> None:
     with ToolServer(*command, env=HALF_BUDGET) as server:
         expected = server.complete(PROMPTS[0])
         found: list[str] = []
-        asking = threading.Thread(target=lambda: found.extend(server.complete(PROMPTS[0]) for _ in range(8)))
+        asking = threading.Thread(
+            target=lambda: found.extend(server.complete(PROMPTS[0]) for _ in range(8)), daemon=True
+        )
         asking.start()
         n_sent = 0
         while asking.is_alive():
             server.process.send_signal(signal.SIGUSR1)
             n_sent += 1
-            asking.join(0.002)
+            asking.join(0.002)  # a pause: between two signals
         assert n_sent > 20
         assert found == [expected] * 8
         assert server.complete(PROMPTS[0]) == expected
@@ -73,15 +76,15 @@ def test_a_second_interrupt_ends_the_tool_in_the_middle(command: tuple[object, .
             with contextlib.suppress(OSError):  # the server ends before it answers
                 server.answer(PROMPTS[0], 400)
 
-        asking = threading.Thread(target=ask)
+        asking = threading.Thread(target=ask, daemon=True)
         asking.start()
         server.wait_until(lambda: "processing task" in server.read())
         for _ in range(20):  # signals that come close together are one
             if server.process.poll() is None:
                 server.process.send_signal(signal.SIGINT)
-                asking.join(0.02)
+                asking.join(0.02)  # a pause: between two signals
         server.process.wait(20)
-        asking.join()
+        joined(asking)
 
 
 def test_a_refused_model_is_said_to_be_disabled(command: tuple[object, ...]) -> None:

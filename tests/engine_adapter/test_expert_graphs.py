@@ -56,9 +56,9 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def graphs(loaded_engine, path, tmp_path_factory):
+def graphs(loaded_engine, path):
     assert loaded_engine.proxy
-    return ExpertGraphs(path, tmp_path_factory.mktemp("graph_library"))
+    return ExpertGraphs(path)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import pytest
 
 import failing_allocations
 from tiered_runs import SMALL, write_small_model
+from waits import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,7 @@ def child() -> Iterator[ProcessPoolExecutor]:
 @pytest.fixture(scope="module")
 def setup(engine, plugin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("failed_allocations")
-    proxy = failing_allocations.build_proxy(folder)
+    proxy = failing_allocations.build_proxy()
     return failing_allocations.Setup(
         engine.libraries, proxy, plugin.host_path, write_small_model(folder, "Q4_K+Q6_K")
     )
@@ -30,15 +31,15 @@ def setup(engine, plugin, tmp_path_factory):
 
 @pytest.mark.parametrize("n_slots", [pytest.param(2, marks=pytest.mark.deep), SMALL.experts])
 def test_in_a_batch(child, setup, n_slots):
-    errors = child.submit(failing_allocations.decode, setup, n_slots).result()
+    errors = child.submit(failing_allocations.decode, setup, n_slots).result(PATIENCE_S)
     assert len(errors) > 10
     assert all("status -" in error for error in errors)
 
 
 def test_in_opening_a_model(child, setup):
-    errors = child.submit(failing_allocations.open_model, setup).result()
+    errors = child.submit(failing_allocations.open_model, setup).result(PATIENCE_S)
     assert len(errors) > 10
 
 
 def test_a_wait_for_others_ends_however_often_it_is_woken(child, setup):
-    assert 0.5 < child.submit(failing_allocations.wait_for_others, setup).result() < 10
+    assert 0.5 < child.submit(failing_allocations.wait_for_others, setup).result(PATIENCE_S) < 10

@@ -17,7 +17,9 @@ from expertier.engine_adapter.synth import write_model
 from expertier.errors import BusyError, ConfigError, DecodeError, EngineError, SourceError
 from failing_reads import FailingReads
 from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
+from waits import joined
 
+OTHERS_WAIT_S = 60  # how long the engine waits for leases of others
 PROMPT = prompt_tokens(60)
 N_BEFORE = 20  # of them in a first batch
 N_UBATCH = 16  # so that the second batch of 40 takes several
@@ -224,7 +226,7 @@ def test_each_context_is_told_its_own_error(open_tiered, reads):
                 a.decode(PROMPT, 0)
             told["a"] = caught.value
 
-        thread = threading.Thread(target=fail_by_reading)
+        thread = threading.Thread(target=fail_by_reading, daemon=True)
         model.binding.take_error = take_error_late
         thread.start()
         assert a_has_failed.wait(60)
@@ -232,7 +234,7 @@ def test_each_context_is_told_its_own_error(open_tiered, reads):
             b.decode([300] * (b.n_ctx - len(PROMPT) + 1), len(PROMPT))
         told["b"] = caught.value
         b_is_done.set()
-        thread.join()
+        joined(thread)
         assert isinstance(told["a"].__cause__, SourceError)
         assert "could not be read" in str(told["a"])
         assert told["b"].__cause__ is None
@@ -262,7 +264,7 @@ def test_failures_on_two_threads_at_once(open_tiered, reads, stock):
         open_tiered(n_slots=2) as (_, model, a),
         model.context(n_ctx=128, n_ubatch=N_UBATCH, n_threads=1) as b,
     ):
-        threads = [threading.Thread(target=run, args=case) for case in ((a, True), (b, False))]
+        threads = [threading.Thread(target=run, args=case, daemon=True) for case in ((a, True), (b, False))]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -277,7 +279,7 @@ def test_a_thread_that_holds_a_lease_is_told_at_once(open_tiered, stock):
             start = time.monotonic()
             with pytest.raises(BusyError, match="this thread holds leases"):
                 context.decode(PROMPT[:N_BEFORE], 0)
-            assert time.monotonic() - start < 30, "it waited for the lease"
+            assert time.monotonic() - start < OTHERS_WAIT_S, "it waited for the lease"
         assert_stocks_logits(context, stock)
 
 
@@ -393,20 +395,20 @@ def test_contexts_that_open_while_the_model_closes(loaded_engine, path):
         start, opened, refused = threading.Barrier(2), [], []
 
         def open_one(model=model, start=start, opened=opened, refused=refused):
-            start.wait()
+            start.wait(30)
             try:
                 opened.append(model.context(n_ctx=64, n_threads=1))
             except EngineError as error:
                 refused.append(error)
 
-        thread = threading.Thread(target=open_one)
+        thread = threading.Thread(target=open_one, daemon=True)
         thread.start()
-        start.wait()
+        start.wait(30)
         try:
             model.close()
         except BusyError:
             outcomes.add("busy")
-        thread.join()
+        joined(thread)
         assert len(opened) + len(refused) == 1
         if opened:
             opened[0].decode([1, 300], 0)
@@ -429,14 +431,14 @@ def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path, reads
     with make_tiers(path, 4) as tiers:
         model = LlamaModel.open(loaded_engine, path, tiers=tiers)
         reads.before_each = hold_up
-        thread = threading.Thread(target=lambda: tiers.acquire(0, [1, 2]).release())
+        thread = threading.Thread(target=lambda: tiers.acquire(0, [1, 2]).release(), daemon=True)
         thread.start()
         assert reading.wait(60)
         for _ in range(2):
             with pytest.raises(BusyError):
                 model.close()
         go_on.set()
-        thread.join()
+        joined(thread)
         reads.before_each = None
         model.close()
         model.close()

@@ -16,6 +16,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError
 from failing_reads import FailingReads
 from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
+from waits import joined
 
 PROMPT = prompt_tokens(40)
 N_MOMENTS = 30
@@ -89,7 +90,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
     try:
         yield
     finally:
-        timer.join()
+        joined(timer)
 
 
 @pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
@@ -168,12 +169,12 @@ def test_other_threads_are_not_interrupted(open_tiered, stock):
 
         for moment in (0.0, 0.003, 0.01):
             started.clear()
-            thread = threading.Thread(target=run)
+            thread = threading.Thread(target=run, daemon=True)
             thread.start()
-            started.wait()
+            assert started.wait(30)
             with pytest.raises(KeyboardInterrupt), interrupted_after(moment):
-                time.sleep(60)
-            thread.join()
+                time.sleep(60)  # a pause: this is what is interrupted
+            joined(thread)
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert found == [stock] * 3
 

@@ -43,6 +43,7 @@ from expertier.errors import (
 )
 from gguf_files import write_model as write_raw_model
 from tiered_runs import make_tiers, write_small_model
+from waits import joined
 
 HERE = "expertier.engine_adapter.llama_cpp_python"
 
@@ -209,9 +210,9 @@ def test_a_load_is_served_once_and_on_its_thread(package):
     assert package.llama_model_load_from_file is load
     seen = []
     with loading.served_by(lambda params: seen.append(params) or 5):
-        other = threading.Thread(target=load, args=(b"other", Params()))
+        other = threading.Thread(target=load, args=(b"other", Params()), daemon=True)
         other.start()
-        other.join()
+        joined(other)
         assert load(b"ours", mine := Params()) == 5
         assert load(b"another", Params()) == 77
     assert seen == [mine]
@@ -559,6 +560,7 @@ def site(engine_cache: Path) -> Path:
         [*pip, LLAMA_CPP_PYTHON.requirement, *needs],
         env={**os.environ, "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},
         check=True,
+        timeout=120,
     )
     fresh.rename(kept)
     return kept

@@ -20,15 +20,10 @@ Play = Callable[..., list[bool]]
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> ctypes.CDLL:
-    output = tmp_path_factory.mktemp("quiet") / "libquiet.so"
-    loaded = ctypes.CDLL(
-        str(
-            build_library(
-                [SOURCES / "quiet_layers_calls.cpp", PROXY / "quiet_layers.cpp"], output, flags=[f"-I{PROXY}"]
-            )
-        )
-    )
+def library(engine_cache) -> ctypes.CDLL:
+    assert engine_cache
+    sources = [SOURCES / "quiet_layers_calls.cpp", PROXY / "quiet_layers.cpp"]
+    loaded = ctypes.CDLL(str(build_library("quiet_layers", sources, includes=[PROXY])))
     loaded.quiet_new.restype = ctypes.c_void_p
     loaded.quiet_delete.argtypes = [ctypes.c_void_p]
     loaded.quiet_note.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]

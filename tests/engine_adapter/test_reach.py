@@ -19,11 +19,10 @@ PER_GRAPH = 5
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory) -> ctypes.CDLL:
-    output = tmp_path_factory.mktemp("reach") / "libreach.so"
-    loaded = ctypes.CDLL(
-        str(build_library([SOURCES / "reach_calls.cpp", PROXY / "reach.cpp"], output, flags=[f"-I{PROXY}"]))
-    )
+def library(engine_cache) -> ctypes.CDLL:
+    assert engine_cache
+    sources = [SOURCES / "reach_calls.cpp", PROXY / "reach.cpp"]
+    loaded = ctypes.CDLL(str(build_library("reach", sources, includes=[PROXY])))
     loaded.reach_new.restype = ctypes.c_void_p
     for name in ("reach_delete", "reach_note", "reach_settle"):
         getattr(loaded, name).argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 2 * (name == "reach_note")]

@@ -7,7 +7,6 @@ import multiprocessing
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 
 from rpc_runs import compare, refused
 from tiered_runs import write_small_model
-
-_PATIENCE_S = 30
+from waits import PATIENCE_S, child_process, wait_until_listening
 
 
 @pytest.fixture(scope="module")
@@ -28,32 +26,19 @@ def server(llama_cpp: Path) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen(
-        [tool, "-H", "127.0.0.1", "-p", str(port), "-t", "1"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.STDOUT,
-    )
-    try:
-        end = time.monotonic() + _PATIENCE_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < end, "the server does not come up"
-                assert process.poll() is None, "the server has ended"
-                time.sleep(0.1)
+    command = (tool, "-H", "127.0.0.1", "-p", port, "-t", "1")
+    with child_process(
+        *command, limit_s=3600, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    ) as process:
+        wait_until_listening(process, port)
         yield f"127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 @pytest.mark.deep
 def test_logits_are_those_of_stock_on_the_same_server(llama_cpp: Path, server: str, tmp_path: Path) -> None:
     path = write_small_model(tmp_path, "Q4_K+Q6_K")
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        served = process.submit(compare, llama_cpp, server, path).result()
+        served = process.submit(compare, llama_cpp, server, path).result(PATIENCE_S)
     assert all(served.values()), f"a way that was not taken: {served}"
 
 
@@ -64,18 +49,20 @@ def test_run_on_a_server(llama_cpp: Path, server: str, tmp_path: Path) -> None:
         sys.executable, "-m", "expertier", "run", path, "--prompt", "some words", "-n", "8", "--json",
         "--llama-cpp", llama_cpp,
     ]  # fmt: skip
-    local = subprocess.run(command, capture_output=True, text=True, check=True)
-    remote = subprocess.run([*command, "--rpc", server], capture_output=True, text=True, check=True)
+    local = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    remote = subprocess.run(
+        [*command, "--rpc", server], capture_output=True, text=True, check=True, timeout=120
+    )
     assert "of the device" in remote.stderr, "the ledger is of a device with memory of its own"
     assert json.loads(remote.stdout)["text"] == json.loads(local.stdout)["text"]
 
 
 def test_an_engine_without_rpc_says_how_to_build_one() -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        assert "-DGGML_RPC=ON" in process.submit(refused, None, "127.0.0.1:1").result()
+        assert "-DGGML_RPC=ON" in process.submit(refused, None, "127.0.0.1:1").result(PATIENCE_S)
 
 
 @pytest.mark.deep
 def test_a_server_that_is_not_there_is_named(llama_cpp: Path) -> None:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        assert "127.0.0.1:1" in process.submit(refused, llama_cpp, "127.0.0.1:1").result()
+        assert "127.0.0.1:1" in process.submit(refused, llama_cpp, "127.0.0.1:1").result(PATIENCE_S)

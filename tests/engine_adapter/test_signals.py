@@ -6,6 +6,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import AbstractContextManager
+
+from waits import child_process
 
 PROGRAM = """
     import ctypes, os, signal, sys
@@ -25,9 +28,9 @@ PROGRAM = """
 """
 
 
-def start(preparation: str = "") -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", preparation + textwrap.dedent(PROGRAM)],
+def start(preparation: str = "") -> AbstractContextManager[subprocess.Popen[str]]:
+    return child_process(
+        *(sys.executable, "-c", preparation + textwrap.dedent(PROGRAM)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -45,7 +48,7 @@ def test_signals_are_answered_while_the_main_thread_is_in_c():
         process.stdin.close()
         assert process.stdout.read() == "read 0\n"  # the end of the input, and not -1
         assert "of the action's" in process.stderr.read()
-    assert process.returncode == 0
+        assert process.wait(30) == 0
 
 
 def test_a_signal_that_the_program_ignores_stays_its_own():
@@ -55,4 +58,4 @@ def test_a_signal_that_the_program_ignores_stays_its_own():
         process.stdin.close()
         assert process.stdout.read() == "read 0\n"
         assert "taken by the program itself" in process.stderr.read()
-    assert process.returncode == 0
+        assert process.wait(30) == 0

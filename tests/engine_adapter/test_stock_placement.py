@@ -66,7 +66,7 @@ def test_the_experts_are_placed_by_an_override(loaded_engine, path, in_ram):
     """The engine says so of the first such model of a process only; hence one of its own."""
     assert loaded_engine
     child = [sys.executable, "-c", _PLACE, str(path), str(in_ram)]
-    done = subprocess.run(child, capture_output=True, text=True, check=True)
+    done = subprocess.run(child, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split() == [str(in_ram)]
 
 

@@ -15,6 +15,7 @@ import pytest
 from expertier.engine_adapter.build.locate import LIBRARY_FOLDERS
 from tiered_runs import write_small_model
 from vulkan_runs import DEVICE, compare
+from waits import PATIENCE_S
 
 pytestmark = pytest.mark.deep
 
@@ -36,7 +37,7 @@ def with_vulkan() -> Path:
 def test_logits_are_those_of_stock_on_the_same_device(with_vulkan: Path, tmp_path: Path, kind: str) -> None:
     path = write_small_model(tmp_path, kind)
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        served = process.submit(compare, with_vulkan, path, ENVIRONMENT).result()
+        served = process.submit(compare, with_vulkan, path, ENVIRONMENT).result(PATIENCE_S)
     if served is None:
         pytest.skip(f"no {DEVICE}: there is no driver, or GGML_VK_VISIBLE_DEVICES names none")
     assert all(served.values()), f"a way that was not taken: {served}"

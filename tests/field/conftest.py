@@ -50,10 +50,10 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 
 
 @pytest.fixture(scope="module")
-def graphs(engine: LoadedEngine, path: Path, tmp_path_factory: pytest.TempPathFactory) -> ExpertGraphs:
+def graphs(engine: LoadedEngine, path: Path) -> ExpertGraphs:
     """Graphs over the experts of `path`, to run on the proxy."""
     assert engine.proxy
-    return ExpertGraphs(path, tmp_path_factory.mktemp("graphs"))
+    return ExpertGraphs(path)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,6 @@ from expertier.tiers.slot_layout import GUARD_BYTES
 from expertier.units import MIB
 from field_tools import (
     FEW_SLOTS,
-    GLIMPSE_S,
     PATIENCE_S,
     PROMPT,
     WatchedDevice,
@@ -35,6 +34,7 @@ from field_tools import (
     wrong_after,
 )
 from tiered_runs import assert_nothing_held, make_tiers, run_model
+from waits import is_waiting, wait_until
 
 
 def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
@@ -49,12 +49,17 @@ def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
     # The pool has no room for a block: all fills go through the two bounce blocks.
     with tiers_on(device, blocks, 6, 1) as tiers:
         device.hold_up = hold_up
-        for expert in range(4):
+        filling = [
             workers.start(lambda expert=expert: wrong.extend(wrong_after(blocks, tiers, 0, [expert])))
+            for expert in range(4)
+        ]
         for _ in range(2):
             assert copying.acquire(timeout=PATIENCE_S)
         try:
-            assert not copying.acquire(timeout=GLIMPSE_S), "a third fill found a block that a copy reads"
+            wait_until(
+                lambda: sum(is_waiting(thread, "stage") for thread in filling) == 2, "not two fills wait"
+            )
+            assert not copying.acquire(blocking=False), "a third fill found a block that a copy reads"
         finally:
             gate.set()
         workers.finish()

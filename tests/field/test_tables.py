@@ -15,7 +15,6 @@ from expertier.hip.host import HostDevice
 from expertier.planner.allocate import LayerPlan
 from field_tools import (
     FEW_SLOTS,
-    GLIMPSE_S,
     PATIENCE_S,
     PROMPT,
     GatedSource,
@@ -26,6 +25,7 @@ from field_tools import (
     wrong_after,
 )
 from tiered_runs import SMALL, make_tiers, run_model
+from waits import is_waiting, wait_until
 
 
 def test_row_01_ids_and_table_are_one_transaction(engine, path, blocks):
@@ -134,7 +134,7 @@ def test_row_27_what_is_used_or_in_flight_is_not_evicted(blocks):
                     assert blocks.wrong_bytes(lease, lease.held) == []
 
         churning = workers.start(churn)
-        churning.join(GLIMPSE_S)
+        wait_until(lambda: is_waiting(churning, "read_into"))
         assert int(tiers._residency.slot_of[0, 5]) == filling, "an expert in flight was evicted"
         source.gate.set()
         workers.finish()

@@ -23,7 +23,7 @@ def cupy_site(request: pytest.FixtureRequest) -> Path:
     folder = Path(request.config.cache.mkdir("cupy-rocm")) / "site"
     if not folder.is_dir():
         command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(folder), _WHEEL]
-        result = subprocess.run(command, capture_output=True, text=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120)
         if result.returncode:
             pytest.skip(f"{_WHEEL} could not be installed: {result.stderr[-300:]}")
     return folder
@@ -43,7 +43,12 @@ def test_an_integrator_with_cupy(cupy_site: Path, fake_libraries: FakeLibraries,
     }
     program = Path(__file__).with_name("cupy_program.py")
     result = subprocess.run(
-        [sys.executable, str(program), "hip:0"], env=environ, capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, str(program), "hip:0"],
+        env=environ,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     assert result.stdout.splitlines() == [

@@ -26,6 +26,7 @@ from expertier.hip.memory import DeviceBuffer, PinnedBuffer, RegisteredRange
 from expertier.hip.runtime import Event, Stream
 from expertier.hip.structs import AccessDescriptor, AllocationProperties, device_memory, read_write
 from expertier.hip.vendor import TRAITS, Vendor
+from waits import joined
 
 OpenFake = Callable[..., GpuDevice]
 
@@ -36,7 +37,7 @@ def test_importing_loads_no_driver_and_needs_none() -> None:
         "names = open('/proc/self/maps').read()\n"
         "assert not any(name in names for name in ('libamdhip64', 'libcuda.so', 'hiprtc', 'nvrtc')), names\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_the_structures_are_those_of_hip_7_1_and_cuda_13() -> None:
@@ -186,9 +187,9 @@ def test_a_threads_own_device_stays(fake: FakeDriver, open_fake: OpenFake, vendo
                 driver.call("context_release", 2)
 
         seen: list[bool] = []
-        thread = threading.Thread(target=in_thread)
+        thread = threading.Thread(target=in_thread, daemon=True)
         thread.start()
-        thread.join()
+        joined(thread)
         assert seen == [True]
         device.free(address)
 

@@ -169,7 +169,7 @@ def test_an_integrators_program(fake_libraries: FakeLibraries) -> None:
     environ = {**os.environ, **fake_libraries.environ(Vendor.CUDA), "EXPERTIER_FAKE_VRAM_MIB": "3000"}
     environ["EXPERTIER_FAKE_DEVICES"] = "2"
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=120
     )
     assert result.stdout.split() == ["cuda:0", "2983"]
 
@@ -181,7 +181,9 @@ def test_a_fault_by_variable(fake_libraries: FakeLibraries) -> None:
         **fake_libraries.environ(Vendor.CUDA),
         "EXPERTIER_FAKE_FAIL": "cuMemHostAlloc:1:2",
     }
-    result = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=120
+    )
     assert "cuMemHostAlloc returned 2 (CUDA_ERROR_OUT_OF_MEMORY)" in result.stderr
 
 

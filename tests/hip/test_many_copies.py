@@ -24,6 +24,7 @@ from expertier.hip.many_copies import ManyCopies
 from expertier.hip.vendor import Vendor
 from expertier.testing import LayerShape, PatternSource, synthetic_table
 from expertier.tiers.budget import all_copies_bytes
+from waits import joined
 
 OpenFake = Callable[..., GpuDevice]
 
@@ -97,14 +98,14 @@ def test_other_threads_run_while_copies_are_queued(loop: Callable[[], CopyLoop])
     assert address is not None
     codes: list[int] = []
     made = loop()
-    thread = threading.Thread(target=lambda: codes.append(made(address, moves, 0)))
+    thread = threading.Thread(target=lambda: codes.append(made(address, moves, 0)), daemon=True)
     thread.start()
     for _ in range(3):
         libc.sem_post(semaphore)
         left = ctypes.c_int(1)
         while left.value and thread.is_alive():  # so that the next copy blocks before it may go on
             libc.sem_getvalue(semaphore, ctypes.byref(left))
-    thread.join()
+    joined(thread)
     assert codes == [0]
 
 

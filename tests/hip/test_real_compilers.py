@@ -95,7 +95,7 @@ def _clang() -> str:
         path = shutil.which(name)
         if path:
             known = subprocess.run([path, "--target=amdgcn-amd-amdhsa", "-nogpulib", "--print-supported-cpus"],
-                                   capture_output=True, text=True)  # fmt: skip
+                                   capture_output=True, text=True, timeout=120)  # fmt: skip
             if "gfx1201" in known.stdout + known.stderr:
                 return path
     missing("no clang 19 or newer with the AMDGPU target: Debian's package clang-19")
@@ -111,6 +111,7 @@ def test_clang(architecture: str, wave: int, tmp_path: Path) -> None:
         [_clang(), "-x", "hip", f"--offload-arch={architecture}", "--offload-device-only", "-nogpuinc", "-nogpulib",
          "-O3", "-Wall", "-Werror", "-include", str(prelude), "-S", str(source), "-o", str(output)],
         check=True,
+        timeout=120,
     )  # fmt: skip
     assembly = output.read_text()
     assert all(f"{name.decode()}:" in assembly for name in KERNELS)
@@ -145,7 +146,7 @@ print(et.open_device("auto").name)
     environ = {**os.environ, "EXPERTIER_HIP_LIBRARY": DEBIAN_HIP}
     environ["EXPERTIER_CUDA_LIBRARY"] = "/nowhere.so"
     result = subprocess.run(
-        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True
+        [sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True, timeout=120
     )
     opened, allocated, current, absent, chosen = result.stdout.splitlines()
     if "returned" not in opened:

@@ -12,6 +12,7 @@ from device_contract import moved, random_bytes, read, rows
 from expertier.hip.fake import FakeDriver
 from expertier.hip.fence import Fences
 from expertier.hip.gpu_device import GpuDevice
+from waits import joined
 
 OpenFake = Callable[..., GpuDevice]
 
@@ -39,7 +40,7 @@ def test_threads_do_not_disturb_each_other(fake: FakeDriver, open_fake: OpenFake
                     device.copy_within(rows(chain, block), stream)
                     device.copy_within(rows(shift, block), stream)
                     device.copy_out(staging, block, SIZE, stream)
-                    fences.after(stream).wait()
+                    fences.after(stream).wait()  # no limit: the device's wait has none
                     assert ctypes.string_at(staging, SIZE) == moved(moved(content, chain), shift)
                     device.destroy_stream(stream)
                     device.free(block)
@@ -47,11 +48,10 @@ def test_threads_do_not_disturb_each_other(fake: FakeDriver, open_fake: OpenFake
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(THREADS)]
+        threads = [threading.Thread(target=work, args=(number,), daemon=True) for number in range(THREADS)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        joined(*threads)
         fences.close()
         assert not failures
         assert device.device_bytes == device.pinned_bytes == 0
@@ -63,10 +63,10 @@ def test_waiting_lets_other_threads_run(fake: FakeDriver, open_fake: OpenFake) -
         block = device.alloc(100)
         fake.set("held", 1)
         device.zero(block, 100)
-        waiter = threading.Thread(target=device.synchronize)
+        waiter = threading.Thread(target=device.synchronize, daemon=True)
         waiter.start()
         assert waiter.is_alive()
         fake.set("held", 0)  # reached, though the waiter waits
-        waiter.join()
+        joined(waiter)
         assert read(device, block, 100) == bytes(100)
         device.free(block)

@@ -148,7 +148,9 @@ def require_copy_is_used(package: Path) -> None:
     """Raise unless Python imports the copy: otherwise all would be missed, or caught for another reason."""
     ask = [sys.executable, "-c", "import expertier.tiers.manager as m; print(m.__file__)"]
     environment = {**os.environ, "PYTHONPATH": str(package), "PYTHONDONTWRITEBYTECODE": "1"}
-    found = subprocess.run(ask, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    found = subprocess.run(
+        ask, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=True
+    ).stdout
     if not Path(found.strip()).is_relative_to(package):
         raise RuntimeError(f"the package is imported from {found.strip()}, not from its copy in {package}")
 
@@ -201,9 +203,9 @@ def main() -> int:
                 )  # or complains at once
         baseline = threads.submit(without_a_bug, healthy, suites_of(of_tiers), options.examples)
         results = [threads.submit(try_mutant, mutant, healthy, options.examples) for mutant in of_tiers]
-        table.add_broken(baseline.result())
+        table.add_broken(baseline.result())  # no limit: each of its suites has one
         for mutant, future in zip(of_tiers, results, strict=True):
-            table.add(mutant, future.result())
+            table.add(mutant, future.result())  # no limit: each of its suites has one
         if of_engine:
             with workplaces(healthy, min(options.jobs, len(of_engine))) as made:
                 table.add_broken(engine_without_a_bug(made[0], suites_of(of_engine)))
@@ -212,7 +214,7 @@ def main() -> int:
                     free.put(workplace)
                 results = [threads.submit(try_engine_mutant, mutant, free) for mutant in of_engine]
                 for mutant, future in zip(of_engine, results, strict=True):
-                    table.add(mutant, future.result())
+                    table.add(mutant, future.result())  # no limit: each of its suites has one
     print(f"mutants: {table.n_caught} caught, {table.n_missed} missed")
     return 1 if table.n_missed or table.n_broken else 0
 

@@ -85,6 +85,7 @@ def test_compiled_and_interpreted_choose_the_same_victims() -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     interpreted = json.loads(child.stdout)
     assert interpreted["compiled"] is False

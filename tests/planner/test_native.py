@@ -15,6 +15,7 @@ import pytest
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.native import entry_points
 from expertier.planner.residency import ARRAYS, Residency
+from waits import joined
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
@@ -132,9 +133,9 @@ def test_entry_points_work_on_threads_that_python_did_not_start_holding_its_lock
             slots = np.full(2, -1, np.int32)
             statuses.append(native.begin(layer, np.array([1, 2], np.int32), slots, np.zeros(2, np.int32)))
 
-    thread = threading.Thread(target=use)
+    thread = threading.Thread(target=use, daemon=True)
     thread.start()
-    thread.join()
+    joined(thread)
     assert statuses == [2, 2, 2]
 
 
@@ -151,6 +152,7 @@ def test_without_compilation_there_are_no_entry_points() -> None:
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     assert "NUMBA_DISABLE_JIT is set" in result.stdout
     assert "Unset it" in result.stdout
@@ -166,5 +168,7 @@ def test_the_second_start_compiles_nothing() -> None:
         "calls = dataclasses.astuple(python_calls.python_calls())\n"
         "print({owner.cache_hits for owner in owners}, [sum(c.stats.cache_misses.values()) for c in calls])\n"
     )
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
     assert result.stdout.strip() == "{1} [0, 0, 0, 0, 0, 0, 0, 0]"

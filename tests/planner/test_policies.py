@@ -122,5 +122,6 @@ def test_a_policy_is_one_file(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            timeout=120,
         )
         assert result.stdout.strip() == "[0, 1, 4]", result.stderr

@@ -15,6 +15,7 @@ from expertier.planner.python_calls import CONDITION_OFFSET, LOCK_BYTES, python_
 from expertier.planner.residency import ARRAYS, Residency
 from expertier.tiers import layer_locks
 from expertier.tiers.layer_locks import LayerLocks
+from waits import joined
 
 I32 = npt.NDArray[np.int32]
 CALLS = python_calls()
@@ -107,9 +108,9 @@ def test_a_lock_that_is_held_is_not_waited_for(locks: LayerLocks) -> None:
         answers.append(give(residency, locks, slots))
 
     with locks.held(1):
-        thread = threading.Thread(target=ask)
+        thread = threading.Thread(target=ask, daemon=True)
         thread.start()
-        thread.join()
+        joined(thread)
         ask()  # nor by the holder itself
     assert answers == [Outcome.BUSY] * 4
     for name, value in zip(ARRAYS, before, strict=True):
@@ -141,7 +142,7 @@ def test_giving_back_wakes_who_waits(locks: LayerLocks) -> None:
         woken.set()
 
     threading.Thread(target=wait, daemon=True).start()
-    waits.wait()
+    assert waits.wait(30)
     while give(residency, locks, slots) == Outcome.BUSY:
         pass
     try:
@@ -149,7 +150,7 @@ def test_giving_back_wakes_who_waits(locks: LayerLocks) -> None:
     finally:
         with locks.held(1):
             locks.notify_all(1)  # a failing test must not hang: nobody may wait when the locks are destroyed
-        woken.wait()
+        assert woken.wait(30)
 
 
 def test_arrays_of_another_kind_are_refused() -> None:

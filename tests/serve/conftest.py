@@ -18,6 +18,7 @@ from expertier.engine_adapter.server import ServerOptions, TieredServer
 from expertier.engine_adapter.synth import TINY_SHAPE, write_model
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
+from waits import child_process
 
 Connect = Callable[..., openai.OpenAI]
 
@@ -92,10 +93,10 @@ def client(server: TieredServer, connect: Connect) -> openai.OpenAI:
 def stock(model: Path, connect: Connect) -> Iterator[openai.OpenAI]:
     """The real client, connected to a stock server with the same parameters."""
     script = Path(__file__).parents[1] / "support" / "stock_server.py"
-    with subprocess.Popen(
-        [sys.executable, str(script), str(model)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    with child_process(
+        sys.executable, script, model, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdout is not None
         yield connect(child.stdout.readline().strip())
         child.communicate(timeout=20)
-    assert child.returncode == 0
+        assert child.returncode == 0

@@ -16,6 +16,7 @@ import openai
 import pytest
 
 from served import complete
+from waits import child_process, joined
 
 
 class Serving:
@@ -25,7 +26,7 @@ class Serving:
         self.child = child
         self.lines: list[str] = []
         self._news = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
+        self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _read(self) -> None:
@@ -48,23 +49,21 @@ class Serving:
         """Send a signal and wait for the end with exit code 0."""
         self.child.send_signal(number)
         assert self.child.wait(60) == 0, self.lines
-        self._reader.join()
+        joined(self._reader)
 
 
 @contextmanager
 def serving(model, *options: str, **variables: str) -> Iterator[Serving]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MOE_")}
     command = [sys.executable, "-m", "expertier", "serve", str(model), "--port", "0", "-t", "1", "-c", "512"]
-    with subprocess.Popen(
-        [*command, "--expert-cache-mib", "4", *options],
+    with child_process(
+        *command,
+        *("--expert-cache-mib", "4", *options),
         env=environment | {"NO_COLOR": "1"} | variables,
         stderr=subprocess.PIPE,
         text=True,
     ) as child:
-        try:
-            yield Serving(child)
-        finally:
-            child.kill()
+        yield Serving(child)
 
 
 @pytest.mark.usefixtures("engine")

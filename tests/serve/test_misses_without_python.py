@@ -11,6 +11,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.synth import TINY_SHAPE
 from expertier.errors import DecodeError
 from tiered_runs import make_tiers
+from waits import Running, wait_until
 
 TOKENS = [5, 300]
 
@@ -39,14 +40,12 @@ def test_one_blank_graph_and_the_next_waits(engine, model, expected, n_slots):
         assert not any(tiers._residency.residents(layer) for layer in range(tiers.table.n_layers))
         context.forget()
 
-        waiting = threading.Thread(target=context.decode, args=(TOKENS, 0))
-        waiting.start()
-        waiting.join(0.3)
-        assert waiting.is_alive()
+        lookups = loaded.binding.counters().lookups
+        waiting = Running(context.decode, TOKENS, 0)
+        wait_until(lambda: loaded.binding.counters().lookups > lookups, "no look-up")
         assert tiers.stats().file.reads == 0
         loaded.binding.serve_misses()
-        waiting.join(20)
-        assert not waiting.is_alive()
+        waiting.outcome()
         assert context.logits().tobytes() == expected.tobytes()
         tiers.check_valid()
 
@@ -69,7 +68,7 @@ def test_refused_until_served_again(engine, model, expected):
 
 
 def test_refusing_waits_for_the_fill_that_runs(engine, model):
-    entered, may_go = threading.Event(), threading.Event()
+    entered, may_go, order = threading.Event(), threading.Event(), []
     with (
         make_tiers(model, TINY_SHAPE.top_k) as tiers,
         LlamaModel.open(engine, model, tiers=tiers) as loaded,
@@ -79,26 +78,20 @@ def test_refusing_waits_for_the_fill_that_runs(engine, model):
         def hold(_error):
             entered.set()
             assert may_go.wait(20)
+            order.append("filled")
+
+        def refuse():
+            loaded.binding.refuse_misses()
+            order.append("refused")
 
         loaded.binding.on_fill = hold
-        outcome = []
-
-        def decode():
-            try:
-                context.decode(TOKENS, 0)
-            except DecodeError as error:
-                outcome.append(error)
-
-        decoding = threading.Thread(target=decode)
-        decoding.start()
+        decoding = Running(context.decode, TOKENS, 0)
         assert entered.wait(20)
-        refusing = threading.Thread(target=loaded.binding.refuse_misses)
-        refusing.start()
-        refusing.join(0.2)
-        assert refusing.is_alive()
+        refusing = Running(refuse)
+        refusing.must_wait_in("refuse_misses")
         may_go.set()
-        refusing.join(20)
-        decoding.join(20)
-        assert not refusing.is_alive()
-        assert len(outcome) == 1
+        refusing.outcome()
+        with pytest.raises(DecodeError):
+            decoding.outcome()
+        assert order == ["filled", "refused"]
         tiers.check_valid()

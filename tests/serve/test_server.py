@@ -12,6 +12,7 @@ import pytest
 from expertier.errors import BusyError
 from failing_reads import FailingReads
 from served import complete, wait_until_idle
+from waits import PATIENCE_S
 
 PROMPTS = (
     "a few words",
@@ -71,6 +72,7 @@ def test_four_at_once(server, client):
                     model="any", prompt=prompt, max_tokens=40, temperature=0
                 ),
                 PROMPTS,
+                timeout=PATIENCE_S,
             )
         )
     assert [answer.usage.completion_tokens for answer in answers] == [40] * 4
@@ -119,7 +121,8 @@ def test_a_failed_read_fails_that_request_alone(server, client, monkeypatch, str
 
 
 def test_web_pages_of_others_get_no_leave(server):
-    with socket.create_connection((urlsplit(server.url).hostname, urlsplit(server.url).port)) as raw:
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port), 30) as raw:
         raw.sendall(
             b"GET /v1/models HTTP/1.1\r\nHost: x\r\nOrigin: https://evil.example\r\nConnection: close\r\n\r\n"
         )

@@ -16,7 +16,7 @@ def run_at_once(jobs: Sequence[Callable[[], object]]) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=work, args=(job,)) for job in jobs]
+    threads = [threading.Thread(target=work, args=(job,), daemon=True) for job in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:

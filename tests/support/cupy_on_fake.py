@@ -101,6 +101,6 @@ def _version_script(versions: dict[str, set[str]], base: set[str]) -> str:
 
 
 def _run(command: list[str], folder: Path) -> str:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert result.returncode == 0, result.stderr[-2000:]
     return result.stdout

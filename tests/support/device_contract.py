@@ -194,7 +194,7 @@ class DeviceContract:
         device.copy_out(staging, address, 2 << 20, stream)
         fences = Fences(device)
         fence = fences.after(stream)
-        fence.wait()
+        fence.wait()  # no limit: the device's wait has none
         assert fence.done()
         assert ctypes.string_at(staging, 2 << 20) == bytes(1 << 20) + content
         del fence
@@ -214,7 +214,7 @@ class DeviceContract:
             copied.hold(second)
             device.copy_within(rows([(size, 0, size)], address), second)
             fences.after(second).hold(first)
-            copied.wait()  # the staging is free
+            copied.wait()  # no limit: the device's wait has none
             assert copied.done()
         assert read(device, address + size, size) == bytes([n]) * size
         del copied

@@ -44,6 +44,7 @@ from failing_reads import FailingReads
 from gguf_files import write_model as write_raw_model
 from shard_files import split_model
 from tiered_runs import SMALL, prompt_tokens, write_small_model
+from waits import PATIENCE_S
 
 COMMON = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 SLOTS = slot_counts(SMALL)
@@ -251,7 +252,7 @@ def two_models(folder: Path) -> dict[str, bool]:
     two = ours(second, 5, logits_all=True)
     with ThreadPoolExecutor(2) as pool:
         running = [pool.submit(all_logits, llama, prompt, 16) for llama in (one, two)]
-        found["at the same time"] = [each.result() for each in running] == expected
+        found["at the same time"] = [each.result(PATIENCE_S) for each in running] == expected
     one.close()
     two.close()
     return found

@@ -72,7 +72,7 @@ class EngineProcess(Generic[SetupT]):
                 1, spawn, initializer=_begin, initargs=(self._start, self._setup)
             )
         try:
-            return self._pool.submit(function, *arguments).result()
+            return self._pool.submit(function, *arguments).result(2 * HANG_S)
         except BrokenProcessPool as error:
             self._pool = None
             raise AssertionError(

@@ -56,9 +56,9 @@ class GraphResult:
 class ExpertGraphs:
     """The graphs over the first layers' experts of one model file; all matrices are square."""
 
-    def __init__(self, model: Path, folder: Path) -> None:
-        """Compile the library into `folder` and read the experts."""
-        self._library = ct.CDLL(str(build_library([SOURCE], folder / "libexpert_graphs.so")))
+    def __init__(self, model: Path) -> None:
+        """Load the library and read the experts."""
+        self._library = ct.CDLL(str(build_library("expert_graphs", [SOURCE])))
         self._library.expert_graph_name.restype = ct.c_char_p
         table = ExpertTable.from_gguf(model)
         layer, whole = table.layers[0], model.read_bytes()

@@ -20,6 +20,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import DecodeError, EngineError
 from native_build import build_library
 from tiered_runs import assert_nothing_held, make_tiers, prompt_tokens
+from waits import joined
 
 SOURCE = Path(__file__).with_name("failing_new.cpp")
 
@@ -29,13 +30,16 @@ _MOST = 5000
 _HANG_S = 120
 
 
-def build_proxy(folder: Path) -> Path:
+def build_proxy() -> Path:
     """Compile the proxy's sources with ours, so that their allocations are ours, strings' included."""
     proxy, _ = list_sources(installed_sources())
     return build_library(
+        "failing_proxy",
         [*proxy, SOURCE],
-        folder / "libfailing_proxy.so",
-        flags=("-D_GLIBCXX_EXTERN_TEMPLATE=0",),
+        flags=(
+            "-O0",
+            "-D_GLIBCXX_EXTERN_TEMPLATE=0",
+        ),
         link_flags=("-Wl,-Bsymbolic",),
     )
 
@@ -138,17 +142,17 @@ def _held_by_another(tiers, experts: Sequence[int]) -> Iterator[None]:
     def hold() -> None:
         with tiers.acquire(0, experts):
             held.set()
-            while not done.wait(0.05):
+            while not done.wait(0.05):  # a pause: between two wakes
                 tiers._locks.notify_all(0)
 
-    thread = threading.Thread(target=hold)
+    thread = threading.Thread(target=hold, daemon=True)
     thread.start()
-    held.wait()
+    assert held.wait(30)
     try:
         yield
     finally:
         done.set()
-        thread.join()
+        joined(thread)
 
 
 def wait_for_others(setup: Setup) -> float:

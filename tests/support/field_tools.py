@@ -20,7 +20,6 @@ from tiered_runs import SMALL, prompt_tokens, run_model
 PROMPT = prompt_tokens(40)
 FEW_SLOTS = SMALL.top_k + 1
 PATIENCE_S = 30  # for what must happen
-GLIMPSE_S = 0.2  # for what must not
 
 
 def config_for(table: et.ExpertTable, n_slots: int, host_pool_bytes: int = 0) -> et.TierConfig:

@@ -27,7 +27,7 @@ class HeldSource:
         """Read, once that is allowed; fails after half a minute."""
         self.reads += 1
         for _ in range(3000):
-            if self.open.wait(0.01) or self._let.acquire(blocking=False):
+            if self.open.wait(0.01) or self._let.acquire(blocking=False):  # a pause: between two looks
                 break
         else:
             raise AssertionError("nobody let this read go on")

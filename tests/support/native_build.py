@@ -1,35 +1,70 @@
-"""Compiles C++ of the tests' own against the pinned engine's headers, as the plugin is compiled."""
+"""Compiles C++ of the tests' own against the pinned engine's headers, as the plugin is compiled, once for all runs."""
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from expertier.engine_adapter.build.cache import locked, make_subfolder, move_into_place, staging
 from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, LINK_FLAGS, find_compiler
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS
 from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import XLLAMACPP
 
+LIMIT_S = 600
 _PARALLEL = 2
+_INCLUDED = ("*.h", "*.cu")
 
 
 def build_library(
-    sources: Sequence[Path], output: Path, *, flags: Sequence[str] = (), link_flags: Sequence[str] = ()
+    name: str,
+    sources: Sequence[Path],
+    *,
+    includes: Sequence[Path] = (),
+    flags: Sequence[str] = ("-O0",),
+    link_flags: Sequence[str] = (),
 ) -> Path:
-    """Compile `sources` into the shared library `output`; the engine's symbols are found when it is loaded."""
+    """Return the shared library of `sources`, compiled the first time and kept in the cache folder by what made it.
+
+    The engine's symbols are found when it is loaded. `includes` are folders of headers beside the sources' own.
+    """
+    compiler = find_compiler()
+    folders = sorted({source.parent for source in sources} | set(includes))
+    files = [
+        *sources,
+        *(path for folder in folders for kind in _INCLUDED for path in sorted(folder.glob(kind))),
+    ]
+    words = (str(XLLAMACPP), str(compiler), *COMPILE_FLAGS, *LINK_FLAGS, *flags, *link_flags)
+    parts = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
+    parent = make_subfolder(f"tests-{name}")
+    target = parent / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+    library = target / f"lib{name}.so"
+    with locked(parent / ".lock"):
+        if not target.is_dir():
+            with staging(parent) as folder:
+                searched = [f"-isystem{path}" for path in includes]
+                _compile(sources, folder / library.name, [*flags, *searched], link_flags)
+                move_into_place(folder, target)
+    return library
+
+
+def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str], link_flags: Sequence[str]) -> None:
     headers = ensure_headers(XLLAMACPP)
     includes = [part for folder in HEADER_FOLDERS for part in ("-isystem", str(headers / folder))]
     compiler = find_compiler().command
 
-    def compile_one(source: Path) -> str:
-        made = str(output.with_name(f"{source.stem}.o"))
-        command = [*compiler, *COMPILE_FLAGS, "-O0", *flags, *includes, "-c", str(source), "-o", made]
-        subprocess.run(command, check=True)
+    def compile_one(source: Path) -> Path:
+        made = output.with_name(f"{source.stem}.o")
+        command = [*compiler, *COMPILE_FLAGS, *flags, *includes, "-c", str(source), "-o", str(made)]
+        subprocess.run(command, check=True, timeout=LIMIT_S)
         return made
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
-        objects = list(pool.map(compile_one, sources))
-    subprocess.run([*compiler, *LINK_FLAGS, *link_flags, *objects, "-o", str(output)], check=True)
-    return output
+        objects = list(pool.map(compile_one, sources, timeout=LIMIT_S))
+    command = [*compiler, *LINK_FLAGS, *link_flags, *map(str, objects), "-o", str(output)]
+    subprocess.run(command, check=True, timeout=LIMIT_S)
+    for made in objects:
+        made.unlink()

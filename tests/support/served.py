@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 
 import openai
+
+from waits import wait_until
 
 
 def complete(client: openai.OpenAI, prompt: str = "a few words", n: int = 24) -> str:
@@ -22,15 +23,6 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208
 
 
-def wait_for(condition, seconds: float = 5) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def wait_until_idle(server) -> None:
     """Wait until the engine has run no graph for a while."""
     seen = -1
@@ -39,7 +31,7 @@ def wait_until_idle(server) -> None:
         nonlocal seen
         now, seen_before = server.binding.counters().graphs, seen
         seen = now
-        threading.Event().wait(0.15)
+        time.sleep(0.15)  # a pause: an engine that is late costs a look at the tiers while they are used
         return now == seen_before
 
-    assert wait_for(is_idle, 20)
+    wait_until(is_idle, "the engine goes on")

@@ -79,7 +79,7 @@ class ToolServer:
         while not happened():
             assert self.process.poll() is None, f"the server ended: {self.read()}"
             assert time.monotonic() < deadline, f"it did not happen: {self.read()}"
-            time.sleep(0.05)
+            time.sleep(0.05)  # a pause: between two looks
 
     def answer(self, prompt: str, n_tokens: int = 32) -> dict[str, Any]:
         """Return the answer to a prompt without randomness, or the error that came instead."""

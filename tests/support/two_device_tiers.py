@@ -13,6 +13,7 @@ from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.budget import all_copies_bytes
 from expertier.tiers.slot_layout import GUARD_BYTES
 from expertier.tiers.tier_set import DevicePart, TierSet
+from waits import joined
 
 LAYERS, EXPERTS, SLOTS = 5, 12, 4
 CUT = 2
@@ -41,12 +42,12 @@ def check_both(devices: Sequence[Device], rounds: int = 3) -> None:
                 failures.append(error)
 
         threads = [
-            threading.Thread(target=use, args=pair) for pair in zip(tiers.managers, devices, strict=True)
+            threading.Thread(target=use, args=pair, daemon=True)
+            for pair in zip(tiers.managers, devices, strict=True)
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        joined(*threads)
         if failures:
             raise failures[0]
         tiers.check_valid()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Iterator
 
 import pytest
@@ -20,6 +19,7 @@ from expertier.testing import (
     synthetic_table,
 )
 from expertier.tiers.slab import Slab
+from waits import Running
 
 TABLE = synthetic_table(
     [LayerShape(n_experts=8), LayerShape(n_experts=12, n_ff=64), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"))]
@@ -180,13 +180,11 @@ def test_leases_keep_the_boundary_where_it_is(tiers: Tiers) -> None:
 
 def test_a_reserve_waits_for_another_threads_lease(tiers: Tiers) -> None:
     lease = tiers.manager.acquire(0, [1])
-    waiting = threading.Thread(target=tiers.manager.reserve_compute, args=(5000,))
-    waiting.start()
-    waiting.join(0.05)
-    assert waiting.is_alive()
+    waiting = Running(tiers.manager.reserve_compute, 5000)
+    waiting.must_wait_in("reserve_compute")
     tiers.manager.acquire(1, [2]).release()  # the thread it waits for is let in
     lease.release()
-    waiting.join(30)
+    waiting.outcome()
     assert tiers.manager.stats().l1.compute_bytes == 5120
 
 

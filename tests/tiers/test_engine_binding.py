@@ -249,7 +249,7 @@ def test_engine_threads_and_python_leases_share_the_layers(model: ModelFile, tie
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(6)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 
 import numpy as np
@@ -15,6 +14,7 @@ from expertier.planner.allocate import floor_bytes
 from expertier.testing import FaultPlan, FaultyDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.engine_binding import bound_layer
 from expertier.tiers.manager import TierManager
+from waits import Running
 
 TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"), n_experts=12)])
 COMPUTE_BYTES = 40_000
@@ -136,13 +136,10 @@ def test_it_waits_for_leases_of_others(tiers: TierManager) -> None:
     lease = tiers.acquire(0, [1])
     with pytest.raises(BusyError, match="leases are live"):
         tiers.move_boundary(1000)
-    mover = threading.Thread(target=tiers.move_boundary, args=(1000,))
-    mover.start()
-    mover.join(0.05)
-    assert mover.is_alive()
+    mover = Running(tiers.move_boundary, 1000)
+    mover.must_wait_in("move_boundary")
     lease.release()
-    mover.join(10)
-    assert not mover.is_alive()
+    mover.outcome()
     assert tiers.compute_bytes == 1024
 
 

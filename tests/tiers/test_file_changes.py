@@ -265,7 +265,7 @@ def test_many_readers_of_a_file_that_is_overwritten(path: Path) -> None:
             if buffer != before[offset : offset + 300]:
                 wrong.append(offset)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    threads = [threading.Thread(target=read, args=(seed,), daemon=True) for seed in range(4)]
     for thread in threads:
         thread.start()
     started.wait(30)

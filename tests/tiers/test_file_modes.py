@@ -313,7 +313,7 @@ def test_closing_while_a_read_runs(path: Path, mode: FileMode, monkeypatch: pyte
 
     monkeypatch.setattr(os, "preadv", slow)
     found: list[bytes] = []
-    thread = threading.Thread(target=lambda: found.append(read(source, 50, 5000)))
+    thread = threading.Thread(target=lambda: found.append(read(source, 50, 5000)), daemon=True)
     thread.start()
     assert reading.wait(30)
     source.close()
@@ -357,7 +357,7 @@ def test_many_threads_and_a_close(path: Path, mode: FileMode) -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    threads = [threading.Thread(target=work, args=(seed,), daemon=True) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:

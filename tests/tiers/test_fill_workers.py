@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from expertier.tiers.fill_workers import FillWorkers
+from waits import Running, joined, wait_until
 
 
 @pytest.fixture(params=[0, 1, 3])
@@ -19,13 +20,6 @@ def workers(request: pytest.FixtureRequest) -> Iterator[FillWorkers]:
     yield workers
     workers.close()
     assert not [t for t in set(threading.enumerate()) - before if t.name.startswith("fill-")]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_every_task_runs_once_and_all_are_done_at_the_end(workers: FillWorkers) -> None:
@@ -44,11 +38,10 @@ def test_several_threads_may_ask_at_once(workers: FillWorkers) -> None:
             workers.run([partial(done.append, i) for i in range(7)])
             counts.append(len(done))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    joined(*threads)
     assert counts == [7] * 80
 
 
@@ -57,7 +50,7 @@ def test_the_first_error_by_order_is_raised_once_nothing_runs_any_more(workers: 
 
     def task(number: int) -> None:
         running.append(number)
-        time.sleep(0.002)
+        time.sleep(0)  # a pause: lets the others begin
         try:
             if number in (2, 4):
                 raise ValueError(str(number))
@@ -81,11 +74,11 @@ def test_after_an_error_what_has_not_begun_is_left_out() -> None:
         begun.append(number)
         if number == 0:
             raise KeyboardInterrupt
-        time.sleep(0.005)
+        wait_until(lambda: not any(batch.tasks for batch in workers._batches), "the rest was not left out")
 
     with pytest.raises(KeyboardInterrupt):
         workers.run([partial(task, i) for i in range(200)])
-    assert len(begun) < 100
+    assert len(begun) <= 3, "those that had begun on other threads"
     workers.close()
 
 
@@ -101,9 +94,9 @@ def test_demand_goes_before_background_work() -> None:
     workers.later("hold", hold)
     assert started.wait(30)
     workers.later("background", lambda: order.append("background"))
-    demand = threading.Thread(target=workers.run, args=([partial(order.append, "demand")] * 6,))
+    demand = threading.Thread(target=workers.run, args=([partial(order.append, "demand")] * 6,), daemon=True)
     demand.start()
-    demand.join()  # the asking thread does it all itself: the only worker is busy
+    joined(demand)  # the asking thread does it all itself: the only worker is busy
     gate.set()
     workers.idle()
     assert order == ["demand"] * 6 + ["background"]
@@ -116,7 +109,7 @@ def test_background_work_can_be_cancelled_before_it_begins(workers: FillWorkers)
     for _ in range(3):
         workers.later("hold", lambda: gate.wait(30) and None)
     if workers._n_threads:
-        eventually(lambda: workers.n_waiting == 3 - workers._n_threads or workers.n_waiting == 0)
+        wait_until(lambda: workers.n_waiting == 3 - workers._n_threads or workers.n_waiting == 0)
     for label in ("a", "b", "a"):
         workers.later(label, partial(done.append, label))
     assert workers.cancel(lambda label: label == "a") == 2
@@ -128,17 +121,21 @@ def test_background_work_can_be_cancelled_before_it_begins(workers: FillWorkers)
 def test_close_forgets_what_waits_and_ends_what_runs() -> None:
     workers = FillWorkers(1)
     done: list[str] = []
-    started = threading.Event()
+    started, go = threading.Event(), threading.Event()
 
     def slow() -> None:
         started.set()
-        time.sleep(0.05)
+        assert go.wait(30)
         done.append("slow")
 
     workers.later("slow", slow)
     assert started.wait(30)
     workers.later("never", lambda: done.append("never"))
-    workers.close()
+    closing = Running(workers.close)
+    wait_until(lambda: not workers.n_waiting)
+    assert done == []
+    go.set()
+    closing.outcome()
     workers.close()
     workers.later("after", lambda: done.append("after"))
     assert done == ["slow"]
@@ -190,14 +187,14 @@ def test_idle_waits_for_what_runs_though_nothing_waits(monkeypatch: pytest.Monke
         done.append(2)
 
     monkeypatch.setattr(workers._changed, "wait", noted_wait)
-    waiter = threading.Thread(target=drain)
+    waiter = threading.Thread(target=drain, daemon=True)
     workers.later("it", task)
     assert started.wait(30)
     waiter.start()
-    eventually(lambda: waits.is_set() or not waiter.is_alive())
+    wait_until(lambda: waits.is_set() or not waiter.is_alive())
     assert waits.is_set(), "it returned while the task ran"
     go.set()
-    waiter.join()
+    joined(waiter)
     workers.close()
     assert done == [1, 2]
 
@@ -217,7 +214,7 @@ def test_an_interrupt_of_whoever_asked_waits_for_what_runs_and_forgets_the_rest(
             done.append("ours")
         else:
             theirs.set()
-            eventually(lambda: "interrupt" in done)
+            wait_until(lambda: "interrupt" in done)
             done.append("theirs")
 
     def interrupted_once(timeout: float | None = None) -> bool:

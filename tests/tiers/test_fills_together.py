@@ -243,7 +243,7 @@ def test_host_memory_is_copied_by_several_threads(monkeypatch: pytest.MonkeyPatc
         def copy_in_many(self, moves: Moves, stream: int = 0) -> None:
             if self.waits:
                 sizes.append(len(moves))
-                meeting.wait()
+                meeting.wait(30)
             super().copy_in_many(moves, stream)
 
     config = et.TierConfig(

@@ -14,6 +14,7 @@ from expertier.hip.faults import FaultyDevice
 from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool import N_BOUNCE_BLOCKS, HostPool
 from expertier.tiers.staged import Staged
+from waits import Running, joined
 
 PAGE = mmap.PAGESIZE
 EXPERT = 3000
@@ -180,20 +181,16 @@ def test_a_failed_start_leaves_no_memory(nth: int) -> None:
 def test_more_fills_than_bounce_blocks_wait() -> None:
     pool = Pool(0)
     held = [pool.stage(expert) for expert in range(N_BOUNCE_BLOCKS)]
-    arrived = threading.Event()
 
     def third() -> None:
         staged = Staged((0, 9), EXPERT, EXPERT)
         pool.pool.stage(staged)
-        arrived.set()
         pool.pool.leave(staged)
 
-    thread = threading.Thread(target=third)
-    thread.start()
-    assert not arrived.wait(0.05)
+    running = Running(third)
+    running.must_wait_in("stage")
     pool.pool.leave(held.pop())
-    thread.join(10)
-    assert arrived.is_set()
+    running.outcome()
     pool.pool.leave(held.pop())
     pool.check()
 
@@ -209,28 +206,22 @@ def test_one_expert_is_read_once_at_a_time(three: Pool, succeeds: bool) -> None:
         results.append(staged.hit)
         three.pool.leave(staged)
 
-    thread = threading.Thread(target=second)
-    thread.start()
-    thread.join(0.05)
-    assert thread.is_alive(), "the second did not wait for the first"
+    running = Running(second)
+    running.must_wait_in("stage")  # the second waits for the first
     if succeeds:
         three.pool.commit(first)
     three.pool.leave(first)
-    thread.join(10)
+    running.outcome()
     assert results == [succeeds]
     three.check()
 
 
 def test_a_copy_may_be_used_as_soon_as_its_bytes_are_complete(three: Pool) -> None:
     first = three.stage(7)
-    hits: list[bool] = []
-    thread = threading.Thread(target=lambda: hits.append(three.bring(7)), daemon=True)
-    thread.start()
-    thread.join(0.05)
-    assert hits == []
+    second = Running(three.bring, 7)
+    second.must_wait_in("bring")
     three.pool.commit(first)
-    thread.join(10)
-    assert hits == [True], "the second waits until the first has copied"
+    assert second.outcome(), "the second waits until the first has copied"
     three.pool.leave(first)
 
 
@@ -253,11 +244,10 @@ def test_many_threads_keep_the_budget() -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=use, args=(seed,)) for seed in range(6)]
+    threads = [threading.Thread(target=use, args=(seed,), daemon=True) for seed in range(6)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    joined(*threads)
     assert errors == []
     pool.check()
     stats = pool.pool.stats()

@@ -17,6 +17,7 @@ from expertier.tiers.host_pool import N_BOUNCE_BLOCKS, HostPool
 from expertier.tiers.staged import Staged
 from expertier.units import MIB
 from pool_fakes import PAGE, LedgerDevice, bring, powers_of_two
+from waits import Running
 
 
 def make(
@@ -152,22 +153,16 @@ def test_hits_go_on_and_other_misses_wait_while_a_chunk_is_allocated() -> None:
         assert gate.wait(30)
 
     device.after_alloc = hold
-    results: list[bool] = []
-    first = threading.Thread(target=lambda: results.append(bring(pool, (0, 1), PAGE)))
-    first.start()
+    first = Running(bring, pool, (0, 1), PAGE)
     assert allocating.wait(30)
-    second = threading.Thread(target=lambda: results.append(bring(pool, (0, 2), PAGE)))
-    second.start()
+    second = Running(bring, pool, (0, 2), PAGE)
     assert bring(pool, (0, 0), PAGE), "a hit waited"
     assert pool.stats().used_bytes == 2 * PAGE, "what is being allocated counts"
     pool.check_valid()
-    second.join(0.05)
-    assert second.is_alive()
-    assert results == []
+    second.must_wait_in("bring")
     gate.set()
-    first.join(30)
-    second.join(30)
-    assert results == [False, False]
+    assert not first.outcome()
+    assert not second.outcome()
     pool.check_valid()
     assert len(pool.copies()) == 3
 
@@ -186,25 +181,14 @@ def test_a_miss_that_waits_for_an_allocation_goes_on_when_that_is_refused() -> N
         raise DeviceError("asked for more than there is")
 
     device.alloc_pinned = refuse_late
-    results: list[object] = []
-
-    def use(expert: int) -> None:
-        try:
-            results.append(bring(pool, (0, expert), PAGE))
-        except DeviceError as error:
-            results.append(str(error))
-
-    threads = [threading.Thread(target=use, args=(expert,), daemon=True) for expert in range(2)]
-    threads[0].start()
+    refused = Running(bring, pool, (0, 0), PAGE)
     assert allocating.wait(30)
-    threads[1].start()
-    threads[1].join(0.05)
-    assert results == []
+    waiting = Running(bring, pool, (0, 1), PAGE)
+    waiting.must_wait_in("bring")
     gate.set()
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive(), "a thread waits for ever"
-    assert sorted(map(str, results)) == ["False", "asked for more than there is"]
+    with pytest.raises(DeviceError, match="asked for more than there is"):
+        refused.outcome()
+    assert not waiting.outcome()
 
 
 def test_blocks_are_pages_of_their_own_in_real_memory() -> None:

@@ -99,7 +99,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 @pytest.fixture
 def server(model: ModelFile) -> Iterator[RangeServer]:
     server = RangeServer(model.bytes)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield server
     server.shutdown()

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from expertier.tiers.layer_locks import LAYER_BYTES, LayerLocks
+from waits import joined
 
 
 def test_a_lock_excludes_and_layers_are_independent() -> None:
@@ -23,15 +24,14 @@ def test_a_lock_excludes_and_layers_are_independent() -> None:
             with locks.held(0):
                 before = total
                 if before % 100 == 0:
-                    time.sleep(0)
+                    time.sleep(0)  # a pause: lets others in, if it may
                 total = before + 1
 
     with locks.held(1):
-        threads = [threading.Thread(target=add) for _ in range(4)]
+        threads = [threading.Thread(target=add, daemon=True) for _ in range(4)]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join()
+        joined(*threads)
     assert total == 8000
     locks.close()
     locks.close()
@@ -63,12 +63,12 @@ def test_wait_lets_others_in_and_notify_wakes() -> None:
             locks.notify_all(0)
 
     with locks.held(0):
-        thread = threading.Thread(target=other)
+        thread = threading.Thread(target=other, daemon=True)
         thread.start()
         while not states:
             locks.wait(0)
         states.append("seen")
-    thread.join()
+    joined(thread)
     assert states == ["changed", "seen"]
 
 
@@ -105,13 +105,13 @@ def test_an_interrupt_while_waiting_for_a_lock_leaves_it_free() -> None:
             done.wait(10)
             _thread.interrupt_main()
 
-    thread = threading.Thread(target=holder)
+    thread = threading.Thread(target=holder, daemon=True)
     thread.start()
     taken.wait(10)
     done.set()
     with pytest.raises(KeyboardInterrupt):
         take_forever(locks)
-    thread.join()
+    joined(thread)
     for _ in range(3):
         with locks.held(0):
             pass

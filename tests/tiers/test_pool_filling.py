@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -30,6 +28,7 @@ from expertier.tiers.chunk_size import block_size
 from expertier.tiers.pool_filling import REST_S, FillingState
 from expertier.tiers.warm_start import fill_order
 from held_source import HeldSource
+from waits import Running, wait_until
 
 TABLE = synthetic_table([LayerShape(n_experts=12), LayerShape(n_experts=8), LayerShape(n_experts=4)])
 SLOTS = 4
@@ -59,13 +58,6 @@ def make(
 
 def copies(tiers: et.TierManager) -> set[tuple[int, int]]:
     return {key for key, _ in tiers._pool.copies()}
-
-
-def until(holds: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.001)
 
 
 @pytest.fixture
@@ -154,15 +146,15 @@ def test_the_order_has_everyone_once_and_shares_a_pool_between_the_layers(
 def test_nothing_begins_while_somebody_waits_and_it_goes_on_after(held: HeldSource) -> None:
     with make(held, threads=2, fill=False) as tiers:
         held.open.clear()
-        asking = Thread(target=lambda: tiers.acquire(0, [7]).release())
-        asking.start()
-        until(lambda: held.reads == 1)
+        asking = Running(tiers.acquire, 0, [7])
+        wait_until(lambda: held.reads == 1)
         tiers.fill_host_pool()
-        until(lambda: tiers._filling.state is FillingState.PAUSED)
-        time.sleep(0.02)
+        wait_until(lambda: tiers._filling.state is FillingState.PAUSED)
+        wait_until(lambda: not tiers._workers._background_running)
+        assert tiers._workers.n_waiting == 0
         assert held.reads == 1
         held.open.set()
-        asking.join(30)
+        asking.outcome().release()
         tiers.drain()
         assert copies(tiers) == ALL
 
@@ -171,14 +163,12 @@ def test_who_asks_waits_for_no_more_than_the_one_that_is_under_way(held: HeldSou
     """With one thread that the filling uses, and no let for any read but those of who asks."""
     held.open.clear()
     with make(held, threads=1) as tiers:
-        until(lambda: held.reads >= 1)
-        asking = Thread(target=lambda: tiers.acquire(1, [0]).release())
-        asking.start()
-        until(lambda: held.reads == 2)
+        wait_until(lambda: held.reads >= 1)
+        asking = Running(tiers.acquire, 1, [0])
+        wait_until(lambda: held.reads == 2)
         held.let(2 * 3)
-        asking.join(30)
-        assert not asking.is_alive()
-        until(lambda: tiers._filling.state is not FillingState.PAUSED)
+        asking.outcome().release()
+        wait_until(lambda: tiers._filling.state is not FillingState.PAUSED)
         assert tiers.stats().l2.ahead_fills <= 1
         held.open.set()
         tiers.drain()
@@ -189,10 +179,10 @@ def test_who_asks_waits_for_no_more_than_the_one_that_is_under_way(held: HeldSou
 def test_prefetches_go_first(held: HeldSource) -> None:
     held.open.clear()
     with make(held, threads=1) as tiers:
-        until(lambda: held.reads == 1)
+        wait_until(lambda: held.reads == 1)
         tiers.prefetch(0, [10, 11], into="l2")
         held.let(3 * 3)
-        until(lambda: held.reads == 10)
+        wait_until(lambda: held.reads == 10)
         assert {(0, 10), (0, 11)} <= copies(tiers)
         assert tiers.stats().l2.ahead_fills == 1
         assert tiers.cancel_prefetches() == 0
@@ -204,13 +194,11 @@ def test_prefetches_go_first(held: HeldSource) -> None:
 def test_close_waits_for_the_one_under_way_only(held: HeldSource) -> None:
     held.open.clear()
     tiers = make(held, threads=2)
-    until(lambda: held.reads == 1)
-    closing = Thread(target=tiers.close)
-    closing.start()
-    until(lambda: tiers._usage._closed)
+    wait_until(lambda: held.reads == 1)
+    closing = Running(tiers.close)
+    wait_until(lambda: tiers._usage._closed)
     held.let(3)
-    closing.join(30)
-    assert not closing.is_alive()
+    closing.outcome()
     assert held.reads == 3, "one expert of three matrices"
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
     assert tiers._filling.state is FillingState.STOPPED
@@ -219,13 +207,11 @@ def test_close_waits_for_the_one_under_way_only(held: HeldSource) -> None:
 def test_a_move_of_the_boundary_goes_first(held: HeldSource) -> None:
     held.open.clear()
     with make(held, threads=1) as tiers:
-        until(lambda: held.reads == 1)
-        moving = Thread(target=tiers.reserve_compute, args=(1 << 10,))
-        moving.start()
-        until(lambda: tiers._usage._n_exclusive)
+        wait_until(lambda: held.reads == 1)
+        moving = Running(tiers.reserve_compute, 1 << 10)
+        moving.must_wait_in("reserve_compute")
         held.let(3)
-        moving.join(30)
-        assert not moving.is_alive()
+        moving.outcome()
         assert tiers.stats().moves.moves == 1
         assert tiers.stats().l2.ahead_fills == 1
         held.open.set()

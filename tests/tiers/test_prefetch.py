@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +20,7 @@ from expertier.testing import (
 )
 from expertier.tiers.prefetcher import MAX_WAITING
 from held_source import HeldSource
+from waits import Running, wait_until, when_waiting
 
 TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(n_experts=300)])
 SLOTS = 4
@@ -153,17 +153,13 @@ def test_demand_waits_for_a_prefetch_of_its_expert_and_reads_nothing_twice() -> 
     with make(source, threads=2) as tiers:
         source.open.clear()
         tiers.prefetch(0, [1])
-        while not source.reads:
-            time.sleep(0.001)
-        leases: list[et.Lease] = []
-        asking = threading.Thread(target=lambda: leases.append(tiers.acquire(0, [1])))
-        asking.start()
-        asking.join(0.05)
-        assert asking.is_alive()
+        wait_until(lambda: source.reads)
+        asking = Running(tiers.acquire, 0, [1])
+        asking.must_wait_in("acquire")
         source.open.set()
-        asking.join(30)
+        lease = asking.outcome()
         assert source.reads == 3, "one read a matrix"
-        leases[0].release()
+        lease.release()
         assert tiers.stats().prefetch.useful_bytes == SIZE
 
 
@@ -173,16 +169,14 @@ def test_demand_does_not_wait_for_prefetches_of_others() -> None:
         tiers.acquire(0, [7]).release()
         source.open.clear()
         tiers.prefetch(0, [1, 2, 3])
-        while source.reads == 3:
-            time.sleep(0.001)
+        wait_until(lambda: source.reads > 3)
+        before = source.reads
         tiers.acquire(0, [7]).release()
-        asking = threading.Thread(target=lambda: tiers.acquire(1, [0]).release())
-        asking.start()
-        time.sleep(0.02)
+        asking = Running(tiers.acquire, 1, [0])
+        wait_until(lambda: source.reads > before, "demand did not begin to read")
         source.open.set()
-        asking.join(30)
+        asking.outcome().release()
         tiers.drain()
-        assert not asking.is_alive()
 
 
 def test_a_holder_of_leases_waits_for_a_slot_that_a_prefetch_fills() -> None:
@@ -193,11 +187,10 @@ def test_a_holder_of_leases_waits_for_a_slot_that_a_prefetch_fills() -> None:
         before = source.reads
         source.open.clear()
         tiers.prefetch(0, [5])
-        while source.reads == before:
-            time.sleep(0.001)
-        opening = threading.Timer(0.05, source.open.set)
-        opening.start()
+        wait_until(lambda: source.reads > before)
+        opening = when_waiting(threading.current_thread(), "acquire", source.open.set)
         lease = tiers.acquire(0, [6])  # the layer's only other slot is the prefetch's
+        opening.outcome()
         lease.release()
         held.release()
 
@@ -207,14 +200,11 @@ def test_a_boundary_move_does_not_wait_for_what_has_not_begun() -> None:
     with make(source, threads=1) as tiers:
         source.open.clear()
         tiers.prefetch(0, [1, 2, 3])
-        while not source.reads:
-            time.sleep(0.001)
-        moving = threading.Thread(target=tiers.reserve_compute, args=(2000,))
-        moving.start()
-        time.sleep(0.02)
-        assert moving.is_alive(), "the one that runs writes to a slot"
+        wait_until(lambda: source.reads)
+        moving = Running(tiers.reserve_compute, 2000)
+        moving.must_wait_in("reserve_compute")  # the one that runs writes to a slot
         source.open.set()
-        moving.join(30)
+        moving.outcome()
         tiers.drain()
         tiers.check_valid()
 
@@ -224,11 +214,10 @@ def test_close_does_not_wait_for_what_has_not_begun() -> None:
     tiers = make(source, threads=1)
     source.open.clear()
     tiers.prefetch(0, [1, 2, 3])
-    while not source.reads:
-        time.sleep(0.001)
-    opening = threading.Timer(0.05, source.open.set)
-    opening.start()
+    wait_until(lambda: source.reads)
+    opening = when_waiting(threading.current_thread(), "close", source.open.set)
     tiers.close()
+    opening.outcome()
     assert source.reads <= 6
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
 
@@ -253,14 +242,11 @@ def test_an_engine_is_not_unbound_while_a_prefetch_runs() -> None:
         tiers.bind_engine()
         source.open.clear()
         tiers.prefetch(0, [1])
-        while not source.reads:
-            time.sleep(0.001)
-        unbinding = threading.Thread(target=tiers.unbind_engine)
-        unbinding.start()
-        unbinding.join(0.05)
-        assert unbinding.is_alive(), "its pin could have been taken for the engine's"
+        wait_until(lambda: source.reads)
+        unbinding = Running(tiers.unbind_engine)
+        unbinding.must_wait_in("unbind_engine")  # its pin could have been taken for the engine's
         source.open.set()
-        unbinding.join(30)
+        unbinding.outcome()
         assert not tiers._usage.bound
         tiers.drain()
         assert residents(tiers) == {1}

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.read_gate import ReadGate
 from expertier.tiers.scratch import ScratchPool
+from waits import Running
 
 
 @pytest.mark.parametrize("alignment", [1, 512, 4096, 65_536])
@@ -33,20 +32,15 @@ def test_blocks_are_aligned_distinct_and_used_again(alignment: int) -> None:
 
 def test_no_more_than_the_most_and_the_next_waits() -> None:
     pool = ScratchPool(4096, 4096, max_blocks=1)
-    got, asked = threading.Event(), threading.Event()
 
     def wait_for_one() -> None:
-        asked.set()
         with pool.block():
-            got.set()
+            pass
 
     with pool.block():
-        thread = threading.Thread(target=wait_for_one)
-        thread.start()
-        assert asked.wait(30)
-        assert not got.wait(0.05)
-    assert got.wait(30)
-    thread.join(30)
+        running = Running(wait_for_one)
+        running.must_wait_in("block")
+    running.outcome()
     assert pool.n_bytes == 4096
 
 

@@ -104,7 +104,7 @@ def test_a_move_waits_for_all_and_all_wait_for_it(bench: Bench) -> None:
     assert bench.device.advance(bench.second, 9) == 0
     bench.device.advance(bench.copy, 1)
     assert not fence.done()
-    fence.wait()
+    fence.wait()  # no limit: the device's wait has none
     assert bench.ran == ["fill", "read", "move"]
     bench.device.synchronize()
     assert bench.ran[-1] == "later read"

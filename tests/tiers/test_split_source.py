@@ -23,6 +23,7 @@ from expertier.tiers.split_source import SplitSource, kept_limit
 from expertier.tiers.split_table import SliceRef, SplitTable
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tensor_cut import TensorCut
+from waits import PATIENCE_S, Running
 
 N_DEVICES, N_EXPERTS, N_LAYERS = 3, 4, 2
 ROWS = (3, 2, 1)  # of the gate, by device
@@ -139,36 +140,35 @@ def test_devices_that_ask_at_the_same_time_share_a_read():
                 assert (read(source, device, span) == expected).all()
 
         with ThreadPoolExecutor(N_DEVICES) as threads:
-            list(threads.map(ask, range(N_DEVICES)))
+            list(threads.map(ask, range(N_DEVICES), timeout=PATIENCE_S))
         assert sorted(pattern.reads) == sorted(set(pattern.reads))
         source.check_valid()
 
 
-class SlowPattern(Pattern):
-    """Its first read goes on until a second one begins, or for a while."""
+class HeldPattern(Pattern):
+    """Its reads go on once they may."""
 
     def __init__(self) -> None:
         super().__init__([])
-        self.began, self.second = threading.Event(), threading.Event()
+        self.began, self.may_end = threading.Event(), threading.Event()
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
-        if self.began.is_set():
-            self.second.set()
         self.began.set()
-        self.second.wait(0.3)
+        assert self.may_end.wait(30)
         super().read_into(span, buffer)
 
 
 def test_a_device_waits_for_the_read_of_another_that_has_its_slice_too():
-    pattern = SlowPattern()
+    pattern = HeldPattern()
     source = SplitSource(pattern, SPLIT, kept_bytes=TABLE.expert_bytes_total)
     asked = [wanted(device, 0, 0, 0) for device in range(2)]
-    with ThreadPoolExecutor(2) as threads:
-        first = threads.submit(read, source, 0, asked[0][0])
-        assert pattern.began.wait(10)
-        second = threads.submit(read, source, 1, asked[1][0])
-        for found, (_, expected) in zip((first, second), asked, strict=True):
-            assert (found.result() == expected).all()
+    first = Running(read, source, 0, asked[0][0])
+    assert pattern.began.wait(30)
+    second = Running(read, source, 1, asked[1][0])
+    second.must_wait_in("wait_for")
+    pattern.may_end.set()
+    for found, (_, expected) in zip((first, second), asked, strict=True):
+        assert (found.outcome() == expected).all()
     assert len(pattern.reads) == 1
 
 

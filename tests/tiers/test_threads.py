@@ -16,6 +16,7 @@ from expertier.hip.host import HostDevice
 from expertier.tiers.faulty_source import FaultySource
 from expertier.tiers.span import Span
 from gguf_files import Block, BytesSource, ModelFile, write_model
+from waits import Running, is_waiting, joined, wait_until, when_waiting
 
 N_THREADS = 6
 N_SLOTS = 4
@@ -67,13 +68,27 @@ def run_threads(run: Callable[[int], None], n_threads: int = N_THREADS) -> list[
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=guarded, args=(number,), daemon=True) for number in range(n_threads)]
+    threads = [
+        threading.Thread(target=guarded, args=(number,), name=f"user-{number}", daemon=True)
+        for number in range(n_threads)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
         assert not thread.is_alive(), "a thread waits for ever"
     return errors
+
+
+def open_when_all_wait(source: GatedSource) -> None:
+    """Let reads through once one thread of `run_threads` reads and the others wait for it."""
+
+    def all_wait() -> bool:
+        users = [thread for thread in threading.enumerate() if thread.name.startswith("user-")]
+        return len(users) == N_THREADS and all(is_waiting(user, "acquire") for user in users)
+
+    wait_until(all_wait)
+    source.gate.set()
 
 
 @pytest.mark.parametrize("pool_pages", [0, 3, 40])
@@ -138,9 +153,9 @@ def test_one_expert_wanted_by_all_is_read_once(model: ModelFile) -> None:
                 assert lease.held is not None
                 assert model.wrong_bytes(lease, lease.held) == []
 
-        opener = threading.Timer(0.1, source.gate.set)
-        opener.start()
+        opening = Running(open_when_all_wait, source)
         assert run_threads(run) == []
+        opening.outcome()
         assert source.reads == 3, "three matrices, once"
         assert tiers.stats().l1.misses == 1
         tiers.close()
@@ -150,19 +165,12 @@ def test_a_thread_without_leases_waits_for_slots(model: ModelFile) -> None:
     with HostDevice() as device:
         tiers = make(model, device, BytesSource(model.bytes), 0)
         held = tiers.acquire(0, range(N_SLOTS))
-        got: list[int] = []
-
-        def wait() -> None:
-            with tiers.acquire(0, [8, 9]) as lease:
-                got.extend(lease.held.experts.tolist() if lease.held else [])
-
-        thread = threading.Thread(target=wait)
-        thread.start()
-        thread.join(0.15)
-        assert thread.is_alive()
+        waiting = Running(tiers.acquire, 0, [8, 9])
+        waiting.must_wait_in("acquire")
         held.release()
-        thread.join(30)
-        assert got == [8, 9]
+        with waiting.outcome() as lease:
+            assert lease.held is not None
+            assert lease.held.experts.tolist() == [8, 9]
         tiers.close()
 
 
@@ -174,15 +182,15 @@ def test_holding_other_experts_does_not_hinder_a_wait_for_a_fill(model: ModelFil
         with tiers.acquire(0, [1]):
             source.gate.clear()
             source.reading.clear()
-            thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release())
+            thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release(), daemon=True)
             thread.start()
             assert source.reading.wait(10)
-            opener = threading.Timer(0.1, source.gate.set)
-            opener.start()
+            opening = when_waiting(threading.current_thread(), "acquire", source.gate.set)
             with tiers.acquire(0, [2, 1]) as lease:
                 assert lease.held is not None
                 assert model.wrong_bytes(lease, lease.held) == []
-            thread.join()
+            opening.outcome()
+            joined(thread)
         tiers.close()
 
 
@@ -190,11 +198,11 @@ def test_nothing_moves_while_another_thread_acquires(model: ModelFile) -> None:
     with HostDevice() as device:
         source = GatedSource(model.bytes)
         tiers = make(model, device, source, 0)
-        thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release())
+        thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release(), daemon=True)
         thread.start()
         assert source.reading.wait(10)
         with pytest.raises(BusyError, match="leases are live"):
             tiers.close()
         source.gate.set()
-        thread.join()
+        joined(thread)
         tiers.close()

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 
 from expertier.errors import BusyError, LeaseError
 from expertier.tiers.lease import Lease
 from expertier.tiers.usage import Usage
+from waits import Running
 
 
 def lease(thread: int | None = None) -> Lease:
     return Lease(None, 0, threading.get_ident() if thread is None else thread)  # type: ignore[arg-type]
-
-
-def in_thread(call: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=call)
-    thread.start()
-    return thread
 
 
 def test_a_change_waits_for_the_leases_of_others_and_keeps_new_ones_out() -> None:
@@ -36,20 +30,22 @@ def test_a_change_waits_for_the_leases_of_others_and_keeps_new_ones_out() -> Non
             entered.set()
             assert leave.wait(30)
 
-    changing = in_thread(change)
-    while not usage._n_exclusive:
-        time.sleep(0.001)
+    changing = Running(change)
+    changing.must_wait_in("__enter__")
     ours = lease()
-    adding = in_thread(lambda: (usage.add(ours), order.append("added")))
-    filling = in_thread(lambda: order.append("filled") if usage.enter_background() else None)
-    time.sleep(0.02)
+    adding = Running(lambda: (usage.add(ours), order.append("added")))
+    filling = Running(lambda: order.append("filled") if usage.enter_background() else None)
+    adding.must_wait_in("add")
+    filling.must_wait_in("enter_background")
     assert order == []
     usage.forget(theirs)
     assert entered.wait(30)
+    adding.must_wait_in("add")
+    filling.must_wait_in("enter_background")
     assert order == ["moved"]
     leave.set()
-    for thread in (changing, adding, filling):
-        thread.join()
+    for each in (changing, adding, filling):
+        each.outcome()
     assert sorted(order) == ["added", "filled", "moved"]
     usage.leave_background()
     assert usage.leases() == [ours]
@@ -59,14 +55,13 @@ def test_who_holds_a_lease_gets_in_while_a_change_waits() -> None:
     usage = Usage()
     ours = lease()
     usage.add(ours)
-    waiting = in_thread(lambda: _enter(usage))
-    while not usage._n_exclusive:
-        time.sleep(0.001)
+    waiting = Running(_enter, usage)
+    waiting.must_wait_in("__enter__")
     second = lease()
     usage.add(second)  # the change waits for this thread, which must not wait for the change
     usage.forget(second)
     usage.forget(ours)
-    waiting.join()
+    waiting.outcome()
 
 
 def _enter(usage: Usage) -> None:
@@ -107,29 +102,26 @@ def test_changes_wait_for_each_other() -> None:
             with usage.exclusively("move"):
                 inside.append(1)
                 most.append(len(inside))
-                time.sleep(0.0001)
+                time.sleep(0)  # a pause: lets others in, if it may
                 inside.pop()
 
-    threads = [in_thread(change) for _ in range(4)]
-    for thread in threads:
-        thread.join()
+    for each in [Running(change) for _ in range(4)]:
+        each.outcome()
     assert max(most) == 1
 
 
 def test_background_fills_end_before_a_change_and_before_a_close() -> None:
     usage = Usage()
     assert usage.enter_background()
-    changing = in_thread(lambda: _enter(usage))
-    time.sleep(0.01)
-    assert changing.is_alive()
+    changing = Running(_enter, usage)
+    changing.must_wait_in("__enter__")
     usage.leave_background()
-    changing.join()
+    changing.outcome()
     assert usage.enter_background()
-    closing = in_thread(usage.close)
-    time.sleep(0.01)
-    assert closing.is_alive()
+    closing = Running(usage.close)
+    closing.must_wait_in("close")
     usage.leave_background()
-    closing.join()
+    assert closing.outcome()
     assert not usage.enter_background()
 
 
@@ -151,14 +143,14 @@ def test_an_engine_waits_for_a_change_and_nobody_closes_during_one() -> None:
             entered.set()
             assert leave.wait(30)
 
-    changing = in_thread(change)
+    changing = Running(change)
     assert entered.wait(30)
     with pytest.raises(BusyError, match="cannot close while the slots are being moved"):
         usage.close()
-    binding = in_thread(usage.bind)
-    time.sleep(0.01)
+    binding = Running(usage.bind)
+    binding.must_wait_in("bind")
     assert not usage.bound
     leave.set()
-    changing.join()
-    binding.join()
+    changing.outcome()
+    binding.outcome()
     assert usage.bound

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +15,7 @@ from expertier.testing import LayerShape, PatternSource, synthetic_table
 from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.chunk_size import block_size
 from held_source import HeldSource
+from waits import Running, wait_until
 
 TABLE = synthetic_table([LayerShape(n_experts=32), LayerShape(n_experts=32)], top_k=2)
 SLOTS = 8
@@ -104,14 +103,11 @@ def test_a_move_of_the_boundary_puts_a_warm_start_off_and_does_not_end_it() -> N
     with make(source=source, threads=2) as tiers:
         source.open.clear()
         asked = tiers.warm_start(np.ones((2, 32)))
-        while not source.reads:
-            time.sleep(0.001)
-        moving = threading.Thread(target=tiers.reserve_compute, args=(1 << 10,))
-        moving.start()
-        while not tiers._usage._n_exclusive:
-            time.sleep(0.001)
+        wait_until(lambda: source.reads)
+        moving = Running(tiers.reserve_compute, 1 << 10)
+        moving.must_wait_in("reserve_compute")
         source.open.set()
-        moving.join(30)
+        moving.outcome()
         tiers.drain()
         stats = tiers.stats()
         assert stats.moves.moves == 1
@@ -125,14 +121,11 @@ def test_an_engine_that_goes_waits_for_what_runs_and_not_for_the_whole_warm_star
         source.open.clear()
         asked = tiers.warm_start(np.ones((2, 32)))
         tiers.bind_engine()
-        while source.reads < 2:
-            time.sleep(0.001)
-        unbinding = threading.Thread(target=tiers.unbind_engine)
-        unbinding.start()
-        while not tiers._usage._n_exclusive:
-            time.sleep(0.001)
+        wait_until(lambda: source.reads >= 2)
+        unbinding = Running(tiers.unbind_engine)
+        unbinding.must_wait_in("unbind_engine")
         source.let(2 * 3)
-        unbinding.join(10)
+        unbinding.outcome()
         assert not tiers._usage.bound
         assert tiers.stats().prefetch.done == 2
         source.open.set()

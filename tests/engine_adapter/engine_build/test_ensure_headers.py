@@ -13,6 +13,7 @@ from expertier.engine_adapter.build.hashing import hash_file
 from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.errors import BuildError, ConfigError, EngineMismatchError
+from waits import joined
 
 _TOY_PIP = """
 import pathlib, shutil, sys, time
@@ -151,11 +152,12 @@ def test_a_python_without_pip_is_told_how_to_get_it(index: ToyIndex, monkeypatch
 def test_several_at_once_fetch_once(index: ToyIndex) -> None:
     pin = index.pin
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(ensure_headers(pin))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(ensure_headers(pin)), daemon=True) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    joined(*threads)
     assert len(found) == 4
     assert len(set(found)) == 1
     assert len(index.calls) == 1

@@ -18,6 +18,7 @@ from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.plugin import Plugin, Selftest, ensure_plugin, find_plugin
 from expertier.engine_adapter.build.selftest_run import SelftestReport, run_selftest
 from expertier.errors import BuildError, ConfigError, EngineMismatchError
+from waits import joined
 
 if TYPE_CHECKING:
     from conftest import ToyCompiler
@@ -278,11 +279,10 @@ def test_a_wheel_that_is_not_pinned_is_refused(
 
 def test_several_at_once_build_once(builder: Builder, cache: Path) -> None:
     found: list[Plugin] = []
-    threads = [threading.Thread(target=lambda: found.append(builder.ensure())) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(builder.ensure()), daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    joined(*threads)
     assert len(found) == 4
     assert builder.tested == 1
     assert len(plugins(cache)) == 1
@@ -295,20 +295,20 @@ def test_without_locks_several_at_once_still_end_with_one(
         raise OSError("no locks available")
 
     monkeypatch.setattr("fcntl.flock", no_locks)
-    meeting = threading.Barrier(3, timeout=10)
+    meeting = threading.Barrier(3)
     found: list[Plugin] = []
 
     def selftest(*_: object) -> SelftestReport:
-        meeting.wait()
+        meeting.wait(30)
         return builder.report
 
     threads = [
-        threading.Thread(target=lambda: found.append(builder.ensure(selftest=selftest))) for _ in range(3)
+        threading.Thread(target=lambda: found.append(builder.ensure(selftest=selftest)), daemon=True)
+        for _ in range(3)
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    joined(*threads)
     assert found == [found[0]] * 3
     assert len(plugins(cache)) == 1
 

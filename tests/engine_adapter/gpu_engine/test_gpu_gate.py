@@ -20,6 +20,7 @@ from fake_ggml_gpu.models import (
 )
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from tiered_runs import SMALL, prompt_tokens
+from waits import joined
 
 PROMPT = prompt_tokens(20)
 TOKENS = 32
@@ -100,13 +101,13 @@ def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
 
         def come_and_go() -> None:
             try:
-                while not is_over.wait(0.4):  # longer than gates pause after a context has gone
+                while not is_over.wait(0.4):  # a pause: longer than gates pause after a context has gone
                     with model.context(n_ctx=256, n_threads=1) as context:
                         context.decode(PROMPT[:2], 0)
             except BaseException as error:
                 failures.append(error)
 
-        other = threading.Thread(target=come_and_go)
+        other = threading.Thread(target=come_and_go, daemon=True)
         other.start()
         try:
             with model.context(n_ctx=256, n_threads=1) as context:
@@ -120,7 +121,7 @@ def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
                     assert_same(np.stack(rows), expected)
         finally:
             is_over.set()
-            other.join()
+            joined(other)
             gpus.fakes.switch(one_at_a_time=0)
         assert not failures, failures
         counters = model.binding.counters()

@@ -19,6 +19,7 @@ from fake_ggml_gpu.models import model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import BOTH, stock_tensor_logits, tensor_config
 from tiered_runs import SMALL, prompt_tokens
+from waits import joined
 
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8
@@ -71,13 +72,14 @@ def test_answers_are_those_of_stock(gpus: GpuSession, n_slots, pool):
             assert [complete(server.url, prompt) for prompt in PROMPTS] == expected
         found: dict[int, list[int]] = {}
         threads = [
-            threading.Thread(target=lambda i=i: found.update({i: complete(server.url, PROMPTS[i])}))
+            threading.Thread(
+                target=lambda i=i: found.update({i: complete(server.url, PROMPTS[i])}), daemon=True
+            )
             for i in range(2)
         ]
         for thread in threads:
             thread.start()
-        for thread in threads:
-            thread.join(60)
+        joined(*threads)
         assert sorted(map(len, found.values())) == [TOKENS] * 2, "both at once are answered, too"
         assert all(part.counters().graphs > TOKENS for part in server.binding.parts)
         if n_slots < SMALL.experts:

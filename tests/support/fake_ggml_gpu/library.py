@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes as ct
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -11,19 +10,11 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from expertier.engine_adapter import proxy_abi as abi
-from expertier.engine_adapter.build.cache import make_subfolder, move_into_place, staging
-from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, find_compiler
-from expertier.engine_adapter.build.pins import XLLAMACPP
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from native_build import build_library
 
 _SOURCES = Path(__file__).parent
-_LIBRARY = "libfake_ggml_gpu.so"
-_FLAGS = ("-O1",)
-_KERNEL_SOURCES = {
-    "expertier.hip.fake": ("cpu_device.h",),
-    "expertier.hip.kernels": ("gate.cu", "moves.cu", "predict.cu"),
-}
+_KERNELS = ("expertier.hip.fake", "expertier.hip.kernels")
 _CALLS = ("memory", "pinned", "stream", "event", "capture", "instantiate")  # Call of state.h
 _N_GATE_WORDS = 17  # of fake_gpu_open_gate, more than an older expertier_gate
 _FAULTS_BYTES = 1 << 16
@@ -31,25 +22,14 @@ _FAULTS_BYTES = 1 << 16
 
 def build_fake_gpu() -> Path:
     """Return the library for the pinned engine, compiled the first time and kept in the cache folder."""
-    sources = sorted(_SOURCES.glob("*.cpp"))
-    folders = [Path(str(files(package))) for package in _KERNEL_SOURCES]
-    names = zip(folders, _KERNEL_SOURCES.values(), strict=True)
-    kernels = [folder / name for folder, sources_there in names for name in sources_there]
-    parts = [path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h")), *kernels)]
-    parts += [word.encode() for word in (str(XLLAMACPP), *COMPILE_FLAGS, *_FLAGS, str(find_compiler()))]
-    parent = make_subfolder("fake-ggml-gpu")
-    target = parent / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    if not target.is_dir():
-        with staging(parent) as folder:
-            # Nothing of ours may be found in place of another library's, and theirs not in place of ours.
-            includes = [f"-isystem{kernel_folder}" for kernel_folder in folders]
-            build_library(
-                sources, folder / _LIBRARY, flags=(*_FLAGS, *includes), link_flags=("-Wl,-Bsymbolic",)
-            )
-            for made in folder.glob("*.o"):
-                made.unlink()
-            move_into_place(folder, target)
-    return target / _LIBRARY
+    return build_library(
+        "fake_ggml_gpu",
+        sorted(_SOURCES.glob("*.cpp")),
+        includes=[Path(str(files(package))) for package in _KERNELS],
+        flags=("-O1",),
+        # Nothing of ours may be found in place of another library's, and theirs not in place of ours.
+        link_flags=("-Wl,-Bsymbolic",),
+    )
 
 
 class FakeGpu:

@@ -22,6 +22,7 @@ from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
 from fake_ggml_gpu.process import GpuSession
+from waits import joined
 
 Logits = npt.NDArray[np.float32]
 
@@ -128,17 +129,17 @@ def prefetched_meanwhile(tiers: TierManager, seed: int) -> Iterator[None]:
     random, done = np.random.default_rng(seed), threading.Event()
 
     def hint() -> None:
-        while not done.wait(0.001):
+        while not done.wait(0.001):  # a pause: between two hints
             layer = int(random.integers(tiers.table.n_layers))
             experts = random.choice(tiers.table.layers[layer].n_experts, 2, replace=False).tolist()
             tiers.prefetch(layer, experts, into=("l1", "l2")[random.integers(2)])
 
-    thread = threading.Thread(target=hint)
+    thread = threading.Thread(target=hint, daemon=True)
     thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join()
+        joined(thread)
         tiers.cancel_prefetches()
         tiers.drain()

@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
 from fake_ggml_gpu.library import FakeGpus
+from waits import wait_until_listening
 
 DEVICES_VARIABLE = "EXPERTIER_TEST_DEVICES"
 LLAMA_CPP_VARIABLE = "EXPERTIER_TEST_LLAMA_CPP"
@@ -124,14 +124,7 @@ def _start_server(tool: Path, ending: ExitStack) -> str:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.STDOUT,
     )
-    ending.callback(process.wait)
+    ending.callback(process.wait, _PATIENCE_S)
     ending.callback(process.kill)
-    end = time.monotonic() + _PATIENCE_S
-    while True:
-        try:
-            socket.create_connection(("127.0.0.1", port), 1).close()
-            return f"127.0.0.1:{port}"
-        except OSError:
-            assert time.monotonic() < end, "the server does not come up"
-            assert process.poll() is None, "the server has ended"
-            time.sleep(0.1)
+    wait_until_listening(process, port)
+    return f"127.0.0.1:{port}"

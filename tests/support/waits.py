@@ -1,0 +1,127 @@
+"""Waits that have a limit: for a state, for threads, for processes; and threads that are seen to wait.
+
+`tests/test_waits.py` forbids the other kind. That nothing happens is not shown by a pause, in which a loaded machine
+gets nowhere: have the thread that must wait seen in its wait (`Running.must_wait_in`).
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Generic, TypeVar
+
+PATIENCE_S = 150.0
+"""How long to wait for what must happen: longer than a loaded machine takes, shorter than a test's limit."""
+
+_LOOK_S = 0.001
+_BLOCKING = ("wait", "wait_for")
+
+T = TypeVar("T")
+
+
+def wait_until(happened: Callable[[], object], what: str = "it did not happen") -> None:
+    """Look at a state until it is so."""
+    end = time.monotonic() + PATIENCE_S
+    while not happened():
+        assert time.monotonic() < end, f"{what} in {PATIENCE_S:.0f} s"
+        time.sleep(_LOOK_S)  # a pause: between two looks
+
+
+def joined(*threads: threading.Thread) -> None:
+    """Wait for the threads' ends."""
+    for thread in threads:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive(), f"thread {thread.name} has not ended in {PATIENCE_S:.0f} s"
+
+
+class Running(Generic[T]):
+    """A call on a thread of its own, which begins at once."""
+
+    def __init__(self, call: Callable[..., T], /, *arguments: Any, **named: Any) -> None:
+        self._results: list[T] = []
+        self._error: BaseException | None = None
+
+        def run() -> None:
+            try:
+                self._results.append(call(*arguments, **named))
+            except BaseException as error:
+                self._error = error
+
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
+
+    def outcome(self) -> T:
+        """Wait for its end; return what it returned, or raise what it raised."""
+        joined(self.thread)
+        if self._error is not None:
+            raise self._error
+        return self._results[0]
+
+    def must_wait_in(self, function: str) -> None:
+        """Return once it waits for others, inside of a function of that name; fail if it ends instead."""
+
+        def waits() -> bool:
+            assert self.thread.is_alive(), f"it ended, instead of waiting in {function}: {self._error!r}"
+            return is_waiting(self.thread, function)
+
+        wait_until(waits, f"it did not wait in {function}")
+
+
+def is_waiting(thread: threading.Thread, function: str) -> bool:
+    """Whether a thread is in a function of that name, there in C, or in a wait of a condition or an event."""
+    names = [frame.f_code.co_name for frame in _stack(sys._current_frames().get(thread.ident or 0))]
+    return bool(names) and names[0] in (*_BLOCKING, function) and function in names
+
+
+def when_waiting(thread: threading.Thread, function: str, act: Callable[[], object]) -> Running[None]:
+    """Do something as soon as `thread` waits in a function of that name."""
+
+    def run() -> None:
+        wait_until(lambda: is_waiting(thread, function), f"{thread.name} did not wait in {function}")
+        act()
+
+    return Running(run)
+
+
+def wait_until_listening(process: subprocess.Popen[Any], port: int) -> None:
+    """Wait until somebody listens on a port of the loopback; fail if the process ends instead."""
+
+    def listens() -> bool:
+        assert process.poll() is None, "the server has ended"
+        with socket.socket() as ours:
+            ours.settimeout(1)
+            return ours.connect_ex(("127.0.0.1", port)) == 0
+
+    wait_until(listens, "the server does not come up")
+
+
+@contextmanager
+def child_process(
+    *command: object, limit_s: float = PATIENCE_S, **options: Any
+) -> Iterator[subprocess.Popen[Any]]:
+    """A process that is killed after `limit_s`, and at the block's end: reads of its output end then, too."""
+    process = subprocess.Popen([*map(str, command)], **options)
+    kill = threading.Timer(limit_s, process.kill)
+    kill.daemon = True
+    kill.start()
+    try:
+        yield process
+    finally:
+        kill.cancel()
+        process.kill()
+        process.wait(PATIENCE_S)
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def _stack(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
