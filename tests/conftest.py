@@ -13,10 +13,10 @@ from numba.core.config import reload_config
 from expertier.tiers.host_budget import process_budget
 from time_limits import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
-    pytest_configure,
     pytest_runtest_protocol,
     pytest_unconfigure,
 )
+from time_limits import pytest_configure as configure_limits
 
 settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(
@@ -27,7 +27,9 @@ settings.load_profile("default")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled functions between runs, whatever cache folder a test gives to a command: all take half a minute."""
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
+    configure_limits()
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
     reload_config()  # a filter of warnings has imported Numba already
 
 

@@ -59,7 +59,7 @@ def end_all(child: subprocess.Popen[str]) -> None:
     except ProcessLookupError:
         return
     if child.poll() is None:
-        child.communicate()
+        child.communicate(timeout=60)
 
 
 def reason(output: str) -> str:

@@ -21,6 +21,9 @@ _INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 _PATHS = ("-isystem", "-o", "-c")  # what follows each of these says where something is, not what
 
 
+LIMIT_S = 600
+
+
 def texts(path: Path, found: dict[Path, bytes]) -> dict[Path, bytes]:
     """Add a file's text, and those of its folder's headers that it includes, to `found`, and return that."""
     if path not in found and path.is_file():
@@ -43,7 +46,7 @@ def compile_once(folder: Path, command: list[str], source: Path, made: Path) -> 
     """Make the object, by the compiler or from what is kept; return the compiler's exit status."""
     kept = folder / f"{key(command, source)}.o"
     if not kept.exists():
-        status = subprocess.run([*command, "-O0"], check=False).returncode
+        status = subprocess.run([*command, "-O0"], check=False, timeout=LIMIT_S).returncode
         if status:
             return status
         fresh = kept.with_suffix(f".{os.getpid()}")
@@ -60,7 +63,7 @@ def main() -> int:
     after = dict(pairwise(command))
     if "-c" in after and "-o" in after and Path(after["-c"]).parent.name == "ggml_proxy":
         return compile_once(folder, command, Path(after["-c"]), Path(after["-o"]))
-    return subprocess.run(command, check=False).returncode
+    return subprocess.run(command, check=False, timeout=LIMIT_S).returncode
 
 
 if __name__ == "__main__":

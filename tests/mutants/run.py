@@ -98,7 +98,7 @@ def try_mutant(mutant: Mutant, healthy: Path, n_examples: int) -> Result:
 
 def try_engine_mutant(mutant: Mutant, free: Queue[Workplace]) -> Result:
     """Plant a bug in a workplace that nobody uses, and run its suites."""
-    workplace = free.get()
+    workplace = free.get()  # no limit: as many threads as workplaces, and each run has one
     try:
         outcome = workplace.try_mutant(mutant)
     finally:

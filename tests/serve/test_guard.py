@@ -256,7 +256,7 @@ def test_what_is_refused_never_reaches_the_server(client, fake, request_bytes, s
 
 def test_many_clients_at_once(parts):
     guard, fake = parts
-    serving = threading.Thread(target=lambda: [fake.answer() for _ in range(40)])
+    serving = threading.Thread(target=lambda: [fake.answer() for _ in range(40)], daemon=True)
     serving.start()
     clients = [Client(guard) for _ in range(40)]
     for client in clients:

@@ -99,6 +99,7 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
             capture_output=True,
             text=True,
             check=False,
+            timeout=30,
         )
     except OSError as error:
         pytest.skip(f"no mount: {error}")
@@ -107,4 +108,4 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        subprocess.run(["umount", "-l", folder], check=True)
+        subprocess.run(["umount", "-l", folder], check=True, timeout=30)

@@ -158,17 +158,17 @@ def test_many_readers_see_one_new_name(path: Path) -> None:
 
     def read() -> None:
         buffer = memoryview(bytearray(100))
-        started.wait()
+        started.wait(30)
         for _ in range(300):
             try:
                 source.read_into(Span(0, 100), buffer)
             except SourceError as error:
                 failures.append(error)
 
-    threads = [threading.Thread(target=read) for _ in range(8)]
+    threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
     for thread in threads:
         thread.start()
-    started.wait()
+    started.wait(30)
     new = path.rename(path.with_name("renamed"))
     spin_until(lambda: new.stat().st_ctime_ns != ctime, lambda: new.chmod(0o640))
     for thread in threads:
