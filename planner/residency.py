@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from expertier.interrupts import raise_pending
 from expertier.planner.outcome import FINISH, Outcome
 from expertier.planner.policy_kind import PolicyKind
 from expertier.planner.profile import scaled_heat
@@ -91,7 +92,8 @@ class Residency:
         self.notes = np.zeros((n_layers, words), np.int32)
         self._functions = [0] * 6
         if tables.COMPILED:
-            points = native.entry_points()
+            points = native.entry_points()  # the first time this compiles for seconds, and so do those below
+            raise_pending()
             self._functions = [
                 native.begin_of(kind).address,
                 points.complete,
@@ -102,6 +104,7 @@ class Residency:
             ]
         self._make_slots(n_slots)
         self._calls = python_calls.python_calls()
+        raise_pending()
         self._locked = locked_calls.locked_calls()
         self._repack = repack_calls.repack_calls()
 

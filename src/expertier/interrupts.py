@@ -220,6 +220,31 @@ def opening(init: Callable[Concatenate[_O, _P], None]) -> Callable[Concatenate[_
     return run
 
 
+def handing_over(give_back: Callable[..., None]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Run a function in a region, and undo it where nobody gets what it returns: a decorator.
+
+    `give_back(result, *arguments)` is called where an interrupt is raised at the region's end.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def run(*arguments: _P.args, **named: _P.kwargs) -> _R:
+            made: list[_R] = []
+            try:
+                with interrupts_deferred():
+                    made.append(function(*arguments, **named))
+                    return made[0]
+            except BaseException:
+                if made:
+                    with interrupts_deferred():
+                        give_back(made[0], *arguments)
+                raise
+
+        return run
+
+    return decorate
+
+
 def completing(function: Callable[_P, None]) -> Callable[_P, None]:
     """Run a function in a region, and do so even where an interrupt comes before that has begun: a decorator."""
 
