@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from expertier.errors import ExpertierError, LeaseError
+from expertier.errors import LeaseError
 from expertier.hip.cupy_interop import slots_as_cupy
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 from expertier.tiers.matrix import Role
@@ -167,7 +167,7 @@ class Lease:
             self._require_live()
         try:
             self._end()
-        except ExpertierError:
+        except Exception:
             raise
         except BaseException:  # an interrupt, at whatever instruction
             with interrupts_deferred():
