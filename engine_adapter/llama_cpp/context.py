@@ -13,8 +13,8 @@ import numpy.typing as npt
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
-from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
 from expertier.errors import DecodeError, EngineError
+from expertier.interrupts import interrupts_deferred
 
 _ERROR_BYTES = 1 << 14
 

@@ -14,12 +14,12 @@ from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
-from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
+from expertier.interrupts import interrupts_deferred
 from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import Tiers

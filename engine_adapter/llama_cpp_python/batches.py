@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
-from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
 from expertier.errors import DecodeError
+from expertier.interrupts import interrupts_deferred
 
 _NOT_BEGUN = (1, -1)  # llama_decode: no room in the cache; an invalid batch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from expertier.errors import BusyError, LeaseError
@@ -14,7 +15,9 @@ from waits import Running
 
 
 def lease(thread: int | None = None) -> Lease:
-    return Lease(None, 0, threading.get_ident() if thread is None else thread)  # type: ignore[arg-type]
+    experts = np.zeros(1, np.int32)
+    thread = threading.get_ident() if thread is None else thread
+    return Lease(None, 0, thread, None, experts, np.zeros(2, np.int32))  # type: ignore[arg-type]
 
 
 def test_a_change_waits_for_the_leases_of_others_and_keeps_new_ones_out() -> None:
