@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +21,7 @@ from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.engine_adapter.synth import DEMO_SHAPE, write_model
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB, mib
+from expertier.work_folder import work_folder
 
 PROMPT_TOKENS = 300
 DECODE_TOKENS = 128
@@ -54,8 +53,8 @@ def run_demo(
         EngineError: there is no engine, or one of the runs failed.
     """
     prepare_engine(llama_cpp, progress)
-    with tempfile.TemporaryDirectory(prefix="expertier-demo-") as folder:
-        model = Path(folder) / "random-qwen3moe.gguf"
+    with work_folder("expertier-demo-") as folder:
+        model = folder / "random-qwen3moe.gguf"
         progress(f"writing a random model, {mib(shape.expert_bytes_total)} of it experts")
         write_model(model, shape)
         table = ExpertTable.from_gguf(model)
@@ -68,7 +67,7 @@ def run_demo(
             llama_cpp=os.fspath(llama_cpp) if llama_cpp is not None else None,
         )
         runs: dict[str, RunResult] = {}
-        logits = {name: Path(folder) / f"{name}.npy" for name in ("stock_norepack", "tiers")}
+        logits = {name: folder / f"{name}.npy" for name in ("stock_norepack", "tiers")}
         for name, options in {
             "stock": dataclasses.replace(base, repack=True),
             "stock_norepack": dataclasses.replace(base, logits_path=str(logits["stock_norepack"])),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,12 @@ from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.synth import ModelShape, write_model
 from expertier.errors import EngineMismatchError, ExpertierError
 from expertier.hip import open_device
+from expertier.interrupts import interrupts_deferred
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
+from expertier.tiers.matrix import ExpertMatrix
 from expertier.tiers.table import ExpertTable
+from expertier.work_folder import work_folder
 
 _SHAPE = ModelShape(
     layers=1,
@@ -63,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(libraries: Sequence[Path], proxy: Path, host: Path) -> dict[str, Any]:
     """Load the engine with the plugin, check one product, and return what the engine says of itself."""
     engine = LoadedEngine.load(libraries, proxy, host)
-    with tempfile.TemporaryDirectory(prefix="expertier-selftest-") as folder:
-        path = write_model(Path(folder) / "selftest.gguf", _SHAPE)
+    with work_folder("expertier-selftest-") as folder:
+        path = write_model(folder / "selftest.gguf", _SHAPE)
         table = ExpertTable.from_gguf(path)
         budget = plan_bytes(table, _N_SLOTS)
         with TierManager(
@@ -104,28 +106,8 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
     expected = np.einsum("tkmn,tn->tkm", weights[ids], x)
     result = np.full_like(expected, np.nan)
 
-    binding = TierBinding(engine, tiers)
-    try:
-        binding.begin_load()
-        try:
-            status = engine.host.expertier_host_mul_mat_id(
-                binding.device,
-                binding.buffer_type,
-                matrix.name.encode(),
-                matrix.ne0,
-                matrix.ne1,
-                n_experts,
-                x.ctypes.data,
-                ids.ctypes.data,
-                ids.shape[1],
-                rows,
-                result.ctypes.data,
-            )
-        finally:
-            binding.end_load()
-        message, cause = binding.take_error()
-    finally:
-        binding.close()
+    with interrupts_deferred():
+        status, message, cause = _compute(engine, tiers, matrix, x, ids, result)
     if status:
         raise EngineMismatchError(
             f"the engine returned status {status} for matrix {index}: {message} {cause or ''}"
@@ -135,6 +117,35 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
         raise EngineMismatchError(
             f"a product of {rows} row(s) came out wrong by {error:g} (largest value {np.max(np.abs(expected)):g})"
         )
+
+
+def _compute(
+    engine: LoadedEngine, tiers: TierManager, matrix: ExpertMatrix, x: Any, ids: Any, result: Any
+) -> tuple[int, str, BaseException | None]:
+    """Have the engine compute one product; return its status, and what the proxy says of it."""
+    binding = TierBinding(engine, tiers)
+    try:
+        binding.begin_load()
+        try:
+            status: int = engine.host.expertier_host_mul_mat_id(
+                binding.device,
+                binding.buffer_type,
+                matrix.name.encode(),
+                matrix.ne0,
+                matrix.ne1,
+                tiers.table.layers[0].n_experts,
+                x.ctypes.data,
+                ids.ctypes.data,
+                ids.shape[1],
+                len(x),
+                result.ctypes.data,
+            )
+        finally:
+            binding.end_load()
+        message, cause = binding.take_error()
+        return status, message, cause
+    finally:
+        binding.close()
 
 
 if __name__ == "__main__":

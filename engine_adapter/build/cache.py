@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import platformdirs
 
 from expertier.errors import BuildError
+from expertier.interrupts import interrupts_deferred
+from expertier.work_folder import work_folder
 
 CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
 
@@ -37,15 +37,16 @@ def make_subfolder(name: str) -> Path:
 
 @contextmanager
 def staging(parent: Path) -> Iterator[Path]:
-    """Give a fresh folder inside `parent`, to be filled and then moved into place; removed if it was not."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
-    except OSError as error:
-        raise _not_writable(parent, error) from error
-    try:
+    """Give a fresh folder inside `parent`, to be filled and then moved into place; removed if it was not.
+
+    Errors: BuildError, when the folder cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(work_folder(".new-", parent))
+        except OSError as error:
+            raise _not_writable(parent, error) from error
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambda: True) -> None:
@@ -61,7 +62,7 @@ def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambd
         if not target.is_dir():
             raise
     if not keep():
-        with staging(target.parent) as old:
+        with staging(target.parent) as old, interrupts_deferred():  # there is always one of the two
             target.rename(old / "replaced")
             folder.rename(target)
 

@@ -12,7 +12,6 @@ in any of them: how much of that comes in time is the model's affair, which made
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from expertier.planner.rates import PathRate
 from expertier.tiers.config import TierConfig
 from expertier.tiers.model_geometry import read_geometry
 from expertier.tiers.table import ExpertTable
+from expertier.work_folder import work_folder
 
 _TOP_K = 4
 _STEPS, _WARM, _PROMPT = 36, 4, 64
@@ -86,10 +86,10 @@ def measure_engine(
     With one thread, `clock` may be `time.process_time`, which other work on the machine disturbs less. Raises what
     opening a model raises.
     """
-    with tempfile.TemporaryDirectory(prefix="expertier-probe-") as folder:
+    with work_folder("expertier-probe-") as folder:
         is_gpu = has_own_memory(engine.proxy, device)
         widths, steps = (_GPU_WIDTHS, _GPU_STEPS) if is_gpu else (_WIDTHS, _STEPS)
-        models = {name: _write(Path(folder), name, shape, steps, say) for name, shape in widths.items()}
+        models = {name: _write(folder, name, shape, steps, say) for name, shape in widths.items()}
         runs: dict[tuple[str, str], list[_Run]] = {}
         for number in range(rounds):
             for name, path in models.items():

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from expertier.probe.device_rates import DeviceRates, measure_device
 from expertier.probe.engine_rates import EngineRates, measure_engine
 from expertier.probe.file_rates import FileRates, measure_file
 from expertier.units import MIB
+from expertier.work_folder import work_folder
 
 FORMAT = 2
 _SAMPLE_BYTES = 128 * MIB
@@ -175,7 +175,7 @@ def _measure_file(model: Path | None) -> FileRates:
     if model is not None:
         return measure_file(model)
     folder = cache_subfolder("probe")
-    with tempfile.NamedTemporaryFile(dir=folder, prefix=".sample-") as file:
+    with work_folder(".sample-", folder) as work, open(work / "sample", "wb") as file:
         block = os.urandom(MIB)
         for _ in range(_SAMPLE_BYTES // MIB):
             file.write(block)
