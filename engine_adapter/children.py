@@ -11,12 +11,12 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from expertier.interrupts import interrupts_deferred
+from expertier.interrupts import interrupts_deferred, raise_terminated
 
 _TERM_S = 5.0
 """How long a program may take to end by itself once it is told to."""
@@ -115,6 +115,15 @@ def run_child(
 ) -> subprocess.CompletedProcess[str]:
     """Run one program to its end, as `Children.run` does; whatever ends this call ends the program."""
     return Children().run(command, merges_errors=merges_errors, timeout_s=timeout_s)
+
+
+def run_as_child(main: Callable[[], int]) -> int:
+    """Return what `main` does, of a program that `Children` starts: told to end, it removes what it has made."""
+    signal.signal(signal.SIGTERM, raise_terminated)
+    try:
+        return main()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGTERM
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:

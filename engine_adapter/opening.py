@@ -13,12 +13,12 @@ interrupts deferred, and undoes itself where one came meanwhile. What is dropped
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from functools import wraps
-from typing import ParamSpec, Protocol, TypeVar
+from functools import partial, wraps
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from expertier.errors import BusyError, ExpertierError
 from expertier.interrupts import interrupts_deferred
@@ -31,10 +31,18 @@ class Closable(Protocol):
         """Give back what it holds; `BusyError` where it cannot yet, and is to be closed again."""
 
 
+_log = logging.getLogger(__name__)
+
 P = ParamSpec("P")
 ClosableT = TypeVar("ClosableT", bound=Closable)
 
-_abandoned: deque[Callable[[], None]] = deque()
+_abandoned: deque[Closable] = deque()
+
+closed_when_dropped: Any = property(partial(partial, _abandoned.append))
+"""For `__del__` of a class: `close_abandoned` closes its objects that were dropped, or does nothing to closed ones.
+
+Written in Python, a `__del__` would be a place where an interrupt is raised, and then printed and forgotten.
+"""
 
 
 def closed_if_interrupted(open_: Callable[P, ClosableT]) -> Callable[P, ClosableT]:
@@ -59,24 +67,20 @@ def closed_if_interrupted(open_: Callable[P, ClosableT]) -> Callable[P, Closable
     return open_whole
 
 
-def abandon(close: Callable[[], None]) -> None:
-    """Have what is dropped unclosed be closed by the next `close_abandoned`; for `__del__`."""
-    if not sys.is_finalizing():
-        _abandoned.append(close)
-
-
 def close_abandoned() -> None:
     """Close what was dropped unclosed; what is busy still stays for the next time."""
     with interrupts_deferred():
         busy = []
         while _abandoned:
             with suppress(IndexError):  # another thread does the same
-                close = _abandoned.popleft()
+                dropped = _abandoned.popleft()
                 try:
-                    close()
+                    dropped.close()
                 except ExpertierError:
-                    busy.append(close)
-                del close  # a context that is gone lets its model go, which is then the next
+                    busy.append(dropped)
+                except Exception:  # not the business of whoever opens or closes something else
+                    _log.exception("%r was dropped, and cannot be closed", dropped)
+                del dropped  # a context that is gone lets its model go, which is then the next
         _abandoned.extend(busy)
 
 

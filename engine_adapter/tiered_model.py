@@ -12,7 +12,7 @@ from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.opening import abandon, close_after, closed_if_interrupted
+from expertier.engine_adapter.opening import close_after, closed_if_interrupted, closed_when_dropped
 from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
 from expertier.interrupts import interrupts_deferred, raise_pending
@@ -32,7 +32,6 @@ class TieredModel:
         self.model = model
         self.tiers = tiers
         self.placement = placement
-        self._is_open = True
 
     @property
     def binding(self) -> AnyBinding:
@@ -121,11 +120,8 @@ class TieredModel:
         with interrupts_deferred():
             self.model.close()
             self.tiers.close()
-            self._is_open = False
 
-    def __del__(self) -> None:
-        if self._is_open:
-            abandon(self.close)
+    __del__ = closed_when_dropped
 
     def __enter__(self) -> TieredModel:
         return self

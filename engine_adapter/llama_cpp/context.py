@@ -13,7 +13,7 @@ import numpy.typing as npt
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
-from expertier.engine_adapter.opening import abandon, close_after
+from expertier.engine_adapter.opening import close_after, closed_when_dropped
 from expertier.errors import DecodeError, EngineError
 from expertier.interrupts import interrupts_deferred
 
@@ -213,9 +213,7 @@ class LlamaContext:
                 if not is_whole:
                     raise EngineError("not all tensors could be written to the file: is the disk full?")
 
-    def __del__(self) -> None:
-        if self._handle is not None:
-            abandon(self.close)
+    __del__ = closed_when_dropped
 
     def _open_handle(self) -> int:
         if self._handle is None:

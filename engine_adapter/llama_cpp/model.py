@@ -17,7 +17,12 @@ from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.load_watch import LoadWatch
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.opening import abandon, close_abandoned, close_after, closed_if_interrupted
+from expertier.engine_adapter.opening import (
+    close_abandoned,
+    close_after,
+    closed_if_interrupted,
+    closed_when_dropped,
+)
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
@@ -46,7 +51,6 @@ class LlamaModel:
         self._handle: int | None = handle
         self._binding = binding
         self._open_contexts = 0
-        self._is_open = True
         self._contexts_lock = threading.Lock()
 
     @classmethod
@@ -310,11 +314,8 @@ class LlamaModel:
                 self._engine.host.expertier_model_close(handle)
             if self._binding is not None:
                 self._binding.close()
-            self._is_open = False
 
-    def __del__(self) -> None:
-        if self._is_open:
-            abandon(self.close)
+    __del__ = closed_when_dropped
 
     def _context_closed(self) -> None:
         with self._contexts_lock:

@@ -15,7 +15,7 @@ from expertier.engine_adapter.bound_structs import BoundStructs
 from expertier.engine_adapter.decode_gate import DecodeGate, open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.miss_costs import miss_costs
-from expertier.engine_adapter.opening import abandon
+from expertier.engine_adapter.opening import closed_when_dropped
 from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute, follows_demand
 from expertier.errors import BusyError, EngineError
 from expertier.interrupts import interrupts_deferred
@@ -264,9 +264,7 @@ class TierBinding:
                 if self._gate is not None:
                     self._gate.close()
 
-    def __del__(self) -> None:
-        if self._handle is not None:
-            abandon(self.close)
+    __del__ = closed_when_dropped
 
     def _open_handle(self) -> int:
         if self._handle is None:

@@ -93,6 +93,7 @@ def must_raise(found: Interrupted) -> None:
 def interrupted(call: Run, k: int | None, folders: list[str] | None = None) -> Iterator[str]:
     """Interrupt `call` at `k` of its instructions, at each for None, and yield where that was."""
     watched = folders or expertier_folders()
+    close_abandoned()
     n = n_instructions(call, watched)
     at = range(1, n + 1) if k is None else sample(n, k)
     n_done = 0
