@@ -19,9 +19,9 @@ from expertier.engine_adapter.measured_run import RunOptions, RunResult, run_in_
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.open_engine import prepare_engine
 from expertier.engine_adapter.synth import DEMO_SHAPE, write_model
+from expertier.temporary_folder import temporary_folder
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB, mib
-from expertier.work_folder import work_folder
 
 PROMPT_TOKENS = 300
 DECODE_TOKENS = 128
@@ -53,7 +53,9 @@ def run_demo(
         EngineError: there is no engine, or one of the runs failed.
     """
     prepare_engine(llama_cpp, progress)
-    with work_folder("expertier-demo-") as folder:
+    with temporary_folder(
+        "expertier-demo-", "the demonstration", needed_bytes=_needed_bytes(shape)
+    ) as folder:
         model = folder / "random-qwen3moe.gguf"
         progress(f"writing a random model, {mib(shape.expert_bytes_total)} of it experts")
         write_model(model, shape)
@@ -83,6 +85,12 @@ def run_demo(
             runs[name] = run_in_child(options)
         stock_logits, tiers_logits = (np.load(path) for path in logits.values())
     return _report(table, runs, stock_logits, tiers_logits)
+
+
+def _needed_bytes(shape: ModelShape) -> int:
+    """Return what the demonstration writes: the experts, a tenth more for all else, and two runs' logits."""
+    logits = 2 * 4 * (PROMPT_TOKENS + DECODE_TOKENS) * shape.vocab
+    return shape.expert_bytes_total * 11 // 10 + logits
 
 
 def _report(

@@ -21,6 +21,7 @@ from expertier.engine_adapter.proxy_abi import declare_proxy
 from expertier.engine_adapter.signals import answer_signal
 from expertier.engine_adapter.telemetry import Telemetry, say_disabled, show_events
 from expertier.errors import ExpertierError
+from expertier.failures import explain
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
@@ -56,9 +57,10 @@ def start() -> None:
         binding.on_fill = telemetry.note_fill
         binding.serve_all_loads()
         _running.append((binding, telemetry))
-    except ExpertierError as error:
-        say_disabled(Path(model).name, str(error))
-        print(f"expertier: {error}", file=sys.stderr, flush=True)
+    except (ExpertierError, OSError, MemoryError) as error:
+        told = str(error) if isinstance(error, ExpertierError) else explain(error)
+        say_disabled(Path(model).name, told)
+        print(f"expertier: {told}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
     except Exception as error:
         say_disabled(Path(model).name, f"{type(error).__name__}: {error}")

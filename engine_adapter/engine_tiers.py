@@ -13,6 +13,7 @@ from expertier.errors import ConfigError
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
+from expertier.tiers.host_room import require_host_room
 from expertier.tiers.manager import TierManager
 from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
@@ -57,6 +58,7 @@ def open_engine_tiers(
         return EngineTiers(TierSet(table, parts, config=config), placement)
     (device,) = devices
     if not device.has_own_memory:
+        require_host_room(config, table, shape)
         return EngineTiers(TierManager(table, device=device, config=config), placement)
     needs = DeviceChoice.of(table, config, shape).whole(device)
     manager = TierManager(

@@ -35,6 +35,7 @@ from expertier.engine_adapter.tool_options import (
     pairs,
 )
 from expertier.errors import ConfigError, EngineMissingError
+from expertier.failures import reason
 from expertier.planner.allocate import plan_layers
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.budget import resolve
@@ -59,8 +60,14 @@ class ToolCommand:
     environment: Mapping[str, str]
 
     def execute(self) -> None:
-        """Become the tool; this does not return."""
-        os.execve(self.program, self.arguments, dict(self.environment))
+        """Become the tool; this does not return. Raises ConfigError where the system does not start it."""
+        try:
+            os.execve(self.program, self.arguments, dict(self.environment))
+        except OSError as error:
+            raise ConfigError(
+                f"{self.program} cannot be started: {reason(error)}; give a program of this machine, and fewer or "
+                "shorter arguments where the list is too long"
+            ) from error
 
 
 def prepare_tool(

@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import resource
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from expertier.engine_adapter.children import run_child
 from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.errors import EngineError, ExpertierError
+from expertier.failures import explain
 from expertier.hip import open_device
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.table import ExpertTable
+from expertier.whole_file import output
+
+_STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -129,16 +134,18 @@ def run(options: RunOptions) -> RunResult:
         if manager is not None:
             manager.close()
     if options.logits_path is not None:
-        np.save(options.logits_path, np.stack(done.logits))
+        with output(options.logits_path, "the logits") as unfinished, unfinished.open("xb") as file:
+            np.save(file, np.stack(done.logits))
     return result
 
 
 def rss_peak_bytes() -> int:
     """Return the most resident memory that this process has had, file pages that it maps included (VmHWM)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return int(psutil.Process().memory_info().rss)
+    with suppress(OSError):  # there may be no /proc
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main() -> int:
@@ -147,6 +154,9 @@ def main() -> int:
         result = run(RunOptions(**json.loads(sys.argv[1])))
     except ExpertierError as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    except (OSError, MemoryError) as error:
+        print(explain(error), file=sys.stderr)
         return 2
     print(json.dumps(dataclasses.asdict(result)))
     return 0

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from types import TracebackType
 
 from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.errors import ConfigError
 from expertier.interrupts import interrupts_deferred
 from expertier.planner.trace import Phase
 from expertier.planner.trace_archive import write_trace
 from expertier.planner.trace_recorder import RoutingRecorder
 from expertier.tiers.table import ExpertTable
+from expertier.whole_file import check_output
 
 
 class RoutingRecording:
@@ -23,11 +22,7 @@ class RoutingRecording:
 
         Raises ConfigError where `path` cannot be written, so that a long run does not end in that.
         """
-        folder = path.parent
-        if path.is_dir() or not folder.is_dir() or not os.access(path if path.exists() else folder, os.W_OK):
-            raise ConfigError(
-                f"routing cannot be recorded to {path}: give a file in a folder that exists and can be written to"
-            )
+        check_output(path, "recorded routing")
         self._path = path
         self.log = LookupLog()
         """For `TieredModel.open`."""

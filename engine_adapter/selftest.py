@@ -21,13 +21,14 @@ from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.synth import ModelShape, write_model
 from expertier.errors import EngineMismatchError, ExpertierError
+from expertier.failures import explain
 from expertier.hip import open_device
 from expertier.interrupts import interrupts_deferred
+from expertier.temporary_folder import temporary_folder
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.matrix import ExpertMatrix
 from expertier.tiers.table import ExpertTable
-from expertier.work_folder import work_folder
 
 _SHAPE = ModelShape(
     layers=1,
@@ -56,8 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         report = run(options.library, options.proxy, options.host)
-    except ExpertierError as error:
-        print(json.dumps({"ok": False, "error": str(error)}))
+    except (ExpertierError, OSError, MemoryError) as error:
+        reason = str(error) if isinstance(error, ExpertierError) else explain(error)
+        print(json.dumps({"ok": False, "error": reason}))
         return 1
     print(json.dumps({"ok": True, **report}))
     return 0
@@ -66,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run(libraries: Sequence[Path], proxy: Path, host: Path) -> dict[str, Any]:
     """Load the engine with the plugin, check one product, and return what the engine says of itself."""
     engine = LoadedEngine.load(libraries, proxy, host)
-    with work_folder("expertier-selftest-") as folder:
+    with temporary_folder("expertier-selftest-", "the plugin's self-test") as folder:
         path = write_model(folder / "selftest.gguf", _SHAPE)
         table = ExpertTable.from_gguf(path)
         budget = plan_bytes(table, _N_SLOTS)

@@ -101,7 +101,7 @@ class TieredServer:
                 )
             closing.callback(cls._one.release)
             closing.callback(engine.keep_log)
-            _check_address(options)
+            check_address(options)
             skeleton = ensure_skeleton(table)
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
@@ -295,7 +295,7 @@ def _gpu_index(engine: LoadedEngine, device_name: str) -> int:
     return names.index(device_name)
 
 
-def _check_address(options: ServerOptions) -> None:
+def check_address(options: ServerOptions, option: str = "--port") -> None:
     """Raise ConfigError where the address cannot be listened on: the engine would only say that it failed."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -307,5 +307,5 @@ def _check_address(options: ServerOptions) -> None:
     except (OSError, OverflowError) as error:
         raise ConfigError(
             f"cannot listen on {options.host} port {options.port}: {getattr(error, 'strerror', None) or error}; "
-            "give another --host or --port (0: a free one)"
+            f"give another {'--host or ' if option == '--port' else ''}{option} (0: a free one)"
         ) from error

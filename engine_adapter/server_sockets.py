@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 _POLL_S = 0.01
+_OPEN_FILES = Path("/proc/self/fd")
+_MOST_FILES = 1 << 16
 
 
 def shut_sockets(url: str, timeout_s: float) -> bool:
@@ -53,12 +56,21 @@ def _is_of(
 
 def _sockets() -> Iterator[socket.socket]:
     """Yield a duplicate of each socket of this process."""
-    for link in Path("/proc/self/fd").iterdir():
+    for descriptor in _descriptors():
         with suppress(OSError):  # closed since it was listed, or no socket
-            duplicate = os.dup(int(link.name))
+            duplicate = os.dup(descriptor)
             try:
                 connection = socket.socket(fileno=duplicate)
             except OSError:
                 os.close(duplicate)
                 raise
             yield connection
+
+
+def _descriptors() -> list[int]:
+    """Return numbers that may be open files of this process: those that are, or all where there is no /proc."""
+    try:
+        return [int(link.name) for link in _OPEN_FILES.iterdir()]
+    except OSError:
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return list(range(min(soft, _MOST_FILES) if soft != resource.RLIM_INFINITY else _MOST_FILES))

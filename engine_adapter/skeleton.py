@@ -16,8 +16,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from expertier.cache_root import CACHE_VARIABLE
 from expertier.engine_adapter.build.cache import (
-    CACHE_VARIABLE,
     locked,
     make_subfolder,
     move_into_place,

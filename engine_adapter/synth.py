@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from expertier.engine_adapter.synth_arch import ARCHITECTURES, Tensor, WritableT
 from expertier.engine_adapter.synth_blocks import block_elements, ggml_type
 from expertier.errors import ConfigError
 from expertier.units import round_up
+from expertier.whole_file import whole
 
 __all__ = [
     "DEMO_SHAPE",
@@ -51,7 +53,7 @@ def write_model(
 ) -> Path:
     """Write a model of `shape` to `path`, whole or not at all, and return the path.
 
-    The data go to `path` + ".tmp", which is renamed when it is complete. A few MiB are in memory at a time.
+    The data go to a file beside it, which is renamed when it is complete. A few MiB are in memory at a time.
     The same shape gives the same bytes (with the same NumPy, whose generators may change between releases). With
     `holes` the weights are left out, as holes of the file: a model of any size to plan with, in a few MiB of disk.
     Errors: ConfigError, when the shape is none that its architecture can have. OSError, when the file cannot be
@@ -73,8 +75,20 @@ def write_tensors(
 
     As `write_model`; a few MiB are in memory at a time. `add_keys` adds keys to the file's head.
     """
-    target = Path(path)
-    partial = target.with_name(target.name + ".tmp")
+    with whole(path, durable=False) as partial:
+        _write(partial, shape, tensors, progress, add_keys, holes=holes)
+    return Path(path)
+
+
+def _write(
+    partial: Path,
+    shape: ModelShape,
+    tensors: Sequence[WritableTensor],
+    progress: Progress | None,
+    add_keys: Callable[[GGUFWriter], None] | None,
+    *,
+    holes: bool,
+) -> None:
     writer = GGUFWriter(partial, shape.architecture)
     try:
         _add_metadata(writer, shape)
@@ -95,12 +109,10 @@ def write_tensors(
         else:
             _write_data(writer, shape.seed, tensors, progress)
         writer.close()
-        partial.replace(target)
     except BaseException:
-        writer.close()
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):  # of what was not written before: the first error says why
+            writer.close()
         raise
-    return target
 
 
 def _write_data(
@@ -115,7 +127,7 @@ def _write_data(
         writer.write_padding(file, file.tell())
         n_bytes = 0
         for chunk in tensor.chunks(np.random.default_rng([seed, index])):
-            chunk.tofile(file)
+            file.write(chunk.data)  # NumPy's own `tofile` does not say what was wrong with the file
             n_bytes += chunk.nbytes
         assert n_bytes == tensor.n_bytes, f"{tensor.name}: {n_bytes} bytes for {tensor.n_bytes}"
         writer.write_padding(file, n_bytes)

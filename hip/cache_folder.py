@@ -3,37 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
+
+from expertier.cache_root import cache_root
 
 
 def cache_subfolder(name: str, environ: Mapping[str, str] = os.environ) -> Path:
     """Return a folder in the user's cache folder, made if need be. Raises `OSError` where that fails.
 
-    EXPERTIER_CACHE_DIR names another cache folder.
+    EXPERTIER_CACHE_DIR names another cache folder. Raises ConfigError where this user has none.
     """
-    chosen = environ.get("EXPERTIER_CACHE_DIR")
-    if chosen:
-        root = Path(chosen).expanduser().absolute()
-    else:
-        import platformdirs  # late: a machine that only measures may lack it, and sets the variable
-
-        root = platformdirs.user_cache_path("expertier")
-    folder = root / name
+    folder = cache_root(environ) / name
     folder.mkdir(parents=True, exist_ok=True)
     return folder
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that appears whole or not at all, whoever else writes it. Raises `OSError`."""
-    handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        with suppress(OSError):
-            Path(name).unlink()
-        raise

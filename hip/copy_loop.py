@@ -13,9 +13,10 @@ from functools import cache
 from typing import Any, TypeAlias, cast
 
 from llvmlite import ir as _ir
-from numba import config, njit, types
+from numba import config, types
 from numba.extending import intrinsic
 
+from expertier.compiled_functions import kept_njit
 from expertier.hip.device import Moves
 
 CopyLoop: TypeAlias = Callable[[int, Moves, int], int]
@@ -36,7 +37,7 @@ def copy_loop() -> CopyLoop:
     """Return the loop; the first time compiles it or loads it from the on-disk cache."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # Numba sets its options at import
         return _interpreted
-    made = njit(_I64(_I64, types.Array(_I64, 2, "C"), _I64), cache=True, nogil=True)(_loop)
+    made = kept_njit(_I64(_I64, types.Array(_I64, 2, "C"), _I64), nogil=True)(_loop)
     return cast(CopyLoop, made)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -70,7 +71,10 @@ class HostDevice:
 
     def free_bytes(self) -> int:
         """Return the RAM that is available without swapping."""
-        return int(psutil.virtual_memory().available)
+        try:
+            return int(psutil.virtual_memory().available)
+        except OSError:  # there is no /proc
+            return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
     def allocation_bytes(self, n_bytes: int) -> int:
         """Return `n_bytes` in whole pages."""

@@ -7,8 +7,10 @@ import logging
 from importlib.resources import files
 from pathlib import Path
 
-from expertier.hip.cache_folder import cache_subfolder, write_whole
+from expertier.errors import ConfigError
+from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.runtime_compiler import RuntimeCompiler
+from expertier.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -55,7 +57,7 @@ def _place(compiler: RuntimeCompiler, source: str, architecture: str) -> Path | 
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     try:
         return cache_subfolder("kernels") / f"{compiler.vendor}-{architecture.split(':')[0]}-{key}.bin"
-    except OSError as error:
+    except (OSError, ConfigError) as error:
         _log.warning("compiled kernels cannot be kept: %s", error)
         return None
 

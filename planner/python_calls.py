@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from numba import int64, njit, types
+from numba import int64, types
 
+from expertier.compiled_functions import kept_njit
 from expertier.planner.outcome import Outcome
 from expertier.planner.tables import (
     ABORT,
@@ -66,7 +67,7 @@ def python_calls() -> PythonCalls:
 
 def _compiled(*arguments: Any) -> Callable[[_F], _F]:
     """Compile for these arguments, at once, from the on-disk cache where that holds it."""
-    return cast(Callable[[_F], _F], njit(int64(*arguments), cache=True))
+    return kept_njit(int64(*arguments))
 
 
 def _build(stamp: int) -> PythonCalls:

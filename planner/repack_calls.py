@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
-from numba import int64, njit, types
+from numba import int64, types
 
+from expertier.compiled_functions import kept_njit
 from expertier.planner.outcome import Outcome
 from expertier.planner.repack import NOT_IN_LINE
 from expertier.planner.tables import (
@@ -221,7 +222,7 @@ def repack_calls() -> RepackCalls:
 
 
 def _compiled(*arguments: Any) -> Callable[[_F], _F]:
-    return cast(Callable[[_F], _F], njit(int64(*arguments), cache=True))
+    return kept_njit(int64(*arguments))
 
 
 def _array(kind: Any, n_dimensions: int = 1) -> Any:

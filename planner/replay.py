@@ -6,8 +6,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from expertier.compiled_functions import kept_njit
 from expertier.planner.residency import Residency
 from expertier.planner.tables import COMPILED, COMPLETE, I32, RELEASE, source_stamp
 
@@ -40,7 +40,7 @@ def play(residency: Residency, steps: I32) -> None:
 def _loop(stamp: int) -> Any:
     """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache."""
 
-    @njit(cache=True)
+    @kept_njit()
     def loop(directory: int, steps: I32) -> int:
         if stamp == 0:
             return 0

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
+from expertier.compiled_functions import kept_njit
 from expertier.planner.replay_calls import (
     LOOKUPS,
     MISSES,
@@ -133,7 +134,7 @@ def _loop(stamp: int) -> Any:
     references to them in every round, which took twice the time of the policy.
     """
 
-    @njit(cache=True)
+    @kept_njit()
     def loop(
         directory: int, calls: Calls, pool_at: int, counts: I64, first: int, last: int, buffers: I32
     ) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from expertier.errors import ConfigError
+from expertier.whole_file import output
 
 
 def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
@@ -18,21 +18,12 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray
 
     Raises ConfigError where the file cannot be written; what was there before then stays.
     """
-    file = Path(path)
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}.unfinished")
-    try:
-        try:
-            with unfinished.open("xb") as opened:
-                np.savez_compressed(opened, allow_pickle=False, **arrays)
-            unfinished.replace(file)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise ConfigError(
-            f"{what} cannot be written to {file}: {error.strerror or error}; give a file in a folder "
-            "that exists and can be written to"
-        ) from error
+    packed = (
+        io.BytesIO()
+    )  # NumPy's own writing to a disk that is full ends in errors about the archive instead
+    np.savez_compressed(packed, allow_pickle=False, **arrays)
+    with output(path, what) as unfinished, unfinished.open("xb") as opened:
+        opened.write(packed.getbuffer())
 
 
 def smallest(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:

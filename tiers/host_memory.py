@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -17,13 +18,29 @@ def available_bytes(cgroup_root: Path = _CGROUP_ROOT, own_cgroup: Path = _OWN_CG
     The least of what the machine has available and what each control group around this process (version 1 or
     2) has left; pages of the file cache that nobody uses count as available in both.
     """
-    available = int(psutil.virtual_memory().available)
+    available = machine_available_bytes()
     for folder, limit, usage, cache_key in _groups(cgroup_root, own_cgroup):
         allowed = _number(folder / limit)
         used = _number(folder / usage)
         if allowed is not None and used is not None:
             available = min(available, allowed - used + _cached(folder / "memory.stat", cache_key))
     return max(available, 0)
+
+
+def machine_available_bytes() -> int:
+    """Return what the machine has available; where there is no /proc, what nobody uses for anything."""
+    try:
+        return int(psutil.virtual_memory().available)
+    except OSError:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def total_bytes() -> int:
+    """Return the machine's RAM."""
+    try:
+        return int(psutil.virtual_memory().total)
+    except OSError:  # there is no /proc
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _groups(root: Path, own: Path) -> Iterator[tuple[Path, str, str, str]]:

@@ -8,19 +8,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-import platformdirs
-
+from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.errors import BuildError
 from expertier.interrupts import interrupts_deferred
 from expertier.work_folder import work_folder
 
-CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
-
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Return the cache folder: what EXPERTIER_CACHE_DIR says, or the user's own. It may not exist yet."""
-    chosen = environ.get(CACHE_VARIABLE)
-    return Path(chosen).expanduser().absolute() if chosen else platformdirs.user_cache_path("expertier")
+    return cache_root(environ)
 
 
 def make_subfolder(name: str) -> Path:
@@ -41,12 +37,11 @@ def staging(parent: Path) -> Iterator[Path]:
 
     Errors: BuildError, when the folder cannot be written.
     """
-    with ExitStack() as stack:
-        try:
-            folder = stack.enter_context(work_folder(".new-", parent))
-        except OSError as error:
-            raise _not_writable(parent, error) from error
-        yield folder
+    try:
+        with work_folder(".new-", parent) as folder:
+            yield folder
+    except OSError as error:
+        raise _not_writable(parent, error) from error
 
 
 def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambda: True) -> None:
@@ -73,8 +68,9 @@ def locked(path: Path) -> Iterator[None]:
 
     Only time depends on the lock, never what is in the cache: a file system that cannot lock is no error.
     """
-    with path.open("ab") as file:
+    with ExitStack() as stack:
         with suppress(OSError):
+            file = stack.enter_context(path.open("ab"))
             fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file gives the lock back
 

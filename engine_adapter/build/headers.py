@@ -18,7 +18,7 @@ from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.progress import Progress, silent
 from expertier.engine_adapter.children import run_child
 from expertier.errors import BuildError, EngineMismatchError, EngineMissingError
-from expertier.work_folder import work_folder
+from expertier.temporary_folder import temporary_folder
 
 _LAST_LINES = 15
 
@@ -36,7 +36,10 @@ def ensure_headers(pin: EnginePin, progress: Progress = silent) -> Path:
     with locked(folder / f".{target.name}.lock"):
         if target.is_dir():
             return target
-        with work_folder("expertier-headers-") as download, staging(folder) as fresh:
+        with (
+            temporary_folder("expertier-headers-", "the engine's headers") as download,
+            staging(folder) as fresh,
+        ):
             progress(f"fetching the headers of {pin.requirement} (its source package, once)")
             archive = _download(pin, download)
             _check(pin, archive)

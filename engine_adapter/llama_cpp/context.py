@@ -54,7 +54,9 @@ class LlamaContext:
         self._handle = engine.host.expertier_context_open(model, ct.byref(options), error, len(error))
         if not self._handle:
             raise EngineError(
-                f"llama.cpp refused a context of {options.n_ctx} tokens:\n{error.value.decode(errors='replace')}"
+                f"llama.cpp refused a context of {options.n_ctx} tokens:\n"
+                f"{error.value.decode(errors='replace').strip()}\nwhere memory was missing, ask for a shorter "
+                "context (--ctx), or free some"
             )
         log = engine.take_log(0)
         splits = re.findall(r"splits = (\d+)", log)

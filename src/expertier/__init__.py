@@ -14,33 +14,37 @@ Every error that is raised on purpose is an `ExpertierError`; the tree is in `ex
 
 from __future__ import annotations
 
-from expertier.errors import (
-    BudgetError,
-    BuildError,
-    BusyError,
-    ConfigError,
-    DecodeError,
-    DeviceError,
-    EngineError,
-    EngineMismatchError,
-    EngineMissingError,
-    ExpertierError,
-    LeaseError,
-    ModelError,
-    NotGgufError,
-    NotMoeError,
-    SourceError,
-    TruncatedModelError,
-    UnsupportedLayoutError,
-)
-from expertier.hip.device import open_device
-from expertier.planner.allocate import LayerPlan, plan_layers
-from expertier.planner.demand import LayerDemand
-from expertier.tiers.config import TierConfig
-from expertier.tiers.lease import Lease
-from expertier.tiers.manager import TierManager
-from expertier.tiers.stats import TierStats
-from expertier.tiers.table import ExpertTable
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from expertier.errors import (
+        BudgetError,
+        BuildError,
+        BusyError,
+        ConfigError,
+        DecodeError,
+        DeviceError,
+        EngineError,
+        EngineMismatchError,
+        EngineMissingError,
+        ExpertierError,
+        LeaseError,
+        ModelError,
+        NotGgufError,
+        NotMoeError,
+        SourceError,
+        TruncatedModelError,
+        UnsupportedLayoutError,
+    )
+    from expertier.hip.device import open_device
+    from expertier.planner.allocate import LayerPlan, plan_layers
+    from expertier.planner.demand import LayerDemand
+    from expertier.tiers.config import TierConfig
+    from expertier.tiers.lease import Lease
+    from expertier.tiers.manager import TierManager
+    from expertier.tiers.stats import TierStats
+    from expertier.tiers.table import ExpertTable
 
 __version__ = "0.1.0"
 
@@ -73,3 +77,33 @@ __all__ = [
     "open_device",
     "plan_layers",
 ]
+
+_MODULES = {
+    "open_device": "hip.device",
+    "LayerPlan": "planner.allocate",
+    "plan_layers": "planner.allocate",
+    "LayerDemand": "planner.demand",
+    "TierConfig": "tiers.config",
+    "Lease": "tiers.lease",
+    "TierManager": "tiers.manager",
+    "TierStats": "tiers.stats",
+    "ExpertTable": "tiers.table",
+}
+"""Where names are defined; all others are errors."""
+
+_PARTS = ("engine_adapter", "errors", "hip", "planner", "tiers", "units")
+
+if not TYPE_CHECKING:  # else any name would do
+
+    def __getattr__(name: str) -> object:
+        """Import what is asked for when it is: so that Ctrl-C is answered while a command imports what it needs."""
+        if name in _PARTS:
+            return importlib.import_module(f"expertier.{name}")
+        if name not in __all__:
+            raise AttributeError(f"module 'expertier' has no attribute {name!r}")
+        module = importlib.import_module(f"expertier.{_MODULES.get(name, 'errors')}")
+        globals()[name] = found = getattr(module, name)
+        return found
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

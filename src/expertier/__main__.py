@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ _ENDING = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: raise_term
 
 def main() -> NoReturn:
     """Run the command line and exit."""
+    _open_standard_files()
     ours = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     _handle(ours, lambda _: _end_at_once)
     status: int | str | None
@@ -72,6 +74,16 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     while behind is not None and not isinstance(behind, KeyboardInterrupt):
         behind = behind.__cause__ or behind.__context__
     return behind
+
+
+def _open_standard_files() -> None:
+    """Open what is closed of standard input, output and error: else a model's file would get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)
 
 
 if __name__ == "__main__":

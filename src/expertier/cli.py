@@ -31,8 +31,10 @@ from expertier.budget_options import (
     TensorSplit,
     tier_config,
 )
+from expertier.early_checks import check_threads, require_context
 from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.demo import run_demo
+from expertier.engine_adapter.llama_cpp.vocabulary import count_tokens
 from expertier.engine_adapter.measured_run import rss_peak_bytes
 from expertier.engine_adapter.open_engine import open_engine, prepare_engine
 from expertier.engine_adapter.routing_recording import RoutingRecording
@@ -40,12 +42,14 @@ from expertier.engine_adapter.telemetry import say_disabled, show_events, watche
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
+from expertier.failures import explain
 from expertier.plan_command import plan
 from expertier.planner.context_memory import ContextShape
 from expertier.probe_command import probe
 from expertier.profile_command import app as profile_app
 from expertier.replay_command import replay
 from expertier.serve_command import serve
+from expertier.standard_streams import guarded_streams
 from expertier.synth_command import synth
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
@@ -78,15 +82,23 @@ LlamaCpp = Annotated[
 def main() -> NoReturn:
     """Run the command line and exit."""
     try:
-        app()
+        with guarded_streams():
+            app()
     except ExpertierError as error:
-        Console(stderr=True).print(
-            f"[bold red]error:[/] {report.escape(str(error))}", highlight=False, soft_wrap=True
-        )
-        raise SystemExit(2) from None
+        raise _failed(str(error)) from None
+    except (OSError, MemoryError) as error:
+        raise _failed(explain(error)) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     raise SystemExit(0)
+
+
+def _failed(message: str) -> SystemExit:
+    with guarded_streams():
+        Console(stderr=True).print(
+            f"[bold red]error:[/] {report.escape(message)}", highlight=False, soft_wrap=True
+        )
+    return SystemExit(2)
 
 
 @app.callback(invoke_without_command=True)
@@ -166,6 +178,9 @@ def run(
         split_mode,
     )
     console = Console(stderr=True)
+    check_threads(threads)
+    if ctx is not None:
+        require_context(ctx, 1, n_tokens)
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:
         stack.enter_context(show_events())
@@ -174,6 +189,8 @@ def run(
             recording = stack.enter_context(RoutingRecording(record_routing, table, n_ubatch=ubatch))
         with report.progress(console) as say:
             engine = open_engine(llama_cpp, say, rpc_servers=rpc.split(",") if rpc else ())
+            if ctx is not None and (found := count_tokens(engine, table.path, prompt)) is not None:
+                require_context(ctx, found, n_tokens)
             say(f"loading {model.name}")
             lookups = recording.log if recording is not None else None
             try:
@@ -189,11 +206,7 @@ def run(
         if not tokens:
             raise ConfigError("the prompt is empty: --prompt gave no tokens to continue; give it some text")
         n_ctx = ctx or max(min(tiered.model.n_ctx_train, 4096), len(tokens) + n_tokens)
-        if n_ctx < len(tokens) + n_tokens:
-            raise ConfigError(
-                f"--ctx {n_ctx} is too small for {len(tokens)} prompt tokens and {n_tokens} new ones; "
-                f"use --ctx {len(tokens) + n_tokens} or fewer tokens"
-            )
+        require_context(n_ctx, len(tokens), n_tokens)
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         pieces: list[str] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -198,7 +199,7 @@ def _rates(
         )
     if host is not None:
         return host.rates, "measured on this machine by `expertier probe`"
-    cores = psutil.cpu_count(logical=False) or 1
+    cores = _cores()
     weights = PathRate(min(3e9 * cores, 4e10), 5e-5)
     return MachineRates(
         weights,
@@ -207,6 +208,13 @@ def _rates(
         PathRate(3e9, 2e-4),
         PathRate(disk_gbs * GB, 2e-4),
     ), "assumed: run `expertier probe` once to measure this machine"
+
+
+def _cores() -> int:
+    try:
+        return psutil.cpu_count(logical=False) or 1
+    except OSError:  # there is no /proc
+        return os.cpu_count() or 1
 
 
 def _card(vram_gbs: float, link_gbs: float, disk_gbs: float) -> MachineRates:

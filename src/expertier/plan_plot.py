@@ -8,6 +8,7 @@ from typing import Any
 
 from expertier.errors import ConfigError
 from expertier.units import GIB
+from expertier.whole_file import check_output, output
 
 _PACKAGES = {".png": "matplotlib", ".html": "plotly"}
 _BLUE, _ORANGE, _GREY = "#1f77b4", "#d95f02", "#888888"
@@ -23,16 +24,13 @@ def check_plot(path: Path) -> None:
             f"--plot {path} needs {package}, which is not installed: pip install 'expertier[plot]', or give the other "
             f"form ({', '.join(suffix for suffix in _PACKAGES if suffix != path.suffix)})"
         )
-    if not path.parent.is_dir():
-        raise ConfigError(f"--plot {path}: there is no folder {path.parent}; make it, or give another name")
+    check_output(path, "the plot")
 
 
 def write_plot(path: Path, document: dict[str, Any]) -> None:
-    """Draw the document's `curve`. Raises ConfigError where the file cannot be written."""
-    try:
-        (_png if path.suffix == ".png" else _html)(path, document)
-    except OSError as error:
-        raise ConfigError(f"--plot {path}: {error.strerror or error}; give another name") from error
+    """Draw the document's `curve`, whole or not at all. Raises ConfigError where the file cannot be written."""
+    with output(path, "the plot") as unfinished:
+        (_png if path.suffix == ".png" else _html)(unfinished, document)
 
 
 def _axis(document: dict[str, Any]) -> tuple[str, str]:
@@ -90,7 +88,7 @@ def _png(path: Path, document: dict[str, Any]) -> None:
         axes.grid(alpha=0.3)
         axes.legend(loc="lower right" if axes is hits else "upper left", frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=130, format="png")
 
 
 def _html(path: Path, document: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expertier import report
+from expertier.early_checks import check_threads
 from expertier.engine_adapter.engine_device import device_names
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open_engine import open_engine
@@ -48,6 +49,7 @@ def probe(
 ) -> None:
     """Measure this machine's paths once: page cache, disk, slots, link, and the engine; some seconds, kept."""
     console = Console(stderr=True)
+    check_threads(threads)
     with open_device(device) as opened:
         key = machine_key(opened.name, threads)
         found = None if again else kept_probe(key)

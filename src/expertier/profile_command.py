@@ -17,6 +17,7 @@ from expertier.planner.profile_summary import summarize
 from expertier.planner.routing_profile import default_phase, profile_of
 from expertier.planner.trace import Phase
 from expertier.planner.trace_file import read_trace
+from expertier.whole_file import check_output
 
 app = typer.Typer(help="Routing profiles: which experts a model uses most, for planning and a warm start.")
 
@@ -49,6 +50,7 @@ def make(
     """Count a recording's uses and reuse distances into a profile, for MOE_PROFILE and --profile."""
     if phase is not None and phase not in _PHASES:
         raise ConfigError(f"--phase is {phase!r}: give one of {', '.join(_PHASES)}")
+    check_output(output, "the profile")
     recorded = read_trace(trace)
     if experts is not None:
         recorded = recorded.with_experts(experts)

@@ -26,8 +26,9 @@ from expertier.budget_options import (
     TensorSplit,
     tier_config,
 )
+from expertier.early_checks import check_metrics, check_threads
 from expertier.engine_adapter.open_engine import open_engine
-from expertier.engine_adapter.server import ServerOptions, TieredServer
+from expertier.engine_adapter.server import ServerOptions, TieredServer, check_address
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
 from expertier.errors import ExpertierError
 from expertier.tiers.table import ExpertTable
@@ -82,6 +83,9 @@ def serve(
     )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)
+    check_threads(threads)
+    check_address(options)
+    check_metrics(metrics_port, options)
     table = ExpertTable.from_gguf(model)
     with ExitStack() as stack:
         stack.enter_context(show_events())

@@ -17,7 +17,9 @@ from expertier.engine_adapter.synth_blocks import WEIGHT_TYPES, WeightType
 from expertier.engine_adapter.trace_ids import read_trace_ids
 from expertier.engine_adapter.trace_model import FIRST_TOKEN, default_width, write_trace_model
 from expertier.errors import ConfigError
+from expertier.failures import reason, remedy
 from expertier.units import mib
+from expertier.whole_file import check_output
 
 _HEAD_DIM = 64
 _TYPES = ", ".join(WEIGHT_TYPES)
@@ -66,6 +68,7 @@ def synth(
 
     Decoding greedily from the beginning of text replays it; so does feeding tokens first_token, first_token + 1, …
     """
+    check_output(output, "the model")
     ids = read_trace_ids(trace, sequence=sequence, steps=steps)
     n_layers = ids.shape[1]
     n_experts = experts or 1 << int(ids.max()).bit_length()
@@ -93,7 +96,12 @@ def synth(
     start = time.perf_counter()
     with report.progress(Console(stderr=True)) as say:
         say(f"writing {output}, {mib(shape.expert_bytes_total)} of it experts")
-        model = write_trace_model(output, ids, shape, repeat=repeat)
+        try:
+            model = write_trace_model(output, ids, shape, repeat=repeat)
+        except OSError as error:
+            raise ConfigError(
+                f"the model cannot be written to {output}: {reason(error)}; {remedy(error)}"
+            ) from error
     document: dict[str, Any] = {
         "model": str(model.path),
         "file_bytes": model.path.stat().st_size,

@@ -24,15 +24,14 @@ _ABANDONED_S = 3600
 
 
 @contextmanager
-def work_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """Give a fresh folder in `parent`, by default the system's temporary one; it is gone after the block.
+def work_folder(prefix: str, parent: Path, *, is_shared: bool = False) -> Iterator[Path]:
+    """Give a fresh folder in `parent`, which `is_shared` with other programs or ours; it is gone after the block.
 
     Its content may have been moved away by then, or all of it. Others of the same `prefix` and of this user that
     their processes have left behind are removed first. Raises `OSError` where none can be made.
     """
-    # Where others have folders, too, only the process number tells that a name like "expertier-demo-1234567x" is ours.
-    number = r"\d+-" if parent is None else r"(\d+-)?"
-    parent = parent if parent is not None else Path(tempfile.gettempdir())
+    # Among others' folders only the process number tells that a name such as "expertier-demo-mymodels" is not ours.
+    number = r"\d+-" if is_shared else r"(\d+-)?"
     _remove_abandoned(re.compile(re.escape(prefix) + number + r"[a-z0-9_]{8}"), parent)
     folder: Path | None = None
     lock: int | None = None

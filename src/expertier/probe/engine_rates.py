@@ -27,10 +27,10 @@ from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.engine_adapter.trace_model import FIRST_TOKEN, write_trace_model
 from expertier.planner.allocate import full_bytes
 from expertier.planner.rates import PathRate
+from expertier.temporary_folder import temporary_folder
 from expertier.tiers.config import TierConfig
 from expertier.tiers.model_geometry import read_geometry
 from expertier.tiers.table import ExpertTable
-from expertier.work_folder import work_folder
 
 _TOP_K = 4
 _STEPS, _WARM, _PROMPT = 36, 4, 64
@@ -86,7 +86,7 @@ def measure_engine(
     With one thread, `clock` may be `time.process_time`, which other work on the machine disturbs less. Raises what
     opening a model raises.
     """
-    with work_folder("expertier-probe-") as folder:
+    with temporary_folder("expertier-probe-", "the probe's small models") as folder:
         is_gpu = has_own_memory(engine.proxy, device)
         widths, steps = (_GPU_WIDTHS, _GPU_STEPS) if is_gpu else (_WIDTHS, _STEPS)
         models = {name: _write(folder, name, shape, steps, say) for name, shape in widths.items()}

@@ -13,18 +13,20 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import expertier
+from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.errors import ConfigError
-from expertier.hip.cache_folder import cache_subfolder, write_whole
+from expertier.failures import reason, remedy
+from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.device import Device
 from expertier.planner.rates import MachineRates, PathRate
 from expertier.probe.device_rates import DeviceRates, measure_device
 from expertier.probe.engine_rates import EngineRates, measure_engine
 from expertier.probe.file_rates import FileRates, measure_file
-from expertier.units import MIB
+from expertier.tiers.host_memory import total_bytes
+from expertier.units import MIB, mib
+from expertier.whole_file import check_output, output
 from expertier.work_folder import work_folder
 
 FORMAT = 2
@@ -57,7 +59,7 @@ def machine_key(device_name: str, n_threads: int) -> dict[str, Any]:
     return {
         "processor": _processor(),
         "processors": len(os.sched_getaffinity(0)),
-        "ram_bytes": psutil.virtual_memory().total,
+        "ram_bytes": total_bytes(),
         "system": platform.release(),
         "device": device_name,
         "threads": n_threads,
@@ -67,14 +69,12 @@ def machine_key(device_name: str, n_threads: int) -> dict[str, Any]:
 
 
 def probe_file(key: dict[str, Any]) -> Path:
-    """Return where the probe of this machine is kept. Raises ConfigError where the cache folder cannot be made."""
+    """Return where the probe of this machine is kept, whether there is one or not.
+
+    Raises ConfigError where this user has no cache folder.
+    """
     name = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    try:
-        return cache_subfolder("probe") / f"{name}.json"
-    except OSError as error:
-        raise ConfigError(
-            f"the cache folder cannot be made: {error.strerror or error}; set EXPERTIER_CACHE_DIR to a folder of yours"
-        ) from error
+    return cache_root() / "probe" / f"{name}.json"
 
 
 def kept_probe(key: dict[str, Any]) -> Probe | None:
@@ -85,7 +85,7 @@ def kept_probe(key: dict[str, Any]) -> Probe | None:
             return None
         details = {name: document[name] for name in ("files", "device", "seconds")}
         return Probe(key, MachineRates.from_dict(document["rates"]), details)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, ConfigError):
         return None
 
 
@@ -106,6 +106,7 @@ def run_probe(
     Raises ConfigError where nothing can be written, and what opening models on the engine raises.
     """
     start = time.perf_counter()
+    _make_folder(key)
     say("reading a file")
     files = _measure_file(model)
     say(f"copying on {device.name}")
@@ -119,10 +120,8 @@ def run_probe(
         "seconds": time.perf_counter() - start,
     }
     probe = Probe(key, rates_of(files, moved, ran), details)
-    try:
-        write_whole(probe_file(key), json.dumps(probe.as_dict(), indent=1).encode())
-    except OSError as error:
-        raise ConfigError(f"the probe cannot be kept: {error.strerror or error}") from error
+    with output(probe_file(key), "what was measured") as unfinished:
+        unfinished.write_text(json.dumps(probe.as_dict(), indent=1))
     return probe
 
 
@@ -171,17 +170,38 @@ def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> M
     )
 
 
+def _make_folder(key: dict[str, Any]) -> None:
+    """Make the folder of what is kept. Raises ConfigError where it cannot be made, or written to."""
+    try:
+        cache_subfolder("probe")
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {cache_root()} cannot be made: {reason(error)}; set {CACHE_VARIABLE} to a folder of "
+            "yours"
+        ) from error
+    check_output(probe_file(key), "what is measured")
+
+
 def _measure_file(model: Path | None) -> FileRates:
     if model is not None:
-        return measure_file(model)
-    folder = cache_subfolder("probe")
-    with work_folder(".sample-", folder) as work, open(work / "sample", "wb") as file:
-        block = os.urandom(MIB)
-        for _ in range(_SAMPLE_BYTES // MIB):
-            file.write(block)
-        file.flush()
-        os.fsync(file.fileno())
-        return measure_file(Path(file.name))
+        try:
+            return measure_file(model)
+        except OSError as error:
+            raise ConfigError(f"{model} cannot be read: {reason(error)}; {remedy(error)}") from error
+    folder = cache_root() / "probe"
+    try:
+        with work_folder(".sample-", folder) as work, open(work / "sample", "wb") as file:
+            block = os.urandom(MIB)
+            for _ in range(_SAMPLE_BYTES // MIB):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return measure_file(Path(file.name))
+    except OSError as error:
+        raise ConfigError(
+            f"a file of {mib(_SAMPLE_BYTES)} to read cannot be written to {folder}: {reason(error)}; {remedy(error)}, "
+            f"by {CACHE_VARIABLE}; or name a large file to read instead"
+        ) from error
 
 
 def _processor() -> str:

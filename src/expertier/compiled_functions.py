@@ -1,0 +1,176 @@
+"""Numba's decorators with our cache folder: compiled functions are kept there, or else compiled each time.
+
+    @njit(cache=True)                    here: @kept_njit()
+    njit(signature, cache=True)(f)       here: kept_njit(signature)(f)
+    cfunc(signature, cache=True)(f)      here: kept_cfunc(signature)(f)
+
+Numba keeps functions beside their source, or in the home folder, and raises where neither can be written. Here they
+are kept in `compiled/` of the cache folder. Where that cannot be written Numba's own places are tried, and where none
+can be, or is full, one warning says so and nothing is kept. NUMBA_CACHE_DIR goes first. Numba is imported with the
+first function.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from expertier.cache_root import CACHE_VARIABLE, cache_root
+from expertier.errors import ConfigError
+from expertier.failures import reason
+
+FOLDER = "compiled"
+"""The name of our folder in the cache folder."""
+
+_log = logging.getLogger(__name__)
+_F = TypeVar("_F", bound=Callable[..., Any])
+_STALE_S = 3600.0
+
+
+class _State:
+    """What this process knows of the cache."""
+
+    lock = threading.RLock()
+    depth = 0  # of blocks that have Numba look into our folder
+    before = ""  # what Numba's own setting was
+    is_broken = False  # a place was found and could not be used: no more is tried
+
+
+def kept_njit(*signature: Any, **options: Any) -> Callable[[_F], _F]:
+    """Return Numba's `njit` decorator, with its cache."""
+
+    def decorate(function: _F) -> _F:
+        from numba import njit
+
+        def compile_it(is_kept: bool) -> Any:
+            any_njit: Any = njit
+            return any_njit(*signature, cache=is_kept, **options)(function)
+
+        return cast(_F, _compiled(compile_it))
+
+    return decorate
+
+
+def kept_cfunc(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Return Numba's `cfunc` decorator, with its cache."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        from numba import cfunc
+
+        return _compiled(lambda is_kept: cfunc(signature, cache=is_kept)(function))
+
+    return decorate
+
+
+def _compiled(compile_it: Callable[[bool], Any]) -> Any:
+    """Compile with the cache, or without it where it is of no use."""
+    if _State.is_broken:
+        return compile_it(False)
+    with _our_folder():
+        try:
+            made = compile_it(True)
+        except (
+            Exception
+        ) as error:  # whatever a damaged cache holds; an error of the function is raised again below
+            made = compile_it(False)
+            _give_up(error)
+            return made
+    if hasattr(made, "_cache"):  # of a function whose types are not known yet: it will be kept when they are
+        made._cache = _Forgiving(made._cache)
+    return made
+
+
+class _Forgiving:
+    """A cache of Numba's that a full disk, or a damaged entry, does not keep from compiling."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, *arguments: Any) -> Any:
+        """Return what is kept; None where that cannot be read."""
+        try:
+            return self._cache.load_overload(*arguments)
+        except Exception as error:
+            _give_up(error)
+            return None
+
+    def save_overload(self, *arguments: Any) -> None:
+        """Keep a function where that is possible."""
+        try:
+            self._cache.save_overload(*arguments)
+        except Exception as error:
+            _give_up(error)
+
+
+@contextmanager
+def _our_folder() -> Iterator[None]:
+    """Have Numba keep what is compiled in the block in our folder, unless the user has named one to it."""
+    from numba import config
+
+    settings: Any = config  # which it sets at import
+    with _State.lock:
+        if _State.depth == 0:
+            _State.before = settings.CACHE_DIR
+            if not _State.before:
+                settings.CACHE_DIR = _folder()
+        _State.depth += 1
+    try:
+        yield
+    finally:
+        with _State.lock:
+            _State.depth -= 1
+            if _State.depth == 0:
+                settings.CACHE_DIR = _State.before
+
+
+def _folder() -> str:
+    """Return our folder, made if need be; empty where there is none."""
+    try:
+        folder = cache_root() / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+    except (ConfigError, OSError):
+        return ""
+    _remove_stale(folder)
+    return str(folder)
+
+
+_removed: set[Path] = set()
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove, once a process, what was half-written when another one ended."""
+    if folder in _removed:
+        return
+    _removed.add(folder)
+    for left in folder.glob("*/*.tmp.*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _STALE_S:
+                left.unlink()
+
+
+def _give_up(error: Exception) -> None:
+    """Say once that functions are compiled in each process."""
+    if _State.is_broken:
+        return
+    _State.is_broken = True
+    said = (
+        str(error)
+        if not isinstance(error, OSError)
+        else f"{reason(error)} ({error.filename or 'no file named'})"
+    )
+    _log.warning(
+        "compiled functions cannot be kept, so each process compiles them again, which takes some seconds: %s; set %s "
+        "to a folder that you can write to, with some MiB free%s",
+        said,
+        CACHE_VARIABLE,
+        " (NUMBA_CACHE_DIR is set, and goes first)" if os.environ.get("NUMBA_CACHE_DIR") else "",
+    )
