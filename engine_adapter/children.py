@@ -49,15 +49,16 @@ class Children:
         Raises:
             OSError: it cannot be started. subprocess.TimeoutExpired: it took longer than `timeout_s`.
         """
-        child: subprocess.Popen[str] | None = None
+        started: list[subprocess.Popen[str]] = []
         try:
             with interrupts_deferred():
-                child = self._start(command, merges_errors=merges_errors, environ=environ)
-            out, err = child.communicate(stdin, timeout_s)
-            return subprocess.CompletedProcess(command, child.returncode, out, err)
+                started.append(self._start(command, merges_errors=merges_errors, environ=environ))
+            out, err = started[0].communicate(stdin, timeout_s)
+            return subprocess.CompletedProcess(command, started[0].returncode, out, err)
         finally:
-            if child is not None:
-                self._finish(child)
+            with interrupts_deferred():
+                while started:  # popped, so that its `__del__` runs here, where no interrupt is lost in it
+                    self._finish(started.pop())
 
     def end(self) -> None:
         """End the programs that run, and let no other begin: for the thread that waits for the others."""
@@ -89,17 +90,16 @@ class Children:
 
     def _finish(self, child: subprocess.Popen[str]) -> None:
         """End a program that runs still, and close what we have of it."""
-        with interrupts_deferred():
-            with self._lock:
-                self._running.discard(child)
-            if child.returncode is None:
-                _end_group(child)
-                with suppress(subprocess.TimeoutExpired):
-                    child.wait(_KILL_S)
-            for pipe in (child.stdin, child.stdout, child.stderr):
-                if pipe is not None:
-                    with suppress(OSError):
-                        pipe.close()
+        with self._lock:
+            self._running.discard(child)
+        if child.returncode is None:
+            _end_group(child)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_KILL_S)
+        for pipe in (child.stdin, child.stdout, child.stderr):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
 
     def __enter__(self) -> Self:
         return self

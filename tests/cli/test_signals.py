@@ -178,7 +178,7 @@ def test_any_command_at_any_time(
 ) -> None:
     """It has ended by then, or ends by the signal; its output is whole or not there."""
     names = {"ids": read_ids(tmp_path), "out": tmp_path / "out", "tiny": tiny}
-    at_s = [0.2 * 1.35**step for step in range(12)]
+    at_s = [0.3 * 1.6**step for step in range(7)]
     for after_s in at_s:
         temporary = tmp_path / f"at-{after_s:.2f}"
         temporary.mkdir()

@@ -34,7 +34,7 @@ from interrupt_at import Interrupted, at_every_instruction, expertier_folders, n
 from tiered_runs import assert_nothing_held
 
 SHAPE = ModelShape(
-    layers=1, experts=4, top_k=2, n_embd=64, n_ff=32, heads=1, kv_heads=1, head_dim=64, vocab=300, seed=1,
+    layers=1, experts=8, top_k=2, n_embd=64, n_ff=32, heads=1, kv_heads=1, head_dim=64, vocab=300, seed=1,
     gate_up_type="F32", down_type="F32",
 )  # fmt: skip
 N_SLOTS = 2
@@ -143,6 +143,30 @@ class TestInterrupted:
             with model.context(n_ctx=64, n_threads=1) as context:
                 context.decode([1], 0)
         assert live(loaded_engine) == (0, 0)
+
+    def test_a_batch(
+        self, loaded_engine: LoadedEngine, table: ExpertTable, tiers: TierManager, k: int | None
+    ):
+        """Its misses are served by callbacks, in which nothing may be raised: it is raised after the batch."""
+        tokens = [1, *range(3, 300, 7)]
+        with (
+            LlamaModel.open(loaded_engine, table.path, tiers=tiers) as model,
+            model.context(n_ctx=64, n_threads=1) as context,
+        ):
+
+            def decode() -> None:
+                context.forget()
+                context.decode(tokens, 0, all_logits=True)  # else the last layer has one row
+
+            decode()
+            decode()
+            expected = context.logits().tobytes()
+            misses = tiers.stats().l1.misses
+            for place in interrupted(decode, k):
+                assert_nothing_held(tiers)
+                decode()
+                assert context.logits().tobytes() == expected, place
+            assert tiers.stats().l1.misses > misses
 
     def test_stock_models(self, loaded_engine: LoadedEngine, table: ExpertTable, k: int | None):
         def load() -> None:
