@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import resource
-import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from expertier.engine_adapter.children import run_child
 from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.open_engine import open_engine
@@ -74,18 +74,13 @@ def run_in_child(options: RunOptions) -> RunResult:
     Raises:
         EngineError: the child failed; the message holds its last words.
     """
-    child = subprocess.run(
+    child = run_child(
         [
             sys.executable,
             "-m",
             "expertier.engine_adapter.measured_run",
             json.dumps(dataclasses.asdict(options)),
-        ],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
+        ]
     )
     if child.returncode != 0:
         kind = "through the tiers" if options.tiers else "on the stock engine"

@@ -20,6 +20,7 @@ LoadCallback = ct.CFUNCTYPE(
 )
 MoveCallback = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_uint64, _INT32_POINTER)
 LookCallback = ct.CFUNCTYPE(None, ct.c_void_p, _INT32_POINTER)
+LoadGoesOn = ct.CFUNCTYPE(ct.c_int32)
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
 FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
@@ -274,7 +275,14 @@ class ModelOptions(ct.Structure):
         ("splits_tensors", ct.c_int32),
         ("tensor_split", ct.POINTER(ct.c_float)),
         ("is_measured", ct.c_int32),
+        ("goes_on", LoadGoesOn),
     )
+
+
+class HostLive(ct.Structure):
+    """expertier_host_live: models and contexts of the host library that are open."""
+
+    _fields_ = (("models", ct.c_int32), ("contexts", ct.c_int32))
 
 
 class WholeTensor(ct.Structure):
@@ -373,6 +381,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_host_defaults": (ct.c_char_p, ()),
     "expertier_host_take_log": (ct.c_int64, (ct.c_int32, *_TEXT)),
     "expertier_host_devices": (ct.c_char_p, ()),
+    "expertier_host_count_live": (None, (ct.POINTER(HostLive),)),
     "expertier_host_stock_devices": (ct.c_void_p, ()),
     "expertier_host_mul_mat_id": (
         ct.c_int32,

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.interrupts import interrupts_deferred
 from expertier.planner.trace import Phase
 from expertier.planner.trace_archive import write_trace
 from expertier.planner.trace_recorder import RoutingRecorder
@@ -34,7 +35,8 @@ class RoutingRecording:
 
     def after_batch(self, phase: Phase, rows: int) -> None:
         """Take in what a batch of `rows` rows looked up; for `generate`."""
-        self._recorder.add(self.log.take(), phase, rows)
+        with interrupts_deferred():
+            self._recorder.add(self.log.take(), phase, rows)
 
     def __enter__(self) -> RoutingRecording:
         return self
@@ -42,6 +44,7 @@ class RoutingRecording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        recorded = self._recorder.trace()
-        if recorded.n_calls:
-            write_trace(self._path, recorded)
+        with interrupts_deferred():
+            recorded = self._recorder.trace()
+            if recorded.n_calls:
+                write_trace(self._path, recorded)

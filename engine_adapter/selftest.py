@@ -16,15 +16,18 @@ from typing import Any
 
 import numpy as np
 
+from expertier.engine_adapter.children import run_as_child
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.synth import ModelShape, write_model
 from expertier.errors import EngineMismatchError, ExpertierError
 from expertier.failures import explain
 from expertier.hip import open_device
+from expertier.interrupts import interrupts_deferred
 from expertier.temporary_folder import temporary_folder
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
+from expertier.tiers.matrix import ExpertMatrix
 from expertier.tiers.table import ExpertTable
 
 _SHAPE = ModelShape(
@@ -106,28 +109,8 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
     expected = np.einsum("tkmn,tn->tkm", weights[ids], x)
     result = np.full_like(expected, np.nan)
 
-    binding = TierBinding(engine, tiers)
-    try:
-        binding.begin_load()
-        try:
-            status = engine.host.expertier_host_mul_mat_id(
-                binding.device,
-                binding.buffer_type,
-                matrix.name.encode(),
-                matrix.ne0,
-                matrix.ne1,
-                n_experts,
-                x.ctypes.data,
-                ids.ctypes.data,
-                ids.shape[1],
-                rows,
-                result.ctypes.data,
-            )
-        finally:
-            binding.end_load()
-        message, cause = binding.take_error()
-    finally:
-        binding.close()
+    with interrupts_deferred():
+        status, message, cause = _compute(engine, tiers, matrix, x, ids, result)
     if status:
         raise EngineMismatchError(
             f"the engine returned status {status} for matrix {index}: {message} {cause or ''}"
@@ -139,5 +122,34 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
         )
 
 
+def _compute(
+    engine: LoadedEngine, tiers: TierManager, matrix: ExpertMatrix, x: Any, ids: Any, result: Any
+) -> tuple[int, str, BaseException | None]:
+    """Have the engine compute one product; return its status, and what the proxy says of it."""
+    binding = TierBinding(engine, tiers)
+    try:
+        binding.begin_load()
+        try:
+            status: int = engine.host.expertier_host_mul_mat_id(
+                binding.device,
+                binding.buffer_type,
+                matrix.name.encode(),
+                matrix.ne0,
+                matrix.ne1,
+                tiers.table.layers[0].n_experts,
+                x.ctypes.data,
+                ids.ctypes.data,
+                ids.shape[1],
+                len(x),
+                result.ctypes.data,
+            )
+        finally:
+            binding.end_load()
+        message, cause = binding.take_error()
+        return status, message, cause
+    finally:
+        binding.close()
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_as_child(main))

@@ -27,6 +27,7 @@ from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
+from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
@@ -34,6 +35,7 @@ from expertier.engine_adapter.server_guard import ServerGuard, bound_socket, pri
 from expertier.engine_adapter.server_sockets import shut_sockets
 from expertier.engine_adapter.skeleton import ensure_skeleton
 from expertier.errors import BusyError, ConfigError, EngineError
+from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.split_mode import SplitMode
@@ -93,6 +95,7 @@ class TieredServer:
         self.binding = binding
 
     @classmethod
+    @closed_if_interrupted
     def start(
         cls, engine: LoadedEngine, table: ExpertTable, config: TierConfig, options: ServerOptions
     ) -> TieredServer:
@@ -129,6 +132,7 @@ class TieredServer:
             _place_in_tiers(params, engine, table, binding, placement)
             if placement.tensors is not None:
                 tiers.drain()  # whole layers are on their way, and what is cannot arrive meanwhile
+            raise_pending()
             with _only_ours(engine, placement):
                 server = _load(params, table, binding)
             try:
@@ -151,13 +155,16 @@ class TieredServer:
 
     def stop(self) -> None:
         """End all requests, free the server, its model and the tiers; a second call does nothing."""
-        if self._server is not None:
-            self.binding.refuse_misses()
-            _silence(self._engine)  # it would call what follows unexpected
-            self._guard.close()  # its thread could not run while the server is freed
-            shut_sockets(str(self._server.listening_address), _SHUT_TIMEOUT_S)
-            self._server = None
-            self._closing.close()
+        with interrupts_deferred():
+            if self._server is not None:
+                self.binding.refuse_misses()
+                _silence(self._engine)  # it would call what follows unexpected
+                self._guard.close()  # its thread could not run while the server is freed
+                shut_sockets(str(self._server.listening_address), _SHUT_TIMEOUT_S)
+                self._server = None
+                self._closing.close()
+
+    close = stop
 
     def __enter__(self) -> Self:
         return self

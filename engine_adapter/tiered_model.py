@@ -12,8 +12,10 @@ from expertier.engine_adapter.generation import Generation, generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.engine_adapter.opening import close_after, closed_if_interrupted, closed_when_dropped
 from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
+from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
@@ -38,6 +40,7 @@ class TieredModel:
         return self.model.binding
 
     @classmethod
+    @closed_if_interrupted
     def open(
         cls,
         engine: LoadedEngine,
@@ -62,6 +65,7 @@ class TieredModel:
         else:
             tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
         try:
+            raise_pending()
             model = LlamaModel.open(engine, table.path, tiers=tiers, placement=placement, lookups=lookups)
             return cls(model, tiers, placement)
         except BaseException:
@@ -113,8 +117,11 @@ class TieredModel:
 
     def close(self) -> None:
         """Free the model, then the tiers."""
-        self.model.close()
-        self.tiers.close()
+        with interrupts_deferred():
+            self.model.close()
+            self.tiers.close()
+
+    __del__ = closed_when_dropped
 
     def __enter__(self) -> TieredModel:
         return self
@@ -122,4 +129,4 @@ class TieredModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        close_after(self, error)

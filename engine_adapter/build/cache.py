@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.errors import BuildError
+from expertier.interrupts import interrupts_deferred
 from expertier.trusted_folder import keep_from_others, make_private_folder, require_trusted
+from expertier.work_folder import work_folder
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
@@ -42,17 +42,15 @@ def require_trusted_cache(path: Path) -> None:
 
 @contextmanager
 def staging(parent: Path) -> Iterator[Path]:
-    """Give a fresh folder inside `parent`, to be filled and then moved into place; removed if it was not."""
+    """Give a fresh folder inside `parent`, to be filled and then moved into place; removed if it was not.
+
+    Errors: BuildError, when the folder cannot be written.
+    """
     try:
-        folder = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
+        with work_folder(".new-", parent) as folder:
+            yield folder
     except OSError as error:
         raise _not_writable(parent, error) from error
-    try:
-        yield folder
-    except OSError as error:
-        raise _not_writable(parent, error) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambda: True) -> None:
@@ -69,7 +67,7 @@ def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambd
         if not target.is_dir():
             raise
     if not keep():
-        with staging(target.parent) as old:
+        with staging(target.parent) as old, interrupts_deferred():  # there is always one of the two
             target.rename(old / "replaced")
             folder.rename(target)
 

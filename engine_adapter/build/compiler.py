@@ -17,6 +17,7 @@ from pathlib import Path
 
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS
 from expertier.engine_adapter.build.progress import Progress, silent
+from expertier.engine_adapter.children import Children
 from expertier.errors import BuildError
 
 PROXY_LIBRARY = "libexpertier_proxy.so"
@@ -115,19 +116,21 @@ def compile_libraries(
 
     def compile_one(source: Path) -> Path:
         made = objects / f"{source.stem}.o"
-        _must([*compiler.command, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)])
+        command = [*compiler.command, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)]
+        _require_done(_run(command, children))
         return made
 
-    with ThreadPoolExecutor(_PARALLEL) as pool:
-        pending = [pool.submit(compile_one, source) for source in every]
+    with Children() as children, ThreadPoolExecutor(_PARALLEL) as pool:
         try:
+            pending = [pool.submit(compile_one, source) for source in every]
             made = [future.result() for future in pending]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
+            children.end()  # else the pool's end would wait for them
             raise
     libraries = (output / PROXY_LIBRARY, output / HOST_LIBRARY)
     for library, parts in zip(libraries, (made[: len(proxy)], made[len(proxy) :]), strict=True):
-        _must([*compiler.command, *LINK_FLAGS, *map(str, parts), "-o", str(library)])
+        _require_done(_run([*compiler.command, *LINK_FLAGS, *map(str, parts), "-o", str(library)]))
     return libraries
 
 
@@ -141,20 +144,19 @@ def _version(command: Sequence[str]) -> str | None:
     return lines[0] if result.returncode == 0 and lines else None
 
 
-def _must(command: list[str]) -> None:
-    result = _run(command)
-    if result.returncode != 0:
+def _require_done(ended: subprocess.CompletedProcess[str]) -> None:
+    if ended.returncode != 0:
         raise BuildError(
-            f"the plugin could not be compiled: the compiler ended with status {result.returncode}\n"
-            f"  {shlex.join(command)}\n{_tail(result.stdout, _LAST_LINES)}"
+            f"the plugin could not be compiled: the compiler ended with status {ended.returncode}\n"
+            f"  {shlex.join(ended.args)}\n{_tail(ended.stdout, _LAST_LINES)}"
         )
 
 
-def _run(command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, input=stdin, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
-        env={**os.environ, "LC_ALL": "C"}, check=False,
-    )  # fmt: skip
+def _run(
+    command: list[str], children: Children | None = None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "LC_ALL": "C"}
+    return (children or Children()).run(command, stdin=stdin, merges_errors=True, environ=environ)
 
 
 def _tail(text: str, n_lines: int) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import shlex
-import subprocess
 import sys
 import tarfile
 from pathlib import Path, PurePosixPath
@@ -23,6 +22,7 @@ from expertier.engine_adapter.build.hashing import hash_file
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS, list_headers
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.progress import Progress, silent
+from expertier.engine_adapter.children import run_child
 from expertier.errors import BuildError, EngineMismatchError, EngineMissingError
 from expertier.temporary_folder import temporary_folder
 
@@ -44,7 +44,10 @@ def ensure_headers(pin: EnginePin, progress: Progress = silent) -> Path:
     with locked(folder / f".{target.name}.lock"):
         if target.is_dir():
             return target
-        with temporary_folder("expertier-", "the engine's headers") as download, staging(folder) as fresh:
+        with (
+            temporary_folder("expertier-headers-", "the engine's headers") as download,
+            staging(folder) as fresh,
+        ):
             progress(f"fetching the headers of {pin.requirement} (its source package, once)")
             archive = _download(pin, download)
             _check(pin, archive)
@@ -64,10 +67,7 @@ def _download(pin: EnginePin, folder: Path) -> Path:
     # The package by its name, never `:all:`, which would build every build dependency from source.
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     command += ["--no-input", "--no-deps", "--no-binary", pin.package, pin.requirement, "--dest", str(folder)]
-    result = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        text=True, errors="replace", check=False,
-    )  # fmt: skip
+    result = run_child(command, merges_errors=True)
     archives = list(folder.glob("*.tar.gz"))
     if result.returncode != 0 or len(archives) != 1:
         last = "\n".join(result.stdout.strip().splitlines()[-_LAST_LINES:])

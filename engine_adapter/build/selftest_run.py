@@ -18,6 +18,7 @@ from typing import Any
 
 from expertier.engine_adapter.build.defaults import Defaults
 from expertier.engine_adapter.build.engine import Engine
+from expertier.engine_adapter.children import run_child
 from expertier.errors import EngineMismatchError
 
 MODULE = "expertier.engine_adapter.selftest"
@@ -43,10 +44,7 @@ def run_selftest(engine: Engine, proxy: Path, host: Path, module: str = MODULE) 
     command = [sys.executable, "-m", module, "--proxy", str(proxy), "--host", str(host)]
     command += map(str, engine.libraries)
     try:
-        child = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=_TIMEOUT_S, check=False,
-        )  # fmt: skip
+        child = run_child(command, timeout_s=_TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
         raise _refused(engine, f"did not end within {_TIMEOUT_S} s") from error
     said = _last_json(child.stdout)

@@ -52,6 +52,13 @@ struct expertier_model_options {
     int32_t                  splits_tensors; // 1: the devices share every tensor (-sm tensor), and not the blocks
     const float *            tensor_split;   // then their shares, one a device; null: equal ones
     int32_t                  is_measured;    // 1: nothing is allocated or read but metadata; not with `placed`
+    int32_t (*goes_on)(void); // asked between two tensors: 0 ends the load, which then fails; null: it goes on
+};
+
+// What of this library is open: models that were not closed yet, and contexts.
+struct expertier_host_live {
+    int32_t models;
+    int32_t contexts;
 };
 
 struct expertier_load_counts {

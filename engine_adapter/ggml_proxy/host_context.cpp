@@ -2,6 +2,7 @@
 
 #include "host_abi.h"
 #include "host_guard.h"
+#include "host_live.h"
 #include "host_log.h"
 #include "host_model.h"
 #include "host_tensors.h"
@@ -16,7 +17,7 @@
 
 using namespace expertier;
 
-struct expertier_context {
+struct expertier_context : Counted<expertier_context> {
     llama_context *   context  = nullptr;
     llama_sampler *   sampler  = nullptr;
     llama_batch       batch    = {};
@@ -63,6 +64,11 @@ bool is_sequence(const expertier_context * self, int32_t sequence) {
 }
 
 } // namespace
+
+EXPERTIER_EXPORT void expertier_host_count_live(expertier_host_live * out) {
+    out->models   = Counted<expertier_model>::live();
+    out->contexts = Counted<expertier_context>::live();
+}
 
 EXPERTIER_EXPORT void expertier_context_close(expertier_context * self) {
     if (self->sampler) {

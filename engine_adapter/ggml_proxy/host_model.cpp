@@ -112,6 +112,19 @@ std::string find_displaced(const expertier_model_options & options) {
     return displaced;
 }
 
+// What the engine asks between two tensors: whoever opens the model here may end the load, and so may whoever made the
+// parameters.
+struct LoadProgress {
+    int32_t (*goes_on)(void);
+    llama_progress_callback theirs;
+    void *                  their_data;
+
+    static bool ask(float progress, void * self) {
+        const auto & asked = *static_cast<const LoadProgress *>(self);
+        return (!asked.goes_on || asked.goes_on()) && (!asked.theirs || asked.theirs(progress, asked.their_data));
+    }
+};
+
 std::unique_ptr<expertier_model> open_model(const expertier_model_options & options, std::string & error) {
     auto               self   = std::make_unique<expertier_model>();
     llama_model_params params = llama_model_default_params();
@@ -124,6 +137,11 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         params = *static_cast<const llama_model_params *>(options.params);
     }
     params.use_extra_bufts = options.repack != 0;
+    LoadProgress progress{ options.goes_on, params.progress_callback, params.progress_callback_user_data };
+    if (options.goes_on) {
+        params.progress_callback           = LoadProgress::ask;
+        params.progress_callback_user_data = &progress;
+    }
 
     std::vector<ggml_backend_dev_t>               devices;
     std::vector<float>                            split;

@@ -2,11 +2,12 @@
 #pragma once
 
 #include "host_file.h"
+#include "host_live.h"
 #include "llama.h"
 
 #include <vector>
 
-struct expertier_model {
+struct expertier_model : expertier::Counted<expertier_model> {
     expertier::ModelFiles files;
     std::vector<float>    tensor_split; // the engine keeps the pointer
     llama_model *         model      = nullptr;

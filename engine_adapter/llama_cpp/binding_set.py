@@ -9,8 +9,10 @@ from typing import TypeAlias
 
 from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters, ProxyHolder, TierBinding
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement import Placement
 from expertier.engine_adapter.slab_compute import ComputeCounts
+from expertier.interrupts import interrupts_deferred
 from expertier.tiers.manager import TierManager
 from expertier.tiers.slice_set import SliceSet
 from expertier.tiers.tier_set import Tiers, TierSet
@@ -140,7 +142,7 @@ class BindingSet:
         Raises:
             BusyError: the engine still holds slots; that binding stays, so that it can be closed again.
         """
-        with ExitStack() as each:
+        with interrupts_deferred(), ExitStack() as each:
             for part in self.parts:
                 each.callback(part.close)
 
@@ -149,6 +151,7 @@ AnyBinding: TypeAlias = TierBinding | BindingSet
 """The binding of a model's tiers, on one device or on several."""
 
 
+@closed_if_interrupted
 def bind(
     engine: ProxyHolder, tiers: Tiers, placement: Placement, lookups: LookupLog | None = None
 ) -> AnyBinding:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.opening import close_after, closed_when_dropped
 from expertier.errors import DecodeError, EngineError
 from expertier.interrupts import interrupts_deferred
 
@@ -32,6 +33,8 @@ _STATUS = {
 class LlamaContext:
     """One context. Not for several threads at once; several contexts of a model are."""
 
+    _handle: int | None = None
+
     def __init__(
         self,
         engine: LoadedEngine,
@@ -41,16 +44,14 @@ class LlamaContext:
         options: abi.ContextOptions,
         on_close: Callable[[], None],
     ) -> None:
-        """Open a context of the model at address `model`; for `LlamaModel.context`."""
+        """Open a context of the model at address `model`; for `LlamaModel.context`, which defers interrupts."""
         self._engine = engine
         self._n_vocab = n_vocab
         self._binding = binding
         self._on_close = on_close
         engine.take_log(0)
         error = ct.create_string_buffer(_ERROR_BYTES)
-        self._handle: int | None = engine.host.expertier_context_open(
-            model, ct.byref(options), error, len(error)
-        )
+        self._handle = engine.host.expertier_context_open(model, ct.byref(options), error, len(error))
         if not self._handle:
             raise EngineError(
                 f"llama.cpp refused a context of {options.n_ctx} tokens:\n"
@@ -214,6 +215,8 @@ class LlamaContext:
                 if not is_whole:
                     raise EngineError("not all tensors could be written to the file: is the disk full?")
 
+    __del__ = closed_when_dropped
+
     def _open_handle(self) -> int:
         if self._handle is None:
             raise EngineError("the context was used after it was closed; open another")
@@ -225,4 +228,4 @@ class LlamaContext:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        close_after(self, error)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes as ct
 import json
+import threading
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
 from expertier.engine_adapter.proxy_abi import HOST_ABI, PROXY_ABI, declare_host, declare_proxy
 from expertier.errors import EngineMismatchError
+from expertier.interrupts import interrupts_deferred
 
 _LOG_WARNING = 3  # GGML_LOG_LEVEL_WARN
 
@@ -27,6 +28,8 @@ class LoadedEngine:
         self.host = host
         self._libraries = tuple(libraries)
         self._proxy_path = proxy_path
+        self._proxy: ct.CDLL | None = None
+        self._loading_proxy = threading.Lock()
 
     @classmethod
     def load(cls, library_paths: Sequence[Path], proxy_path: Path, host_path: Path) -> LoadedEngine:
@@ -47,6 +50,12 @@ class LoadedEngine:
                     f"{paths[-1]} too; use a process of its own for each engine"
                 )
             return cls._loaded
+        with interrupts_deferred():  # what is loaded is kept
+            cls._loaded = cls._load(paths, proxy_path, host_path)
+        return cls._loaded
+
+    @classmethod
+    def _load(cls, paths: tuple[Path, ...], proxy_path: Path, host_path: Path) -> LoadedEngine:
         try:
             # RTLD_GLOBAL: our libraries leave ggml's and llama's symbols undefined and find them here.
             libraries = [ct.CDLL(str(path), mode=ct.RTLD_GLOBAL) for path in paths]
@@ -57,21 +66,27 @@ class LoadedEngine:
         if host.expertier_host_abi() != HOST_ABI:
             raise _other_interface(host_path, host.expertier_host_abi(), HOST_ABI)
         host.expertier_host_start()
-        cls._loaded = cls(paths, libraries, proxy_path, host)
-        return cls._loaded
+        return cls(paths, libraries, proxy_path, host)
 
     @classmethod
     def current(cls) -> LoadedEngine | None:
         """Return what `load` has loaded in this process, if it has."""
         return cls._loaded
 
-    @cached_property
+    @property
     def proxy(self) -> ct.CDLL:
         """Our proxy library, registered in ggml at first use: until then the engine's devices are stock's own.
 
         Raises:
             EngineMismatchError: it does not load, or ggml refuses it.
         """
+        if self._proxy is None:
+            with interrupts_deferred(), self._loading_proxy:  # registered once, and kept
+                if self._proxy is None:
+                    self._proxy = self._load_proxy()
+        return self._proxy
+
+    def _load_proxy(self) -> ct.CDLL:
         try:
             proxy = ct.CDLL(str(self._proxy_path))
             declare_proxy(proxy)
@@ -90,7 +105,7 @@ class LoadedEngine:
     @property
     def has_proxy(self) -> bool:
         """Whether `proxy` was used: devices that the engine gets from now on have none over them."""
-        return "proxy" in self.__dict__
+        return self._proxy is not None
 
     @property
     def api_version(self) -> int:

@@ -14,8 +14,15 @@ from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.llama_cpp.load_watch import LoadWatch
 from expertier.engine_adapter.loader_view import loader_view
 from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.engine_adapter.opening import (
+    close_abandoned,
+    close_after,
+    closed_if_interrupted,
+    closed_when_dropped,
+)
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
@@ -47,6 +54,7 @@ class LlamaModel:
         self._contexts_lock = threading.Lock()
 
     @classmethod
+    @closed_if_interrupted
     def open(
         cls,
         engine: LoadedEngine,
@@ -79,6 +87,8 @@ class LlamaModel:
         a llama_model_params of someone who binds the engine by itself: what tiers do not decide is taken from it.
         `lookups` logs which experts the engine asks the tiers for.
 
+        An interrupt ends the load between two tensors: it is raised when all that was opened is closed again.
+
         Raises:
             EngineError: the engine refused the model; the message holds its own last lines. Or it has no such device.
                 Or `path` is not the tiers' own file.
@@ -102,6 +112,8 @@ class LlamaModel:
             params=ct.addressof(params) if params is not None else None,
             params_bytes=ct.sizeof(params) if params is not None else 0,
         )
+        watch = LoadWatch()
+        options.goes_on = watch.goes_on
         error = ct.create_string_buffer(_ERROR_BYTES)
         placement = placement if placement is not None else Placement.on_one(inner_device or "CPU")
         binding = bind(engine, tiers, placement, lookups) if tiers is not None else None
@@ -151,6 +163,7 @@ class LlamaModel:
                 finally:
                     binding.end_load()
             if not handle:
+                watch.raise_interrupt()
                 ours = binding.take_error()[0] if binding is not None else ""
                 reason = (ours + "\n" if ours else "") + error.value.decode(errors="replace").strip()
                 raise EngineError(f"llama.cpp could not load {Path(os.fspath(path))}:\n{reason}")
@@ -198,6 +211,7 @@ class LlamaModel:
         """Return the address of the engine's own model: the caller frees it from now on, before `close`."""
         return int(self._engine.host.expertier_model_hand_over(self.handle))
 
+    @closed_if_interrupted
     def context(
         self,
         *,
@@ -291,6 +305,7 @@ class LlamaModel:
         Raises:
             BusyError: contexts of it are still open, or the tiers are still busy; to be closed again later.
         """
+        close_abandoned()
         with interrupts_deferred(), self._contexts_lock:
             if self._open_contexts:
                 raise BusyError(f"the model has {self._open_contexts} open context(s); close them first")
@@ -299,6 +314,8 @@ class LlamaModel:
                 self._engine.host.expertier_model_close(handle)
             if self._binding is not None:
                 self._binding.close()
+
+    __del__ = closed_when_dropped
 
     def _context_closed(self) -> None:
         with self._contexts_lock:
@@ -310,7 +327,7 @@ class LlamaModel:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        close_after(self, error)
 
 
 def _require_file_of(table: ExpertTable, path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.errors import EngineError, EngineMismatchError
+from expertier.interrupts import interrupts_deferred
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tensor_cut import TensorCut
 
@@ -112,16 +113,17 @@ def ask_tensor_split(
     asked = (abi.WholeTensor * len(tensors))(*(tensor for _, tensor in tensors))
     splits = (abi.Split * len(tensors))()
     error = ct.create_string_buffer(_ERROR_BYTES)
-    handle: int | None = engine.host.expertier_model_open(ct.byref(options), error, len(error))
-    if not handle:
-        raise EngineError(
-            f"llama.cpp cannot split {table.path} among {', '.join(devices)} with --split-mode tensor:\n"
-            f"{error.value.decode(errors='replace').strip()}"
-        )
-    try:
-        told = engine.host.expertier_model_splits(handle, len(devices), asked, len(tensors), splits)
-    finally:
-        engine.host.expertier_model_close(handle)
+    with interrupts_deferred():
+        handle: int | None = engine.host.expertier_model_open(ct.byref(options), error, len(error))
+        if not handle:
+            raise EngineError(
+                f"llama.cpp cannot split {table.path} among {', '.join(devices)} with --split-mode tensor:\n"
+                f"{error.value.decode(errors='replace').strip()}"
+            )
+        try:
+            told = engine.host.expertier_model_splits(handle, len(devices), asked, len(tensors), splits)
+        finally:
+            engine.host.expertier_model_close(handle)
     if told < 0:
         raise EngineError(f"no memory to ask how {len(tensors)} tensors are split: free some")
     if not told:

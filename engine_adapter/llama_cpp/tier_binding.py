@@ -12,11 +12,13 @@ import numpy as np
 
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.bound_structs import BoundStructs
-from expertier.engine_adapter.decode_gate import open_gate
+from expertier.engine_adapter.decode_gate import DecodeGate, open_gate
 from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.miss_costs import miss_costs
+from expertier.engine_adapter.opening import closed_when_dropped
 from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute, follows_demand
 from expertier.errors import BusyError, EngineError
+from expertier.interrupts import interrupts_deferred
 from expertier.tiers.manager import TierManager
 
 _ERROR_BYTES = 4096
@@ -74,6 +76,9 @@ class ProxyHolder(Protocol):
 class TierBinding:
     """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
 
+    _handle: int | None = None
+    _gate: DecodeGate | None = None
+
     def __init__(
         self,
         engine: ProxyHolder,
@@ -90,11 +95,19 @@ class TierBinding:
         self._engine = engine
         self._manager = manager
         self._lookups = lookups  # C++ keeps the address of its callback
-        self._handle: int | None = None
         self._serves_all_loads = False
         self.on_fill: Callable[[BaseException | None], None] | None = None
         """Called after each fill, with what made it fail; on the engine's thread, so it must be quick."""
         self._fill_errors = threading.local()  # a fill runs on the thread whose batch needs it
+        try:
+            with interrupts_deferred():
+                self._bind(inner_device, layers)
+        except BaseException:
+            self.close()  # where it is bound: the end of the region raised
+            raise
+
+    def _bind(self, inner_device: str, layers: Sequence[int] | None) -> None:
+        engine, manager, lookups = self._engine, self._manager, self._lookups
         described = manager.bind_engine()
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
@@ -131,8 +144,9 @@ class TierBinding:
                 expert_bytes=max(layer.expert_bytes for layer in manager.table.layers),
             )
         except BaseException:
-            if self._handle:
-                engine.proxy.expertier_tiers_unbind(self._handle)
+            handle, self._handle = self._handle, None
+            if handle:
+                engine.proxy.expertier_tiers_unbind(handle)
             manager.unbind_engine()
             raise
 
@@ -235,18 +249,22 @@ class TierBinding:
             BusyError: the engine still holds slots, or computes in the slab; the binding stays, so that it can be
                 closed again.
         """
-        if self._handle is not None:
-            if self._compute is not None and (n_buffers := self._compute.counts().buffers):
-                raise BusyError(
-                    f"{n_buffers} compute buffers of the engine lie in the slab of these tiers: free its contexts first"
-                )
-            self._manager.unbind_engine()
-            handle, self._handle = self._handle, None
-            if self._serves_all_loads:
-                self._engine.proxy.expertier_tiers_set_default(None)
-            self._engine.proxy.expertier_tiers_unbind(handle)
-            if self._gate is not None:
-                self._gate.close()
+        with interrupts_deferred():
+            if self._handle is not None:
+                if self._compute is not None and (n_buffers := self._compute.counts().buffers):
+                    raise BusyError(
+                        f"{n_buffers} compute buffers of the engine lie in the slab of these tiers: free its contexts "
+                        "first"
+                    )
+                self._manager.unbind_engine()
+                handle, self._handle = self._handle, None
+                if self._serves_all_loads:
+                    self._engine.proxy.expertier_tiers_set_default(None)
+                self._engine.proxy.expertier_tiers_unbind(handle)
+                if self._gate is not None:
+                    self._gate.close()
+
+    __del__ = closed_when_dropped
 
     def _open_handle(self) -> int:
         if self._handle is None:
@@ -255,8 +273,11 @@ class TierBinding:
 
     def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any, done: Any) -> None:
         """Fill slots for the engine; it believes in the bytes only where `done` says so."""
-        chosen = np.ctypeslib.as_array(slots, (n,)).copy()
-        self._serve(n, experts, done, lambda wanted: self._manager.fill(layer, wanted, chosen))
+
+        def fill(wanted: Any) -> None:
+            self._manager.fill(layer, wanted, np.ctypeslib.as_array(slots, (n,)).copy())
+
+        self._serve(n, experts, done, fill)
 
     def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
         """Copy experts into a staged layer for the engine, which believes in them as above."""

@@ -7,7 +7,7 @@ import os
 
 from expertier.engine_adapter import proxy_abi as abi
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
-from expertier.engine_adapter.llama_cpp.interrupts import interrupts_deferred
+from expertier.interrupts import interrupts_deferred
 
 
 def count_tokens(engine: LoadedEngine, path: str | os.PathLike[str], text: str) -> int | None:

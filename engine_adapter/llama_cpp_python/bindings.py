@@ -22,6 +22,7 @@ from expertier.engine_adapter.build.progress import Progress, silent
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp_python.in_use import libraries_in_use
 from expertier.errors import EngineMismatchError, EngineMissingError
+from expertier.interrupts import interrupts_deferred
 
 INSTALL = f"pip install '{LLAMA_CPP_PYTHON.requirement}'"
 
@@ -92,7 +93,7 @@ def open_bindings(progress: Progress = silent) -> LoadedEngine:
     llama_h = bindings_of_llama_h(import_llama_cpp())
     engine = find_library(llama_h)
     plugin = ensure_plugin(engine, progress)
-    with _opening:
+    with interrupts_deferred(), _opening:
         callback, data = llama_h.llama_log_callback(), ct.c_void_p()
         llama_h.llama_log_get(ct.byref(callback), ct.byref(data))
         try:

@@ -7,13 +7,14 @@ import sys
 from typing import Any
 
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp import LlamaModel
+from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp_python.batches import WatchedBatches
 from expertier.engine_adapter.llama_cpp_python.bindings import import_llama_cpp, open_bindings
 from expertier.engine_adapter.llama_cpp_python.loading import as_parameters, served_by, wrap
 from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, EngineError, EngineMismatchError
+from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
@@ -81,6 +82,23 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             n_ubatch=arguments.get("n_ubatch") or 512,
             full_windows=bool(arguments.get("swa_full")),
         )
+        try:
+            with interrupts_deferred():  # neither llama-cpp-python nor we could undo half a load
+                self._open(engine, table, config, shape, os.fspath(model_path), arguments)
+        except BaseException:
+            self.close()  # also where only the end of the region raised
+            raise
+
+    def _open(
+        self,
+        engine: LoadedEngine,
+        table: ExpertTable,
+        config: TierConfig,
+        shape: ContextShape,
+        path: str,
+        arguments: dict[str, Any],
+    ) -> None:
+        """Make the tiers, and have `llama_cpp.Llama` load the model through them and open its context."""
         tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
 
         def open_model(params: Any) -> int:
@@ -91,8 +109,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             return model.hand_over()
 
         try:
+            raise_pending()
             with served_by(open_model):
-                super().__init__(os.fspath(model_path), **arguments)
+                super().__init__(path, **arguments)
             if lacking := [name for name in _OWN if not hasattr(self, name)]:
                 raise EngineMismatchError(
                     f"llama_cpp.Llama has no {', '.join(lacking)}: use llama-cpp-python as it was installed"
@@ -136,10 +155,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def close(self) -> None:
         """Free context and model, then the tiers; a second call does nothing."""
-        if hasattr(self, "_stack"):
-            super().close()
-        if self._tiered is not None:
-            self._tiered.close()
+        with interrupts_deferred():
+            if hasattr(self, "_stack"):
+                super().close()
+            if self._tiered is not None:
+                self._tiered.close()
 
     def __del__(self) -> None:
         """Close, as stock does; at the end of the process, which frees everything, half of Python is gone."""

@@ -1,43 +1,78 @@
-"""`expertier` and `python -m expertier`: the command line, from the first instruction to the last."""
+"""`expertier` and `python -m expertier`: the command line, from the first instruction to the last.
+
+Ctrl-C and SIGTERM end a command in the same way, at whatever moment they come: with one line, status 130 or 143, and
+nothing left behind.
+
+    imports        nothing has begun: the process ends at once. An exception would be raised within whatever is being
+                   imported, which may swallow it
+    the command    KeyboardInterrupt, or Terminated; what must not end half-way defers it (interrupts.py)
+    the end        what there was to do is done: the process ends at once
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
 
-TYPE_CHECKING = False  # as `typing` has it, whose import would take longer than all else here
-if TYPE_CHECKING:
-    from typing import NoReturn
+from expertier.interrupts import Terminated, raise_terminated
 
-INTERRUPTED = 130
-"""The status of a command that Ctrl-C ended, as shells have it."""
+_ENDING = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: raise_terminated}
+"""What raises within a command, by signal."""
 
 
 def main() -> NoReturn:
-    """Run the command line and exit.
-
-    Most of a short command's time goes into imports. Ctrl-C ends them at once: nothing has begun yet, and an
-    exception would be raised within whatever is being imported, which may swallow it or print where it was.
-    """
+    """Run the command line and exit."""
     _open_standard_files()
-    before = signal.getsignal(signal.SIGINT)
-    at_once = (
-        _end_at_once if before is signal.default_int_handler else before
-    )  # else it is ignored, and stays so
-    signal.signal(signal.SIGINT, at_once)
+    ours = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    _handle(ours, lambda _: _end_at_once)
+    status: int | str | None
     try:
-        from expertier.cli import main as run
+        try:
+            from expertier.cli import main as run
 
-        signal.signal(signal.SIGINT, before)
-        run()
-    except KeyboardInterrupt:
-        raise SystemExit(INTERRUPTED) from None
-    finally:
-        signal.signal(signal.SIGINT, at_once)  # the interpreter's own end may be interrupted as well
+            _handle(ours, _ENDING.__getitem__)
+            run()
+        finally:
+            _handle(ours, lambda _: _end_at_once)
+    except SystemExit as end:
+        interrupt = _interrupt_behind(end) if end.code else None
+        status = end.code if interrupt is None else _say_ended(interrupt)
+    except KeyboardInterrupt as interrupt:
+        _handle(ours, lambda _: _end_at_once)
+        status = _say_ended(interrupt)
+    raise SystemExit(status)  # out of the `except`: what the exception held is let go
 
 
-def _end_at_once(_number: int, _frame: object) -> None:
-    os._exit(INTERRUPTED)
+def _handle(numbers: list[signal.Signals], handler_of: Callable[[signal.Signals], signal._HANDLER]) -> None:
+    for number in numbers:
+        signal.signal(number, handler_of(number))
+
+
+def _end_at_once(number: int, _frame: FrameType | None) -> None:
+    os.write(2, _line(signal.Signals(number)).encode())
+    os._exit(128 + number)
+
+
+def _say_ended(interrupt: KeyboardInterrupt) -> int:
+    """Say what has ended the command; returns its status, as shells have it."""
+    number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
+    os.write(2, _line(number).encode())
+    return 128 + number
+
+
+def _line(number: signal.Signals) -> str:
+    return f"expertier: ended by {number.name}\n"
+
+
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that made a command exit, which typer and others turn into exceptions of their own."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, KeyboardInterrupt):
+        behind = behind.__cause__ or behind.__context__
+    return behind
 
 
 def _open_standard_files() -> None:

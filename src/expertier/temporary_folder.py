@@ -6,12 +6,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from expertier.errors import ConfigError
 from expertier.failures import reason, remedy
 from expertier.units import mib
+from expertier.work_folder import work_folder
 
 _VARIABLES = ("TMPDIR", "TEMP", "TMP")  # as Python reads them
 
@@ -23,21 +24,21 @@ def temporary_folder(prefix: str, what: str, *, needed_bytes: int = 0) -> Iterat
     Raises ConfigError where none can be made, where it has no room, and where writing below it fails in the block.
     """
     parent = _parent(what)
-    try:
-        free = shutil.disk_usage(parent).free
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(work_folder(prefix, parent, is_shared=True))
+            free = shutil.disk_usage(parent).free
+        except OSError as error:
+            raise _cannot(what, parent, error) from error
         if free < needed_bytes:
             raise ConfigError(
                 f"{what} takes {mib(needed_bytes)} in the temporary folder {parent}, where {mib(free)} are free: make "
                 "room there, or set TMPDIR to a folder on another disk"
             )
-        folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
-    except OSError as error:
-        raise _cannot(what, parent, error) from error
-    with folder as name:
         try:
-            yield Path(name)
+            yield folder
         except OSError as error:
-            if not _is_below(error, name):
+            if not _is_below(error, str(folder)):
                 raise
             raise _cannot(what, parent, error) from error
 

@@ -7,6 +7,7 @@ process of its own, as one process can have one engine.
 from __future__ import annotations
 
 import ctypes as ct
+import gc
 import importlib
 import json
 import os
@@ -29,6 +30,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp_python import bindings, loading
 from expertier.engine_adapter.llama_cpp_python.batches import WatchedBatches
 from expertier.engine_adapter.llama_cpp_python.in_use import libraries_in_use
+from expertier.engine_adapter.opening import close_abandoned
 from expertier.errors import (
     BudgetError,
     ConfigError,
@@ -42,6 +44,7 @@ from expertier.errors import (
     SourceError,
 )
 from gguf_files import write_model as write_raw_model
+from interrupt_at import at_every_instruction, n_instructions
 from tiered_runs import make_tiers, write_small_model
 from waits import joined
 
@@ -501,6 +504,42 @@ def test_a_failure_after_the_load_frees_everything(drop_in, model, monkeypatch):
         drop_in.Llama(model, verbose=False)
     with pytest.raises(LeaseError, match="closed"):
         managers[0].acquire(0, [0])
+
+
+def test_an_interrupt_at_any_time_frees_everything(drop_in, model, monkeypatch):
+    managers, kept = [], []
+    real = drop_in.open_engine_tiers
+
+    def open_tiers(*arguments: Any) -> Any:
+        opened = real(*arguments)
+        managers.append(opened.tiers)
+        return opened
+
+    def open_and_close() -> None:
+        kept.append(drop_in.Llama(model, expert_cache_mib=3, host_pool_mib=0, verbose=False))
+        kept[-1].close()
+
+    monkeypatch.setattr(drop_in, "open_engine_tiers", open_tiers)
+    open_and_close()
+    gc.collect()
+    gc.freeze()
+    folders = [str(Path(drop_in.__file__).parents[1]) + "/"]
+    n = n_instructions(open_and_close, folders)
+    n_done = 0
+    for found in at_every_instruction(open_and_close, folders, at=range(5, n - 5, n // 12)):
+        assert isinstance(found.error, KeyboardInterrupt), found
+        del found
+        kept.clear()
+        gc.collect()
+        close_abandoned()
+        for manager in managers:
+            with pytest.raises(LeaseError, match="closed"):
+                manager.acquire(0, [0])
+        managers.clear()
+        n_done += 1
+    gc.unfreeze()
+    assert n_done >= 10
+    open_and_close()
 
 
 def test_a_stock_class_that_loads_otherwise_is_refused(drop_in, model, monkeypatch):

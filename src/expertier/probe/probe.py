@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from expertier.probe.file_rates import FileRates, measure_file
 from expertier.tiers.host_memory import total_bytes
 from expertier.units import MIB, mib
 from expertier.whole_file import check_output, output
+from expertier.work_folder import work_folder
 
 FORMAT = 2
 _SAMPLE_BYTES = 128 * MIB
@@ -190,7 +190,7 @@ def _measure_file(model: Path | None) -> FileRates:
             raise ConfigError(f"{model} cannot be read: {reason(error)}; {remedy(error)}") from error
     folder = cache_root() / "probe"
     try:
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".sample-") as file:
+        with work_folder(".sample-", folder) as work, open(work / "sample", "wb") as file:
             block = os.urandom(MIB)
             for _ in range(_SAMPLE_BYTES // MIB):
                 file.write(block)
