@@ -21,7 +21,8 @@ settings.load_profile("default")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled functions between runs, whatever cache folder a test gives to a command: all take half a minute."""
-    os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
     reload_config()  # a filter of warnings has imported Numba already
 
 
