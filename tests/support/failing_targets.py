@@ -87,7 +87,8 @@ def full_disk(folder: Path) -> Iterator[Path]:
             while file.write(bytes(4096)):
                 pass
         yield there
-        assert [path.name for path in there.iterdir()] == ["filling"], "something was left behind"
+        left = [path for path in there.rglob("*") if path.is_file() and path.stat().st_size]
+        assert left == [there / "filling"], "something was left behind"
 
 
 @contextmanager
