@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,12 +16,20 @@ from time_limits import (  # noqa: F401 - hooks
     pytest_runtest_protocol,
     pytest_unconfigure,
 )
+from warm_commands import WarmCommands
 
 settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmCommands]:
+    """A process that has imported the command line, for tests of commands."""
+    with ExitStack() as ending:
+        yield WarmCommands(ending)
 
 
 @pytest.fixture(autouse=True)
