@@ -50,7 +50,7 @@ def test_run(expertier, tiny, policy):
 
 
 def test_run_sizes_itself(expertier, tiny):
-    document = expertier("run", tiny, "-p", "a few words", "-n", 2, "--json").document
+    document = expertier("run", tiny, "-p", "a few words", "-n", 2, "-t", 1, "--json").document
     assert document["l1"]["budget_bytes"] == pytest.approx(TINY_SHAPE.expert_bytes_total / 4, rel=0.01)
     assert document["l2"]["budget_bytes"] == 0, "on the host, L1 and L2 share RAM"
 
