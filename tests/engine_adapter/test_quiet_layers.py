@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from expertier.engine_adapter.build.plugin import installed_sources
 from native_build import build_library
 
 SOURCES = Path(__file__).parents[1] / "support"
-PROXY = Path(__file__).parents[2] / "engine_adapter" / "ggml_proxy"
+PROXY = installed_sources()
 MIB = 1 << 20
 
 Play = Callable[..., list[bool]]
@@ -22,7 +23,7 @@ Play = Callable[..., list[bool]]
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
     sources = [SOURCES / "quiet_layers_calls.cpp", PROXY / "quiet_layers.cpp"]
-    loaded = ctypes.CDLL(str(build_library("quiet_layers", sources)))
+    loaded = ctypes.CDLL(str(build_library("quiet_layers", sources, includes=[PROXY])))
     loaded.quiet_new.restype = ctypes.c_void_p
     loaded.quiet_delete.argtypes = [ctypes.c_void_p]
     loaded.quiet_note.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]

@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from expertier.engine_adapter.build.plugin import installed_sources
 from native_build import build_library
 
 SOURCES = Path(__file__).parents[1] / "support"
-PROXY = Path(__file__).parents[2] / "engine_adapter" / "ggml_proxy"
+PROXY = installed_sources()
 PER_GRAPH = 5
 
 
 @pytest.fixture(scope="module")
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
-    loaded = ctypes.CDLL(str(build_library("reach", [SOURCES / "reach_calls.cpp", PROXY / "reach.cpp"])))
+    loaded = ctypes.CDLL(
+        str(build_library("reach", [SOURCES / "reach_calls.cpp", PROXY / "reach.cpp"], includes=[PROXY]))
+    )
     loaded.reach_new.restype = ctypes.c_void_p
     for name in ("reach_delete", "reach_note", "reach_settle"):
         getattr(loaded, name).argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 2 * (name == "reach_note")]

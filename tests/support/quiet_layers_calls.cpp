@@ -1,6 +1,6 @@
 // QuietLayers of ggml_proxy/quiet_layers.h, for Python.
 
-#include "../../engine_adapter/ggml_proxy/quiet_layers.h"
+#include "quiet_layers.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -1,6 +1,6 @@
 // Makes engine_adapter/ggml_proxy/reach.h callable from Python.
 
-#include "../../engine_adapter/ggml_proxy/reach.h"
+#include "reach.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
