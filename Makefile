@@ -1,5 +1,6 @@
 # make demo        the main job on a fresh machine: engine, plugin, random model, stock against tiers
-# make test        everything that needs no GPU: lint, types, layers, tests; under 10 minutes on 2 cores
+# make test        everything that needs no GPU: lint, types, layers, tests; under 4 minutes on 2 cores that do nothing else,
+#                  some minutes more the first time, when the plugin and the tests' own libraries are compiled
 # make test-deep   what takes longer: a llama.cpp built from source, more property-test examples
 # make test-mutants  plants bugs one at a time in a copy of the package: the tests must catch each
 # make fuzz        fuzzes the reading of models for SECONDS=60, guided by coverage; finds go to build/fuzz-finds
@@ -13,6 +14,9 @@ BIN    := $(VENV)/bin
 SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.h' -o -name py.typed)
 
 SECONDS ?= 60
+
+# What pytest rewrites is kept, whatever the user's shell says: it takes each of its processes 5 s.
+test test-deep: export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: demo test test-deep test-mutants fuzz lint clean
 .DELETE_ON_ERROR:

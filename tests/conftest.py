@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,7 @@ from time_limits import (  # noqa: F401 - hooks
     pytest_unconfigure,
 )
 from time_limits import pytest_configure as configure_limits
+from warm_commands import WarmCommands
 
 settings.register_profile("default", max_examples=100, deadline=None)
 settings.register_profile(
@@ -31,6 +33,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.pluginmanager.hasplugin("cacheprovider"):
         os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
     reload_config()  # a filter of warnings has imported Numba already
+
+
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmCommands]:
+    """A process that has imported the command line, for tests of commands."""
+    with ExitStack() as ending:
+        yield WarmCommands(ending)
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,13 +52,6 @@ def ready_cache(request: pytest.FixtureRequest) -> str:
     return folder
 
 
-@pytest.fixture(scope="session")
-def warm_commands() -> Iterator[WarmCommands]:
-    """A process that has imported the command line."""
-    with ExitStack() as ending:
-        yield WarmCommands(ending)
-
-
 @pytest.fixture
 def expertier(ready_cache: str, warm_commands: WarmCommands) -> Callable[..., Ended]:
     """Run `expertier ARGUMENTS`; `env` adds variables, `code` runs Python first in the same process.
@@ -68,11 +60,13 @@ def expertier(ready_cache: str, warm_commands: WarmCommands) -> Callable[..., En
     """
 
     def run(
-        *arguments: object, env: dict[str, str] | None = None, code: str = "", fresh: bool = False
+        *arguments: object, env: dict[str, str] | None = None, code: str = "", fresh: bool | None = None
     ) -> Ended:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("MOE_")}
         environment = {**inherited, "EXPERTIER_CACHE_DIR": ready_cache, "NO_COLOR": "1", **(env or {})}
-        if not fresh and all(name.startswith("MOE_") for name in env or {}):
+        if fresh is None:
+            fresh = not all(name.startswith("MOE_") for name in env or {})
+        if not fresh:
             return Ended(*warm_commands.run([*map(str, arguments)], environment, code))
         child = subprocess.run(
             [

@@ -135,7 +135,9 @@ def preadv(descriptor, buffers, offset, flags=0):
     return real(descriptor, buffers, offset)
 os.preadv = preadv
 """
-    ended = expertier("run", tiny, "-p", "some words", "-n", 30, "--expert-cache-mib", 4, "--json", code=code)
+    ended = expertier(
+        "run", tiny, "-p", "some words", "-n", 30, "-t", 1, "--expert-cache-mib", 4, "--json", code=code
+    )
     ended.must_refuse("Input/output error", str(tiny), "status -3")
 
 

@@ -50,7 +50,7 @@ def test_run(expertier, tiny, policy):
 
 
 def test_run_sizes_itself(expertier, tiny):
-    document = expertier("run", tiny, "-p", "a few words", "-n", 2, "--json").document
+    document = expertier("run", tiny, "-p", "a few words", "-n", 2, "-t", 1, "--json").document
     assert document["l1"]["budget_bytes"] == pytest.approx(TINY_SHAPE.expert_bytes_total / 4, rel=0.01)
     assert document["l2"]["budget_bytes"] == 0, "on the host, L1 and L2 share RAM"
 
@@ -72,14 +72,30 @@ def test_engine_build_is_done_once(expertier):
     assert first.document == expertier("engine", "build", "--json").document
 
 
-def test_demo(expertier):
-    ended = expertier("demo", "--json")
+QUICK_DEMO = """
+from functools import partial
+from expertier.engine_adapter import demo
+from expertier.engine_adapter.synth import TINY_SHAPE
+demo.run_demo.__kwdefaults__["shape"] = TINY_SHAPE
+demo.RunOptions = partial(demo.RunOptions, n_threads=1)
+demo.DECODE_TOKENS = 16
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "n_tokens"),
+    [(QUICK_DEMO, 16), pytest.param("", 128, marks=pytest.mark.deep)],
+    ids=["tiny", "whole"],
+)
+def test_demo(expertier, code, n_tokens):
+    """With the tests' model, and as `make demo` runs it."""
+    ended = expertier("demo", "--json", code=code)
     assert ended.status == 0, ended.err
     document = ended.document
     assert document["parity"] == {
         "bit_identical": True,
         "prefill_tokens": 300,
-        "decode_tokens": 128,
+        "decode_tokens": n_tokens,
         "largest_difference": 0.0,
     }
     assert set(document["tokens_per_s"]) == {"stock", "stock_norepack", "tiers"}

@@ -26,7 +26,7 @@ def ready_cache(tmp_path_factory):
 
 def test_measured_once_and_kept(expertier, tiny, tmp_path):
     env = {"EXPERTIER_CACHE_DIR": str(tmp_path)}
-    first = expertier("probe", tiny, "--no-engine", "--json", env=env)
+    first = expertier("probe", tiny, "--no-engine", "--json", env=env, fresh=False)
     assert first.status == 0, first.err
     document = first.document
     assert document["measured_now"] is True
@@ -42,14 +42,17 @@ def test_measured_once_and_kept(expertier, tiny, tmp_path):
         )
         > 0
     )
-    second = expertier("probe", tiny, "--no-engine", "--json", env=env).document
+    second = expertier("probe", tiny, "--no-engine", "--json", env=env, fresh=False).document
     assert second["measured_now"] is False
     assert second["rates"] == document["rates"]
-    assert expertier("probe", "--no-engine", "--again", "--json", env=env).document["measured_now"] is True
-    text = expertier("probe", env=env)
+    assert (
+        expertier("probe", "--no-engine", "--again", "--json", env=env, fresh=False).document["measured_now"]
+        is True
+    )
+    text = expertier("probe", env=env, fresh=False)
     assert "measured before" in text.out
     assert "from the page cache" in text.out
-    planned = expertier("plan", tiny, "--ram", "2GiB", "--json", env=env).document
+    planned = expertier("plan", tiny, "--ram", "2GiB", "--json", env=env, fresh=False).document
     assert "measured on this machine" in planned["rates_source"]
 
 
@@ -113,7 +116,9 @@ def test_the_engine_on_the_device_itself_goes_before_what_its_copies_say():
 
 
 def test_an_engine_without_the_device_is_said(expertier, tmp_path):
-    found = expertier("probe", "--llama-cpp", tmp_path, env={"EXPERTIER_CACHE_DIR": str(tmp_path)})
+    found = expertier(
+        "probe", "--llama-cpp", tmp_path, env={"EXPERTIER_CACHE_DIR": str(tmp_path)}, fresh=False
+    )
     assert found.status == 0, found.err
     assert "without the engine" in found.err
 

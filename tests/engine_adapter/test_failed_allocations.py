@@ -42,4 +42,5 @@ def test_in_opening_a_model(child, setup):
 
 
 def test_a_wait_for_others_ends_however_often_it_is_woken(child, setup):
-    assert 0.5 < child.submit(failing_allocations.wait_for_others, setup).result(PATIENCE_S) < 10
+    waited_s = child.submit(failing_allocations.wait_for_others, setup).result(PATIENCE_S)
+    assert 0.5 < waited_s < 50, "a second of its minute was left"

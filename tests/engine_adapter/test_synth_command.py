@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,18 +14,21 @@ from gguf import GGUFReader
 
 from expertier.tiers.table import ExpertTable
 from trace_models import random_ids
+from warm_commands import WarmCommands
 
+Synth = Callable[..., subprocess.CompletedProcess[str]]
 IDS = random_ids(steps=40, layers=3, experts=12, top_k=2)
 
 
-def synth(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "expertier", "synth", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+@pytest.fixture
+def synth(warm_commands: WarmCommands) -> Synth:
+    """Run `expertier synth ARGUMENTS`."""
+
+    def synth(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = ["synth", *map(str, arguments)]
+        return subprocess.CompletedProcess(command, *warm_commands.run(command, dict(os.environ)))
+
+    return synth
 
 
 @pytest.fixture
@@ -34,7 +38,7 @@ def trace(tmp_path: Path) -> Path:
     return path
 
 
-def test_sizes_that_fit_are_chosen(trace: Path, tmp_path: Path) -> None:
+def test_sizes_that_fit_are_chosen(synth: Synth, trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     ended = synth("--trace", trace, "-o", path, "--json")
     assert ended.returncode == 0, ended.stderr
@@ -50,7 +54,7 @@ def test_sizes_that_fit_are_chosen(trace: Path, tmp_path: Path) -> None:
     assert table.architecture == "qwen3moe"
 
 
-def test_what_is_asked_for_is_written(trace: Path, tmp_path: Path) -> None:
+def test_what_is_asked_for_is_written(synth: Synth, trace: Path, tmp_path: Path) -> None:
     path = tmp_path / "m.gguf"
     sizes = ("--sequence", 1, "--steps", 12, "--experts", 24, "--n-embd", 64, "--n-ff", 96)
     types = ("--gate-up-type", "MXFP4", "--down-type", "Q8_0", "--dense-type", "F16")
@@ -79,7 +83,7 @@ def test_what_is_asked_for_is_written(trace: Path, tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_is_refused(
-    trace: Path, tmp_path: Path, arguments: tuple[object, ...], words: str
+    synth: Synth, trace: Path, tmp_path: Path, arguments: tuple[object, ...], words: str
 ) -> None:
     ended = synth("--trace", trace, "-o", tmp_path / "m.gguf", *arguments)
     assert ended.returncode == 2, ended

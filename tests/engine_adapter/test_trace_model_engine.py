@@ -51,7 +51,9 @@ def assert_replays(engine: LoadedEngine, model: Path, ids: I32, n_slots: int) ->
     assert l1.misses > 0
 
 
-@pytest.mark.parametrize("n_slots", [8, 16, 24])
+@pytest.mark.parametrize(
+    "n_slots", [pytest.param(8, marks=pytest.mark.deep), 16, pytest.param(24, marks=pytest.mark.deep)]
+)
 def test_the_engine_uses_the_recorded_experts_and_hits_as_the_policy_alone(
     loaded_engine: LoadedEngine, recorded_model: TraceModel, ids: I32, n_slots: int
 ) -> None:

@@ -7,7 +7,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from expertier.planner import PolicyKind
@@ -65,6 +65,7 @@ def fewest_misses(calls: list[frozenset[int]], n_slots: int) -> int:
     return min(states.values())
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4, unique=True), min_size=1, max_size=14),
     st.integers(1, 5),
@@ -75,6 +76,7 @@ def test_brute_force_finds_nothing_better(calls: list[list[int]], n_slots: int) 
     assert found.misses == fewest_misses([frozenset(experts) for experts in calls], n_slots)
 
 
+@settings(max_examples=settings().max_examples // 2)
 @given(calls_of, st.tuples(st.integers(1, 6), st.integers(1, 6)))
 def test_no_policy_misses_less(calls: list[tuple[int, list[int], bool]], slots: tuple[int, int]) -> None:
     trace = make_trace(calls)

@@ -27,7 +27,7 @@ import pytest
 
 from expertier.tiers.host_budget import process_budget
 
-HANG_S = 150
+HANG_S = 240
 _INNER = "in_process"
 
 

@@ -45,7 +45,9 @@ class WarmCommands:
             )
         )
 
-    def run(self, arguments: Sequence[str], environment: dict[str, str], code: str) -> tuple[int, str, str]:
+    def run(
+        self, arguments: Sequence[str], environment: dict[str, str], code: str = ""
+    ) -> tuple[int, str, str]:
         """Run `expertier ARGUMENTS`, after some Python in the same process; return its status, output and errors."""
         with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
             request = {
