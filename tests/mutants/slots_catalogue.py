@@ -203,7 +203,7 @@ STAGED = (
         f"{_PROXY}staging.cpp",
         "    queue_after_computing(place, uploader);\n",
         "",
-        (_PARITY,),
+        (_ON_THREADS,),
     ),
     Mutant(
         "staged experts are read from slots before the place is free",
@@ -234,13 +234,6 @@ STAGED = (
         (_PARITY,),
     ),
     Mutant(
-        "slots that a staged layer was copied from stay pinned",
-        f"{_PROXY}staging.cpp",
-        "    tiers_.release_held(place.layer, place.held);\n",
-        "",
-        (_PARITY, _CONTEXTS),
-    ),
-    Mutant(
         "slots are let go before a staged layer was copied from them",
         f"{_PROXY}staging.cpp",
         "    for (const Event * done : { &place.uploaded, &place.copied }) {\n",
@@ -269,7 +262,7 @@ MOVES = (
         f"{_PROXY}moved_slots.cpp",
         "        layer.is_whole     = false;\n",
         "",
-        (f"{_COMPUTE}::test_layers_become_whole",),
+        (f"{_DEMAND}::test_slots_change_layers",),
     ),
     Mutant(
         "the device's table is the one from before a move",
@@ -291,13 +284,6 @@ MOVES = (
         "        ggml_backend_synchronize(backend->inner);\n",
         "",
         (_DEMAND, _COMPUTE),
-    ),
-    Mutant(
-        "slots move under graphs that run",
-        f"{_PROXY}run_lock.h",
-        "[this] { return lock_.n_running_ == 0 && !lock_.is_moving_; }",
-        "[this] { return !lock_.is_moving_; }",
-        (f"{_COMPUTE}::test_contexts_at_once",),
     ),
     Mutant(
         "overlapping bytes move from the wrong end",
@@ -354,8 +340,8 @@ COMPUTE = (
     Mutant(
         "inputs are written before the slots have left",
         f"{_PROXY}compute_buffer.cpp",
-        "    return self.region->settle(*self.place);\n}\n\nbool make_room",
-        "    return true;\n}\n\nbool make_room",
+        "    if (self.region->settle(*self.place)) {\n        inner(self).set_tensor(buffer, tensor",
+        "    {\n        inner(self).set_tensor(buffer, tensor",
         (f"{_COMPUTE}::test_inputs_wait_for_the_slots",),
     ),
     Mutant(

@@ -260,6 +260,9 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
         ):  # the second one's need keeps the boundary above the first one's
             assert_same(run(context, prompt), expected)
             assert_sound(model)
+        assert counts_of(model).needed_bytes > both.buffer_bytes // 2, (
+            "the second one begins behind the first one"
+        )
         contexts.pop(0).close()
         one = counts_of(model)
         assert (one.buffers, one.buffer_bytes) == (1, both.buffer_bytes // 2)
