@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import Self
 from urllib.parse import urlsplit
 
+from expertier.errors import ConfigError
+
 _WITH_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 
@@ -27,8 +29,8 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, host: str, more: Iterable[str] = ()) -> Self:
-        """Allow what `--host` and `--allow-host` say."""
-        given = [_plain(name) for name in (host, *more)]
+        """Allow what `--host` and `--allow-host` say. Raises ConfigError for what can be no name."""
+        given = [_plain(host), *(_given(name) for name in more)]
         addresses = [address for name in given if (address := _address(name)) is not None]
         return cls(frozenset(given), any(address.is_unspecified for address in addresses))
 
@@ -54,6 +56,17 @@ class AllowedHosts:
         if address is None:
             return False
         return address.is_loopback or (self.every_address and address == _address(came_in_at or ""))
+
+
+def _given(name: str) -> str:
+    """Return a name that a user gave, perhaps with a port, which does not matter."""
+    match = _WITH_PORT.fullmatch(name.strip())
+    if match is None and _address(_plain(name)) is None:
+        raise ConfigError(
+            f"--allow-host {name!r} is no name or address: give it as clients have it in their address, such as "
+            "box.lan or 192.168.1.5"
+        )
+    return _plain(match[1] if match else name)
 
 
 def _plain(name: str) -> str:

@@ -168,6 +168,21 @@ def test_a_circle_of_links(tmp_path):
         require_trusted(tmp_path / "a" / "plugins", tmp_path / "a")
 
 
+@pytest.mark.parametrize("call", ["lstat", "scandir"])
+def test_what_cannot_be_looked_at(root, library, monkeypatch, call):
+    where = Path if call == "lstat" else os
+    real = getattr(where, call)
+
+    def refuse(path: Path) -> object:
+        if Path(path) == library.parent:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path)
+
+    monkeypatch.setattr(where, call, refuse)
+    with pytest.raises(ConfigError, match=f"from {library.parent}: it cannot be looked at"):
+        require_trusted(library.parent, root)
+
+
 def test_what_is_not_there_is_nobodys(root):
     require_trusted(root / "plugins" / "none", root)
 

@@ -54,7 +54,7 @@ def keep_from_others(folder: Path) -> None:
 def _require_all(path: Path, root: Path, seen: set[Path]) -> None:
     _require_way(path, root)
     seen.add(_real(path))
-    for folder, folders, files in os.walk(path):
+    for folder, folders, files in os.walk(path, onerror=_refuse_unseen):
         for name in (*folders, *files):
             place = Path(folder, name)
             try:
@@ -89,6 +89,8 @@ def _on_the_way(path: Path, root: Path) -> Iterator[tuple[Path, os.stat_result]]
             status = at.lstat()
         except (FileNotFoundError, NotADirectoryError):
             return
+        except OSError as error:
+            raise _unseen(at, error) from error
         yield at, status
         if stat.S_ISLNK(status.st_mode):
             links += 1
@@ -99,6 +101,19 @@ def _on_the_way(path: Path, root: Path) -> Iterator[tuple[Path, os.stat_result]]
             target = at.readlink()
             at = Path("/") if target.is_absolute() else at.parent
             todo += reversed([part for part in target.parts if part != "/"])
+
+
+def _refuse_unseen(error: OSError) -> None:
+    """Skip no folder of which nobody knows what is in it."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise _unseen(error.filename, error) from error
+
+
+def _unseen(place: object, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"nothing is loaded from {place}: it cannot be looked at ({error.strerror}), and others may be able to write "
+        "to it; take it into your hands (chown, chmod), or set EXPERTIER_CACHE_DIR to a folder of yours"
+    )
 
 
 def _require(place: Path, status: os.stat_result, *, inside: bool) -> None:

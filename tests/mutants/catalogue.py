@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import MACHINE, Mutant
 from mutants.replays import REPLAYS
+from mutants.trust import TRUST
 
 _FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
@@ -480,4 +481,4 @@ SLICES = (
     ),
 )
 
-MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *HOST, *FILES_AND_THREADS, *SLICES, *REPLAYS)
+MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *HOST, *FILES_AND_THREADS, *SLICES, *REPLAYS, *TRUST)

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 import openai
 import pytest
 
+from http_asking import ask
 from served import complete
 from waits import child_process, joined
 
@@ -68,7 +69,7 @@ def serving(model, *options: str, **variables: str) -> Iterator[Serving]:
 
 @pytest.mark.usefixtures("engine")
 def test_a_session(model, connect):
-    with serving(model, "--metrics-port", "0", "--parallel", "2") as command:
+    with serving(model, "--metrics-port", "0", "--parallel", "2", "--allow-host", "box.lan") as command:
         url = command.line(r"serving tiny.gguf on (http://127\.0\.0\.1:\d+)")[1]
         enabled = command.line("^event=enabled .*")[0]
         assert "model=tiny.gguf" in enabled
@@ -82,6 +83,9 @@ def test_a_session(model, connect):
         metrics = command.line(r"metrics on (http://127\.0\.0\.1:\d+/metrics)")[1]
         with urllib.request.urlopen(metrics, timeout=5) as answer:
             assert b"expertier_l1_hits_total" in answer.read()
+        for address, path in ((url, "/v1/models"), (metrics, "/metrics")):
+            assert ask(address, path, body=None, method="GET", Host="box.lan")[0] == 200
+            assert ask(address, path, body=None, method="GET", Host="evil.example")[0] == 403
         client.close()
         command.end(signal.SIGTERM)
     events = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import runpy
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from pathlib import Path
 import h11
 import pytest
 
+from expertier.engine_adapter import server_guard
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.request_limits import MAX_BODY_BYTES
 from expertier.engine_adapter.server_guard import ServerGuard, private_socket
@@ -227,6 +228,9 @@ def test_a_body_in_pieces_that_waits_for_leave(client, fake):
 @pytest.mark.parametrize(
     ("request_bytes", "status"),
     [
+        (GET.replace(b"localhost", b"evil.example"), 403),
+        (post(more=b"Origin: https://evil.example\r\n"), 403),
+        (post().replace(b"application/json", b"text/plain"), 415),
         (post(b"(" * 10), 400),
         (post(b"a" * (MAX_BODY_BYTES + 1)), 413),
         (post(more=b"Content-Encoding: gzip\r\n"), 415),
@@ -286,14 +290,13 @@ def test_closing_ends_connections_and_a_taken_address_is_refused():
             one.close()
 
 
-def test_without_the_package_everything_else_works():
-    code = (
-        "import sys; sys.modules['h11'] = None; import expertier.cli\n"
-        "from expertier.engine_adapter.server_guard import ServerGuard\n"
-        "ServerGuard('127.0.0.1', 0, None)"
-    )
-    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert "ConfigError: serving needs the package h11" in child.stderr
+def test_without_the_package_everything_else_works(monkeypatch):
+    """The command line imports the guard whatever is asked of it."""
+    monkeypatch.setitem(sys.modules, "h11", None)
+    monkeypatch.delitem(sys.modules, "expertier.engine_adapter.guarded_connection")
+    fresh = runpy.run_path(server_guard.__file__)
+    with pytest.raises(ConfigError, match="serving needs the package h11"):
+        fresh["ServerGuard"]("127.0.0.1", 0, AllowedHosts.of("127.0.0.1"))
 
 
 def test_a_temporary_folder_with_a_long_name(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import pytest
 
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.metrics import MetricsServer, TierCollector
+from expertier.errors import ConfigError
 from http_asking import COMPLETION, JSON, ask, refused
 from served import complete
 
@@ -108,6 +109,15 @@ def test_schemas_go_through(client):
         model="any", messages=messages, max_tokens=40, response_format=schema, temperature=0
     )
     assert (answer.choices[0].message.content or "").strip().startswith('"ab')
+
+
+def test_names_as_users_give_them():
+    hosts = AllowedHosts.of("127.0.0.1", ["box.lan:8080", "[fe80::7]:80", "fe80::8", "Other.lan."])
+    for name in ("box.lan", "box.lan:1", "[fe80::7]", "[fe80::8]:80", "other.lan"):
+        assert hosts.allows_host(name)
+    for wrong in ("http://box.lan", "box.lan/", "*", ""):
+        with pytest.raises(ConfigError, match="no name or address"):
+            AllowedHosts.of("127.0.0.1", [wrong])
 
 
 def test_metrics_are_not_for_others(server):
