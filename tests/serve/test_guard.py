@@ -19,7 +19,8 @@ from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.request_limits import MAX_BODY_BYTES
 from expertier.engine_adapter.server_guard import ServerGuard, private_socket
 from expertier.errors import ConfigError
-from served import open_files, tasks, wait_for
+from served import open_files, tasks
+from waits import wait_until
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -96,8 +97,8 @@ def parts() -> Iterator[tuple[ServerGuard, FakeServer]]:
         yield guard, fake
         fake.listener.close()
     assert not path.parent.exists()
-    assert wait_for(lambda: tasks() <= threads), "a thread is left"
-    assert wait_for(lambda: open_files() <= files), "a file or socket is left"
+    wait_until(lambda: tasks() <= threads, "a thread is left")
+    wait_until(lambda: open_files() <= files, "a file or socket is left")
 
 
 @pytest.fixture
