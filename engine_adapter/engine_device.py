@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes as ct
 import mmap
 import threading
+from collections.abc import Callable
 from itertools import count, takewhile
 from types import TracebackType
 from typing import Self
@@ -16,6 +17,7 @@ from expertier.errors import DeviceError
 from expertier.hip.device import Device, Moves
 from expertier.hip.host import HostDevice
 from expertier.hip.zeros import Pieces
+from expertier.interrupts import interrupts_deferred
 from expertier.units import mib, round_up
 
 _ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
@@ -110,29 +112,23 @@ class EngineDevice:
 
     def alloc(self, n_bytes: int) -> int:
         """Allocate zeroed memory in the device's default buffer type."""
-        address = self._alloc(n_bytes, pinned=False)
-        with self._lock:
-            self._device[address] = n_bytes
-        return address
+        return self._kept(lambda: self._alloc(n_bytes, pinned=False), self._device, n_bytes)
 
     def alloc_pinned(self, n_bytes: int) -> int:
         """Allocate zeroed host memory in the device's host buffer type, or plain memory where it has none."""
         n_bytes = self.pinned_allocation_bytes(n_bytes)
-        address = self._alloc(n_bytes, pinned=True)
-        if address == _ANY_MEMORY_DOES:
-            return self._host.alloc_pinned(n_bytes)
-        with self._lock:
-            self._pinned[address] = n_bytes
-        return address
+        address = self._kept(lambda: self._alloc(n_bytes, pinned=True), self._pinned, n_bytes)
+        return self._host.alloc_pinned(n_bytes) if address == _ANY_MEMORY_DOES else address
 
     def free(self, address: int) -> None:
         """Give back what `alloc` or `alloc_pinned` returned."""
-        with self._lock:
-            known = self._device.pop(address, None) or self._pinned.pop(address, None)
-        if known is None:
-            self._host.free(address)
-        elif not self._proxy.expertier_memory_free(address):
-            raise DeviceError(f"free of {address:#x}: the engine knows no allocation that begins there")
+        with interrupts_deferred():
+            with self._lock:
+                known = self._device.pop(address, None) or self._pinned.pop(address, None)
+            if known is None:
+                self._host.free(address)
+            elif not self._proxy.expertier_memory_free(address):
+                raise DeviceError(f"free of {address:#x}: the engine knows no allocation that begins there")
 
     def create_stream(self, *, low_priority: bool = False) -> int:
         """Refuse: the engine's streams are its own."""
@@ -230,6 +226,21 @@ class EngineDevice:
             self.close()
         else:
             self._closed = True
+
+    def _kept(self, alloc: Callable[[], int], kept: dict[int, int], n_bytes: int) -> int:
+        """Return what was allocated, and keep its size; where an interrupt comes meanwhile it is freed again."""
+        address = _ANY_MEMORY_DOES
+        try:
+            with interrupts_deferred():
+                address = alloc()
+                if address != _ANY_MEMORY_DOES:
+                    with self._lock:
+                        kept[address] = n_bytes
+            return address
+        except BaseException:
+            if address != _ANY_MEMORY_DOES:
+                self.free(address)
+            raise
 
     def _alloc(self, n_bytes: int, *, pinned: bool) -> int:
         if self._closed:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from expertier.engine_adapter.children import run_child
+from expertier.children import run_child
 from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.open_engine import open_engine

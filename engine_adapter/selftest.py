@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from expertier.engine_adapter.children import run_as_child
+from expertier.children import run_as_child
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.engine_adapter.synth import ModelShape, write_model

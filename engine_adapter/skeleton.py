@@ -88,9 +88,10 @@ def _remove_stale(folder: Path, table: ExpertTable) -> None:
 
 def _copy_without_experts(table: ExpertTable, file: ModelFile, target: Path) -> None:
     try:
-        source = os.open(file.path, os.O_RDONLY | os.O_CLOEXEC)
+        opened = open(file.path, "rb", buffering=0)  # noqa: SIM115 (an object: where it is dropped it is closed)
     except OSError as error:
         raise SourceError(f"{file.path} cannot be opened: {error.strerror}; restore the file") from error
+    source = opened.fileno()
     try:
         change = file.identity.difference(FileIdentity.of(os.fstat(source)))
         if change is not None:
@@ -111,7 +112,7 @@ def _copy_without_experts(table: ExpertTable, file: ModelFile, target: Path) -> 
             f"{CACHE_VARIABLE} to another folder"
         ) from error
     finally:
-        os.close(source)
+        opened.close()
 
 
 def _read(source: int, file: ModelFile, begin: int, n_bytes: int) -> bytes:

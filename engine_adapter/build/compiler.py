@@ -15,9 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from expertier.children import Children
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS
 from expertier.engine_adapter.build.progress import Progress, silent
-from expertier.engine_adapter.children import Children
 from expertier.errors import BuildError
 
 PROXY_LIBRARY = "libexpertier_proxy.so"

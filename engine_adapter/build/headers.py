@@ -11,6 +11,7 @@ import sys
 import tarfile
 from pathlib import Path, PurePosixPath
 
+from expertier.children import run_child
 from expertier.engine_adapter.build.cache import (
     locked,
     make_subfolder,
@@ -22,7 +23,6 @@ from expertier.engine_adapter.build.hashing import hash_file
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS, list_headers
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.progress import Progress, silent
-from expertier.engine_adapter.children import run_child
 from expertier.errors import BuildError, EngineMismatchError, EngineMissingError
 from expertier.temporary_folder import temporary_folder
 

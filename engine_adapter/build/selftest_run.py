@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from expertier.children import run_child
 from expertier.engine_adapter.build.defaults import Defaults
 from expertier.engine_adapter.build.engine import Engine
-from expertier.engine_adapter.children import run_child
 from expertier.errors import EngineMismatchError
 
 MODULE = "expertier.engine_adapter.selftest"

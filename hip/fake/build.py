@@ -5,9 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -15,10 +12,12 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from expertier.children import Children
 from expertier.errors import BuildError
 from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.vendor import TRAITS, Vendor
 from expertier.trusted_folder import keep_from_others
+from expertier.work_folder import work_folder
 
 CORE = ("settings.c", "ranges.c", "memory.c", "pinned.c", "virtual.c", "streams.c", "work.c", "modules.c")
 _FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread")
@@ -80,8 +79,7 @@ def build(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -
 def _build_into(
     parent: Path, target: Path, sources: Mapping[str, bytes], cc: list[str], cxx: list[str]
 ) -> None:
-    staging = Path(tempfile.mkdtemp(prefix=".new-", dir=parent))
-    try:
+    with work_folder(".new-", parent) as staging:
         for name, content in sources.items():
             (staging / name).write_bytes(content)
         commands = [
@@ -97,18 +95,20 @@ def _build_into(
             words = {"PREFIX": prefix, "CODE_SIZE": size, "CODE": code}
             defines = [f"-DEXPERTIER_FAKE_{key}={value}" for key, value in words.items()]
             commands.append([*cxx, *_COMPILER_FLAGS, *defines, "rtc.cpp", "-o", library, "-ldl"])
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(lambda command: _run(command, staging), commands))
+        with Children() as children, ThreadPoolExecutor(_PARALLEL) as pool:
+            try:
+                list(pool.map(lambda command: _run(command, staging, children), commands))
+            except BaseException:
+                children.end()  # else the pool's end would wait for them
+                raise
         keep_from_others(staging)
         with suppress(OSError):  # another process was first
             staging.rename(target)
         if not target.is_dir():
             raise BuildError(f"the fake GPU libraries could not be moved to {target}")
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
 
 
-def _run(command: list[str], folder: Path) -> None:
-    result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+def _run(command: list[str], folder: Path, children: Children) -> None:
+    result = children.run(command, folder=folder)
     if result.returncode:
         raise BuildError(f"{shlex.join(command)} failed: {result.stderr[-3000:]}")

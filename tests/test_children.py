@@ -8,16 +8,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from expertier.engine_adapter import children
-from expertier.engine_adapter.children import Children, run_child
-from interrupt_at import at_every_instruction, n_instructions
+from expertier import children
+from expertier.children import Children, run_child
+from interrupt_at import at_every_instruction, expertier_folders, n_instructions
 
-HERE = [str(Path(children.__file__).parent) + "/"]
+HERE = expertier_folders()
 LIMIT_S = 30
 TREE = "sleep 62 & echo started; wait"
 STUBBORN = """

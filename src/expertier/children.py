@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -42,9 +43,10 @@ class Children:
         stdin: str = "",
         merges_errors: bool = False,
         environ: Mapping[str, str] | None = None,
+        folder: Path | None = None,
         timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program to its end and return what it said; with `merges_errors` all of it is `stdout`.
+        """Run a program, in `folder`, to its end and return what it said; with `merges_errors` all of it is `stdout`.
 
         Raises:
             OSError: it cannot be started. subprocess.TimeoutExpired: it took longer than `timeout_s`.
@@ -52,7 +54,7 @@ class Children:
         started: list[subprocess.Popen[str]] = []
         try:
             with interrupts_deferred():
-                started.append(self._start(command, merges_errors=merges_errors, environ=environ))
+                started.append(self._start(command, merges_errors, environ, folder))
             out, err = started[0].communicate(stdin, timeout_s)
             return subprocess.CompletedProcess(command, started[0].returncode, out, err)
         finally:
@@ -70,7 +72,11 @@ class Children:
                 _end_group(child)
 
     def _start(
-        self, command: Sequence[str], *, merges_errors: bool, environ: Mapping[str, str] | None
+        self,
+        command: Sequence[str],
+        merges_errors: bool,
+        environ: Mapping[str, str] | None,
+        folder: Path | None,
     ) -> subprocess.Popen[str]:
         with self._lock:
             if self._ended:
@@ -83,6 +89,7 @@ class Children:
                 text=True,
                 errors="replace",
                 env=None if environ is None else dict(environ),
+                cwd=folder,
                 process_group=0,
             )
             self._running.add(child)
