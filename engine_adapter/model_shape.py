@@ -22,9 +22,9 @@ class ModelShape:
     `layers` counts those with experts; an architecture may have others besides. `n_embd` is the model's width,
     `n_ff` an expert's. With `layer_types`, pairs of a gate and up type and a down type, the layers take these in
     turn instead of `gate_up_type` and `down_type`; with `layer_top_k` and `layer_n_ff` they take in turn how many
-    experts a token uses, at most `top_k`, and how wide these are, instead of `top_k` and `n_ff`. `router_skew` is the standard deviation of the
-    logarithm of the router rows' scales: 0 makes all experts about equally likely, 0.4 gives popular experts
-    as real models have.
+    experts a token uses, at most `top_k`, and how wide these are, instead of `top_k` and `n_ff`. `router_skew` is
+    the standard deviation of the logarithm of the router rows' scales: 0 makes all experts about equally likely,
+    0.4 gives popular experts as real models have.
     Errors: ConfigError, when an engine could not run such a model.
     """
 

@@ -108,8 +108,8 @@ class _UsedCounts:
             shown = found if found is not None else self.said
             where = "" if one_for_all or found is None else f" for block {layer.block}"
             raise UnsupportedLayoutError(
-                f"{self.path}: {self.key} is {shown}{where}; a number from 1 to {limit} is needed, or an array with one "
-                "for each block"
+                f"{self.path}: {self.key} is {shown}{where}; a number from 1 to {limit} is needed, or an array with "
+                "one for each block"
             )
         return min(found, layer.n_experts)
 

@@ -40,9 +40,9 @@ class PackageTypes:
     def advice(self) -> str:
         """Who does not know a type, and what to do then."""
         return (
-            f"the installed gguf package ({version('gguf')}) knows. An engine may know it: `expertier run`, `serve` and "
-            "`exec` ask theirs, and in Python ExpertTable.from_gguf(path, EngineTypes(open_engine)) does; `inspect` and "
-            "`plan`, which have none, need a newer gguf package (pip install --upgrade gguf)"
+            f"the installed gguf package ({version('gguf')}) knows. An engine may know it: `expertier run`, `serve` "
+            "and `exec` ask theirs, and so does ExpertTable.from_gguf(path, EngineTypes(open_engine)) in Python; "
+            "`inspect` and `plan`, which have none, need a newer gguf package (pip install --upgrade gguf)"
         )
 
 

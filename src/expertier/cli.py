@@ -38,6 +38,7 @@ from expertier.engine_adapter.open_engine import open_engine, prepare_engine
 from expertier.engine_adapter.routing_recording import RoutingRecording
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
 from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
 from expertier.plan_command import plan
@@ -166,7 +167,7 @@ def run(
         split_mode,
     )
     console = Console(stderr=True)
-    table = ExpertTable.from_gguf(model)
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(llama_cpp, console.print)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         recording = None

@@ -67,7 +67,8 @@ def print_plan(document: dict[str, Any], console: Console) -> None:
     console.print(
         f"[bold]{escape(Path(document['model']).name)}[/]: {document['architecture']}, "
         f"{document['layers']} layers with experts, "
-        f"top-{spread(document['experts_used'])}, {mib(document['expert_bytes'])} of experts; {context['n_ctx']} tokens of context in "
+        f"top-{spread(document['experts_used'])}, {mib(document['expert_bytes'])} of experts; "
+        f"{context['n_ctx']} tokens of context in "
         f"batches of {context['n_ubatch']}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

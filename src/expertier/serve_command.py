@@ -29,6 +29,7 @@ from expertier.budget_options import (
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.engine_adapter.server import ServerOptions, TieredServer
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import ExpertierError
 from expertier.tiers.table import ExpertTable
 
@@ -82,7 +83,7 @@ def serve(
     )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)
-    table = ExpertTable.from_gguf(model)
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(None, console.print)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         with report.progress(console) as say:
