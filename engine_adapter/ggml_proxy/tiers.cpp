@@ -341,7 +341,7 @@ bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * staged)
 bool Tiers::read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out) {
     int32_t done = 0;
     fills_running_ += 1;
-    if (wait_while_blank() == EXPERTIER_FILLS_SERVED) {
+    if (read_ != nullptr && wait_while_blank() == EXPERTIER_FILLS_SERVED) {
         read_(fill_context_, ref.layer, ref.matrix, offset, n_bytes, out, &done);
     }
     fills_running_ -= 1;

@@ -194,7 +194,7 @@ def test_run_asks_its_engine(path: Path, capsys: pytest.CaptureFixture[str], mon
     assert json.loads(capsys.readouterr().out)["generated_tokens"] > 0
 
 
-def test_weights_of_unknown_types_are_said_to_be_uncounted(path: Path, tmp_path: Path):
+def test_weights_of_unknown_types_are_said_to_be_uncounted(tmp_path: Path):
     known = write_small_model(tmp_path, "F32")
     data = known.read_bytes()
     name = b"blk.0.attn_q.weight"
