@@ -26,6 +26,7 @@ class BoundStructs:
         described: EngineBinding,
         fill: Any,
         load: Any,
+        read: Any,
         lookups: LookupLog | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
@@ -72,6 +73,7 @@ class BoundStructs:
             policy=policy,
             fill=fill,
             load=load,
+            read=read,
             fill_context=None,
             host_copies=abi.HostCopies(copies.lock, copies.address, copies.readers, copies.used, copies.hits),
             sees_all=int(lookups is not None),
@@ -90,6 +92,7 @@ def _describe_matrix(target: abi.Matrix, matrix: BoundMatrix) -> None:
     target.type = matrix.ggml_type
     target.ne0 = matrix.ne0
     target.ne1 = matrix.ne1
+    target.expert_bytes = matrix.expert_bytes
     target.offset = matrix.offset_from_slab_base
     target.stride = matrix.stride
     target.staged_offset = matrix.staged_offset

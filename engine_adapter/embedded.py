@@ -20,19 +20,26 @@ from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
 from expertier.engine_adapter.proxy_abi import declare_proxy
 from expertier.engine_adapter.signals import answer_signal
 from expertier.engine_adapter.telemetry import Telemetry, say_disabled, show_events
+from expertier.engine_adapter.type_sizes import EngineTypes, block_size
 from expertier.errors import ExpertierError
 from expertier.failures import explain
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
 from expertier.tiers.table import ExpertTable
+from expertier.tiers.type_sizes import BlockSize
 
 
 class EmbeddedEngine:
     """The tool's engine: of it only our proxy library is needed, which is loaded already."""
 
     def __init__(self, proxy_path: str) -> None:
+        self.library_paths = (Path(proxy_path),)
         self.proxy = ct.CDLL(proxy_path)
         declare_proxy(self.proxy)
+
+    def block_size(self, ggml_type: int) -> BlockSize | None:
+        """Return the block of one of the engine's types; None for one that this build has not, or has no more."""
+        return block_size(self.proxy.expertier_proxy_block_size, ggml_type)
 
 
 _running: list[tuple[AnyBinding, Telemetry]] = []
@@ -51,7 +58,8 @@ def start() -> None:
         config = TierConfig.from_env()
         engine = EmbeddedEngine(os.environ["GGML_BACKEND_PATH"])
         shape = ContextShape(**json.loads(os.environ[SHAPE_VARIABLE]))
-        tiers, placement = open_engine_tiers(engine.proxy, ExpertTable.from_gguf(model), config, shape)
+        table = ExpertTable.from_gguf(model, EngineTypes(lambda: engine))
+        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
         binding = bind(engine, tiers, placement)
         telemetry = Telemetry(tiers, config)
         binding.on_fill = telemetry.note_fill

@@ -34,6 +34,7 @@ from expertier.engine_adapter.tool_options import (
     option_name,
     pairs,
 )
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import ConfigError, EngineMissingError
 from expertier.failures import reason
 from expertier.planner.allocate import plan_layers
@@ -93,7 +94,13 @@ def prepare_tool(
         )
     program = _find_program(command[0])
     arguments, model = _take_model(list(command[1:]), environ)
-    table = ExpertTable.from_gguf(model)
+    folder = llama_cpp or _folder_of(program)
+
+    def loaded() -> LoadedEngine:
+        engine, plugin = prepare_engine(folder, progress)
+        return LoadedEngine.load(engine.libraries, plugin.proxy_path, plugin.host_path)
+
+    table = ExpertTable.from_gguf(model, EngineTypes(loaded))
     check_options(program.name, arguments, environ, table)
     config = TierConfig.from_env(environ=environ)
     if config.split_mode is SplitMode.TENSOR:
@@ -104,7 +111,7 @@ def prepare_tool(
     if config.expert_cache_bytes != "auto":
         _check_budgets(config, table)
     library = _shared_python()
-    engine, plugin = prepare_engine(llama_cpp or _folder_of(program), progress)
+    engine, plugin = prepare_engine(folder, progress)
     shape = _context_shape(arguments, environ, table)
     contexts = ContextShape(n_ctx=shape["n_ctx"], n_ubatch=shape["n_ubatch"], n_seqs=shape["n_seqs"])
     placement = _placement(config, table, contexts, engine, plugin)
@@ -199,7 +206,7 @@ def _context_shape(
         text = given[-1] if given else environ.get(variable, "")
         return int(text) if text.isdigit() and int(text) > 0 else default
 
-    trained = read_geometry(table.path).n_ctx_train or 4096
+    trained = read_geometry(table.path, table.type_sizes).n_ctx_train or 4096
     return {
         "n_ctx": number(("-c", "--ctx-size"), "LLAMA_ARG_CTX_SIZE", trained),
         "n_ubatch": number(("-ub", "--ubatch-size"), "LLAMA_ARG_UBATCH", 512),

@@ -53,7 +53,7 @@ def loader_view(table: ExpertTable) -> LoaderView:
     """
     if len(table.files) == 1:
         return LoaderView(_view_of_one(table), None)
-    shards = read_shards(table.path)
+    shards = read_shards(table.path, table.type_sizes)
     if [file.identity for file in table.files] != [FileIdentity.of(one.header.file_stat) for one in shards]:
         raise ModelError(
             f"{table.path} or another of its shards changed after the table was read; open it again"
@@ -85,8 +85,9 @@ def _view_of_shards(table: ExpertTable, shards: tuple[Shard, ...]) -> LoaderView
             n_bytes = tensor.n_bytes
             if n_bytes is None:  # where the next tensor begins in the merged data depends on it
                 raise UnsupportedLayoutError(
-                    f"{shard.path}: {tensor.name} of shape {list(tensor.dims)} has the ggml type {tensor.ggml_type} "
-                    "whose size is not known; join the shards into one file with llama-gguf-split --merge"
+                    f"{shard.path}: {tensor.name} of shape {list(tensor.dims)} has the ggml type {tensor.ggml_type}, "
+                    f"none that {table.type_sizes.advice}; or join the shards into one file with llama-gguf-split "
+                    "--merge"
                 )
             entries.append(_entry(tensor, data_bytes))
             file = EXPERTS if tensor.name in experts else number

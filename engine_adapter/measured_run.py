@@ -22,6 +22,7 @@ from expertier.children import run_child
 from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import EngineError, ExpertierError
 from expertier.failures import explain
 from expertier.hip import open_device
@@ -96,7 +97,7 @@ def run(options: RunOptions) -> RunResult:
     manager = None
     if options.tiers:
         manager = TierManager(
-            ExpertTable.from_gguf(options.model),
+            ExpertTable.from_gguf(options.model, EngineTypes(lambda: engine)),
             device=open_device("host"),
             config=TierConfig(
                 expert_cache_bytes=options.expert_cache_bytes, host_pool_bytes=options.host_pool_bytes

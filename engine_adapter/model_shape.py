@@ -21,9 +21,10 @@ class ModelShape:
 
     `layers` counts those with experts; an architecture may have others besides. `n_embd` is the model's width,
     `n_ff` an expert's. With `layer_types`, pairs of a gate and up type and a down type, the layers take these in
-    turn instead of `gate_up_type` and `down_type`. `router_skew` is the standard deviation of the
-    logarithm of the router rows' scales: 0 makes all experts about equally likely, 0.4 gives popular experts
-    as real models have.
+    turn instead of `gate_up_type` and `down_type`; with `layer_top_k` and `layer_n_ff` they take in turn how many
+    experts a token uses, at most `top_k`, and how wide these are, instead of `top_k` and `n_ff`. `router_skew` is
+    the standard deviation of the logarithm of the router rows' scales: 0 makes all experts about equally likely,
+    0.4 gives popular experts as real models have.
     Errors: ConfigError, when an engine could not run such a model.
     """
 
@@ -45,6 +46,8 @@ class ModelShape:
     architecture: str = "qwen3moe"
     expert_layout: ExpertLayout = "split"
     layer_types: tuple[tuple[WeightType, WeightType], ...] = ()
+    layer_top_k: tuple[int, ...] = ()
+    layer_n_ff: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse shapes that no engine can run."""
@@ -66,6 +69,13 @@ class ModelShape:
         for gate_up, down in self.layer_types:
             self._require_type("layer_types", gate_up, "n_embd")
             self._require_type("layer_types", down, "n_ff")
+        fits = not self.layer_top_k or (min(self.layer_top_k) >= 1 and max(self.layer_top_k) == self.top_k)
+        self._require(fits, "layer_top_k", f"numbers from 1 on, the most of them top_k = {self.top_k}")
+        for layer in range(self.layers if self.layer_n_ff else 0):
+            width, block = self.n_ff_of(layer), block_elements(self.expert_types(layer)[1])
+            self._require(
+                width >= 1 and width % block == 0, "layer_n_ff", f"multiples of {block}, down's block"
+            )
 
     @property
     def attention_width(self) -> int:
@@ -77,6 +87,14 @@ class ModelShape:
         if self.layer_types:
             return self.layer_types[layer % len(self.layer_types)]
         return self.gate_up_type, self.down_type
+
+    def top_k_of(self, layer: int) -> int:
+        """Return how many experts of a layer a token uses."""
+        return self.layer_top_k[layer % len(self.layer_top_k)] if self.layer_top_k else self.top_k
+
+    def n_ff_of(self, layer: int) -> int:
+        """Return the width of a layer's experts."""
+        return self.layer_n_ff[layer % len(self.layer_n_ff)] if self.layer_n_ff else self.n_ff
 
     @property
     def expert_bytes(self) -> int:
@@ -90,8 +108,9 @@ class ModelShape:
 
     def _expert_bytes(self, layer: int) -> int:
         gate_up, down = self.expert_types(layer)
-        rows = self.n_ff if self.expert_layout == "no gate" else 2 * self.n_ff
-        return rows * row_bytes(gate_up, self.n_embd) + self.n_embd * row_bytes(down, self.n_ff)
+        width = self.n_ff_of(layer)
+        rows = width if self.expert_layout == "no gate" else 2 * width
+        return rows * row_bytes(gate_up, self.n_embd) + self.n_embd * row_bytes(down, width)
 
     def _require(self, holds: bool, field: str, limit: str) -> None:
         if not holds:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 9  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 10  # EXPERTIER_ABI in abi.h
 HOST_ABI = 9  # EXPERTIER_HOST_ABI in host_abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -17,6 +17,9 @@ FillCallback = ct.CFUNCTYPE(
 )
 LoadCallback = ct.CFUNCTYPE(
     None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
+)
+ReadCallback = ct.CFUNCTYPE(
+    None, ct.c_void_p, ct.c_int32, ct.c_int32, ct.c_uint64, ct.c_uint64, ct.c_void_p, _INT32_POINTER
 )
 MoveCallback = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_uint64, _INT32_POINTER)
 LookCallback = ct.CFUNCTYPE(None, ct.c_void_p, _INT32_POINTER)
@@ -80,6 +83,7 @@ class Matrix(ct.Structure):
         ("type", ct.c_int32),
         ("ne0", ct.c_int64),
         ("ne1", ct.c_int64),
+        ("expert_bytes", ct.c_uint64),
         ("offset", ct.c_uint64),
         ("stride", ct.c_uint64),
         ("staged_offset", ct.c_uint64),
@@ -131,6 +135,7 @@ class Binding(ct.Structure):
         ("policy", Policy),
         ("fill", FillCallback),
         ("load", LoadCallback),
+        ("read", ReadCallback),
         ("fill_context", ct.c_void_p),
         ("host_copies", HostCopies),
         ("sees_all", ct.c_int32),
@@ -328,11 +333,13 @@ class ContextOptions(ct.Structure):
     )
 
 
+_BLOCK_SIZE = (ct.c_int32, (ct.c_int32, ct.POINTER(ct.c_int64), ct.POINTER(ct.c_int64)))  # 0: no such type
 _TEXT = (ct.c_char_p, ct.c_size_t)  # a buffer for a message, and its size
 
 _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_proxy_abi": (ct.c_int32, ()),
     "expertier_proxy_api_version": (ct.c_int32, ()),
+    "expertier_proxy_block_size": _BLOCK_SIZE,
     "expertier_proxy_device_name": (ct.c_char_p, (ct.c_int32,)),
     "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
     "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
@@ -380,6 +387,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_host_start": (None, ()),
     "expertier_host_defaults": (ct.c_char_p, ()),
     "expertier_host_take_log": (ct.c_int64, (ct.c_int32, *_TEXT)),
+    "expertier_host_block_size": _BLOCK_SIZE,
     "expertier_host_devices": (ct.c_char_p, ()),
     "expertier_host_count_live": (None, (ct.POINTER(HostLive),)),
     "expertier_host_stock_devices": (ct.c_void_p, ()),

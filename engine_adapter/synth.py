@@ -176,7 +176,8 @@ def _add_metadata(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.n_embd)
     writer.add_expert_count(shape.experts)
-    writer.add_expert_used_count(shape.top_k)
+    if not shape.layer_top_k:  # else the architecture adds it: it knows which block is which layer
+        writer.add_expert_used_count(shape.top_k)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocab)
 

@@ -27,8 +27,9 @@ class ModelGeometry:
 
     `device_weight_bytes` are the weights that lie where the layers run, `host_weight_bytes` those that stay in RAM: the
     token embedding. `experts_width` is what one token's experts produce in a layer, all matrices before the last one
-    together: top-k times gate, up and their product. `query_width` is of all heads side by side. `n_ctx_train` is the
-    context that it was trained with, in tokens (0: unknown). `notes` say what is only estimated.
+    together: top-k times gate, up and their product, in the layer where that is most; `top_k`, too, is the most of any
+    layer. `query_width` is of all heads side by side. `n_ctx_train` is the context that it was trained with, in tokens
+    (0: unknown). `notes` say what is only estimated.
     """
 
     architecture: str

@@ -177,8 +177,9 @@ class FromTrace:
         self._policy = policy
         self._lookups = float(sum(demand.top_k for demand in demands))
         single = self._trace.lengths[self._trace.rows == 1]
-        usual = int(np.median(single)) if len(single) else demands[0].top_k
-        self._top_k = None if usual == demands[0].top_k else usual
+        own = int(np.median([demand.top_k for demand in demands]))
+        usual = int(np.median(single)) if len(single) else own
+        self._top_k = None if usual == own else usual
         half = 0 if from_cold else self._trace.n_calls // 2 // len(shape) * len(shape)
         self._warm_up = self._trace.part(0, half) if half else None
         self.misses_of = lru_cache(maxsize=256)(self._replay)

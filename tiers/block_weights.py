@@ -9,6 +9,7 @@ from pathlib import Path
 
 from expertier.tiers.expert_tensors import collect_layers
 from expertier.tiers.shards import read_shards
+from expertier.tiers.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
@@ -29,13 +30,13 @@ class BlockWeights:
         return len(self.bytes_by_block)
 
 
-def read_block_weights(path: str | os.PathLike[str]) -> BlockWeights:
+def read_block_weights(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_TYPES) -> BlockWeights:
     """Return the weights of the model at `path`, which may be any of its shards. Only headers are read.
 
     Raises `ModelError`s as `ExpertTable.from_gguf` does.
     """
-    shards = read_shards(Path(path).absolute())
-    layers, _ = collect_layers(shards)
+    shards = read_shards(Path(path).absolute(), type_sizes)
+    layers = collect_layers(shards, type_sizes)
     experts = {matrix.name for layer in layers for matrix in layer.matrices}
     header = shards[0].header
     said, unused = (

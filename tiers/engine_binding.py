@@ -29,6 +29,7 @@ class BoundMatrix:
     ggml_type: int
     ne0: int
     ne1: int
+    expert_bytes: int
     offset_from_slab_base: int
     stride: int
     staged_offset: int
@@ -98,6 +99,7 @@ def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Se
             ggml_type=matrix.ggml_type,
             ne0=matrix.ne0,
             ne1=matrix.ne1,
+            expert_bytes=matrix.expert_bytes,
             offset_from_slab_base=place.offset,
             stride=place.stride,
             staged_offset=aside.offset,

@@ -12,12 +12,14 @@ from expertier.hip.device import Device
 from expertier.planner.allocate import LayerPlan
 from expertier.planner.residency import Residency
 from expertier.tiers.boundary import Boundary
+from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.copy_directory import CopyDirectory
 from expertier.tiers.engine_binding import EngineBinding, EngineLayout, bound_layer
 from expertier.tiers.filler import Filler
 from expertier.tiers.layer_locks import LayerLocks
 from expertier.tiers.moves import compile_moves
 from expertier.tiers.prefetcher import Prefetcher
+from expertier.tiers.read_back import read_matrix
 from expertier.tiers.relayout import Relayout
 from expertier.tiers.slab import Slab
 from expertier.tiers.slot_fences import SlotFences
@@ -45,6 +47,7 @@ class EngineUse:
         relayout: Relayout,
         boundary: Boundary,
         prefetcher: Prefetcher,
+        source: ByteSource,
         serve: Callable[[int, I32, I32], None],
     ) -> None:
         """Connect; `serve(layer, experts, slots)` fills slots of missing experts."""
@@ -60,6 +63,7 @@ class EngineUse:
         self._relayout = relayout
         self._boundary = boundary
         self._prefetcher = prefetcher
+        self._source = source
         self._serve = serve
         self.last_error: BaseException | None = None
         """What made the last fill, load or move fail."""
@@ -154,6 +158,11 @@ class EngineUse:
             wanted = np.asarray(experts, np.int32).tolist()
             self._table.check_experts(layer, wanted)
             self._filler.load(layer, wanted, address)
+
+    def read_back(self, layer: int, matrix: int, offset: int, target: memoryview) -> None:
+        """See `TierManager.read_back`."""
+        with self._noting_errors(), self._usage.engine_fill():
+            read_matrix(self._source, self._table.layers[layer], matrix, offset, target)
 
     def restore_guards(self, *, for_engine: bool = False) -> None:
         """Finish what a failed move of the slots left to do, before anyone uses them."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from expertier.errors import (
     NotGgufError,
@@ -14,9 +15,11 @@ from expertier.errors import (
     UnsupportedLayoutError,
 )
 from expertier.tiers.gguf_header import GgufHeader, TensorInfo
+from expertier.tiers.gguf_numbers import numbers_by_block
 from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.matrix import ExpertMatrix, Role
 from expertier.tiers.shards import Shard
+from expertier.tiers.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _ROLE_SETS = (
     (Role.GATE, Role.UP, Role.DOWN),
@@ -25,9 +28,12 @@ _ROLE_SETS = (
 )
 """The matrices that one expert may have, in the order in which a slot holds them."""
 
+_SMALL_SETS = re.compile(r"blk\.\d+\.(ffn_(gate|up|down)_chexps|attn_v_exps)\.weight")
+"""Stacked matrices beside the experts that are small enough for ordinary weights: GroveMoE's, K2 Horizon's."""
 
-def collect_layers(shards: Sequence[Shard]) -> tuple[tuple[ExpertLayer, ...], int]:
-    """Return the MoE layers of a model and how many experts a token uses.
+
+def collect_layers(shards: Sequence[Shard], type_sizes: TypeSizes = PACKAGE_TYPES) -> tuple[ExpertLayer, ...]:
+    """Return the MoE layers of a model whose headers were read with these `type_sizes`.
 
     Raises as `ExpertTable.from_gguf` does.
     """
@@ -52,26 +58,60 @@ def collect_layers(shards: Sequence[Shard]) -> tuple[tuple[ExpertLayer, ...], in
             else:
                 _refuse_unknown_experts(shard.path, tensor)
         begin += shard.header.file_stat.st_size
-    top_k = header.values.get(_key("EXPERT_USED_COUNT", header))
     if not blocks:
         raise NotMoeError(
             f"{path} ({header.architecture}, {len(names)} tensors) has no expert tensors such as "
             "blk.0.ffn_up_exps.weight: a dense model needs no expert tiers, run it as it is"
         )
-    layers = tuple(_layer(path, block, blocks[block]) for block in sorted(blocks))
+    used = _UsedCounts.read(path, header, n_blocks=max(blocks) + 1)
+    layers = [_layer(path, block, blocks[block], type_sizes) for block in sorted(blocks)]
     most = max(layer.n_experts for layer in layers)
-    if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= most:
-        raise UnsupportedLayoutError(
-            f"{path}: {_key('EXPERT_USED_COUNT', header)} is {top_k!r}; a number from 1 to {most} is needed"
+    return tuple(replace(layer, top_k=used.of(layer, most)) for layer in layers)
+
+
+@dataclass(frozen=True, slots=True)
+class _UsedCounts:
+    """How many experts a token uses: one number for all blocks, or one a block (`numbers`)."""
+
+    path: Path
+    key: str
+    said: object
+    numbers: Sequence[int]
+    n_trunk: int
+    """Blocks from here on only predict further tokens; the engine may load nothing of them."""
+
+    @classmethod
+    def read(cls, path: Path, header: GgufHeader, n_blocks: int) -> Self:
+        import gguf
+
+        architecture = header.architecture
+        key = gguf.Keys.LLM.EXPERT_USED_COUNT.format(arch=architecture)
+        said = header.values.get(key)
+        if isinstance(said, bool) or not isinstance(said, int | None):
+            said, numbers = repr(said), []
+        else:
+            numbers = numbers_by_block(path, header, key, n_blocks) or []
+        n_all, n_unused = (
+            header.values.get(f"{architecture}.{name}") for name in ("block_count", "nextn_predict_layers")
         )
-    return layers, top_k
+        n_trunk = n_all - n_unused if isinstance(n_all, int) and isinstance(n_unused, int) else n_blocks
+        return cls(path, key, said, numbers, n_trunk)
 
-
-def _key(name: str, header: GgufHeader) -> str:
-    import gguf
-
-    key: str = getattr(gguf.Keys.LLM, name)
-    return key.format(arch=header.architecture)
+    def of(self, layer: ExpertLayer, most_experts: int) -> int:
+        """Return a layer's number; the smaller layers of one number for all use all that they have."""
+        one_for_all = self.said is not None
+        found = self.numbers[layer.block] if self.numbers else None
+        if found == 0 and not one_for_all and layer.block >= self.n_trunk:
+            found = min(max(self.numbers), layer.n_experts)
+        limit = most_experts if one_for_all else layer.n_experts
+        if found is None or not 1 <= found <= limit:
+            shown = found if found is not None else self.said
+            where = "" if one_for_all or found is None else f" for block {layer.block}"
+            raise UnsupportedLayoutError(
+                f"{self.path}: {self.key} is {shown}{where}; a number from 1 to {limit} is needed, or an array with "
+                "one for each block"
+            )
+        return min(found, layer.n_experts)
 
 
 def _patterns() -> Mapping[Role, re.Pattern[str]]:
@@ -101,6 +141,8 @@ def _match(patterns: Mapping[Role, re.Pattern[str]], name: str) -> tuple[int, Ro
 
 def _refuse_unknown_experts(path: Path, tensor: TensorInfo) -> None:
     """Refuse experts under names or in shapes that are not known here: the engine would load them whole."""
+    if _SMALL_SETS.fullmatch(tensor.name):
+        return
     one_tensor_an_expert = re.fullmatch(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight", tensor.name)
     stacked = len(tensor.dims) >= 3 and tensor.name.endswith("exps.weight")
     if one_tensor_an_expert or stacked:
@@ -130,7 +172,8 @@ def _check_data(path: Path, header: GgufHeader) -> None:
         before = tensor.name
 
 
-def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo]) -> ExpertLayer:
+def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo], type_sizes: TypeSizes) -> ExpertLayer:
+    """Return a block's experts; how many of them a token uses is not known yet."""
     order = next((roles for roles in _ROLE_SETS if set(roles) == set(tensors)), None)
     if order is None:
         found = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in tensors.values())
@@ -138,26 +181,26 @@ def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo]) -> Expert
             f"{path}: the experts of block {block} are {found}; known are gate, up and down, gate_up and "
             "down, or up and down"
         )
-    matrices = tuple(_matrix(path, role, tensors[role]) for role in order)
+    matrices = tuple(_matrix(path, role, tensors[role], type_sizes) for role in order)
     counts = {tensors[role].dims[2] for role in order}
     if len(counts) != 1:
         raise UnsupportedLayoutError(
             f"{path}: the expert tensors of block {block} have {sorted(counts)} experts; one number is needed"
         )
-    return ExpertLayer(block, counts.pop(), matrices)
+    return ExpertLayer(block, counts.pop(), matrices, top_k=0)
 
 
-def _matrix(path: Path, role: Role, tensor: TensorInfo) -> ExpertMatrix:
-    import gguf
-
+def _matrix(path: Path, role: Role, tensor: TensorInfo, type_sizes: TypeSizes) -> ExpertMatrix:
+    what = f"{path}: expert tensor {tensor.name} has the shape {list(tensor.dims)} and ggml type {tensor.ggml_type}"
+    if tensor.block is None:
+        raise UnsupportedLayoutError(f"{what}, a type that is none that {type_sizes.advice}")
     n_bytes = tensor.n_bytes
     if len(tensor.dims) != 3 or n_bytes is None:
         raise UnsupportedLayoutError(
-            f"{path}: expert tensor {tensor.name} has the shape {list(tensor.dims)} and ggml type "
-            f"{tensor.ggml_type}; three dimensions and a type that the gguf package knows are needed"
+            f"{what}; three dimensions and rows of whole blocks of {tensor.block.elements} are needed"
         )
-    _, type_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(tensor.ggml_type)]
     ne0, ne1, n_experts = tensor.dims
+    expert_bytes = n_bytes // n_experts
     return ExpertMatrix(
-        role, tensor.name, tensor.ggml_type, type_bytes, ne0, ne1, n_bytes // n_experts, tensor.offset
+        role, tensor.name, tensor.ggml_type, tensor.block.n_bytes, ne0, ne1, expert_bytes, tensor.offset
     )

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES, GGUF_MAGIC, GGUF_VERSION, GGUFReader, GGUFValueType
+from gguf import GGUF_MAGIC, GGUF_VERSION, GGUFReader, GGUFValueType
 
 from expertier.errors import NotGgufError, TruncatedModelError
 from expertier.tiers.data_on_disk import DataOnDisk
 from expertier.tiers.file_identity import FileIdentity
+from expertier.tiers.type_sizes import PACKAGE_TYPES, BlockSize, TypeSizes
 from expertier.units import KIB, MIB, round_up
 
 Scalar = int | float | bool | str
@@ -39,25 +40,27 @@ _MAX_ALIGNMENT = 1 * MIB  # the merged header of shards is padded to it
 _WINDOW_BYTES = 64 * KIB
 _MIN_ITEM_BYTES = 8  # of an array of strings: each has a length
 _VERSIONS = (2, GGUF_VERSION)
-_BLOCK_SIZES = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's entry: `dims` as GGUF orders them (fastest first), `offset` from the start of the file."""
+    """A tensor's entry: `dims` as GGUF orders them (fastest first), `offset` from the start of the file.
+
+    `block` is a block of its type, None where the type is not known.
+    """
 
     name: str
     dims: tuple[int, ...]
     ggml_type: int
     offset: int
+    block: BlockSize | None
 
     @property
     def n_bytes(self) -> int | None:
-        """Bytes of the data; None for a type or row length that the gguf package does not know."""
-        block_elements, block_bytes = _BLOCK_SIZES.get(self.ggml_type, (0, 0))
-        if not block_elements or self.dims[0] % block_elements:
+        """Bytes of the data; None for a type that is not known, and for rows that are no whole blocks."""
+        if self.block is None or self.dims[0] % self.block.elements:
             return None
-        return self.dims[0] // block_elements * block_bytes * math.prod(self.dims[1:])
+        return self.dims[0] // self.block.elements * self.block.n_bytes * math.prod(self.dims[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +85,8 @@ class GgufHeader:
         return str(self.values.get("general.architecture", "unknown"))
 
 
-def read_header(path: Path) -> GgufHeader:
-    """Read the header of `path`.
+def read_header(path: Path, type_sizes: TypeSizes = PACKAGE_TYPES) -> GgufHeader:
+    """Read the header of `path`; `type_sizes` says what its tensors take.
 
     Raises `NotGgufError` for what is no GGUF or contradicts itself, and `TruncatedModelError` where the file
     ends before its header, or before the data of a tensor.
@@ -96,7 +99,7 @@ def read_header(path: Path) -> GgufHeader:
             before = os.fstat(file.fileno())
             data = DataOnDisk(file.fileno(), before.st_size)
             version = _check_start(path, file.read(_MIN_HEADER_BYTES), before.st_size)
-            reader = _CheckedReader(path, file.fileno(), data)
+            reader = _CheckedReader(path, file.fileno(), data, type_sizes)
         after = path.stat()
     except OSError as error:
         raise NotGgufError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -164,8 +167,9 @@ def _check_start(path: Path, start: bytes, size: int) -> int:
 class _CheckedReader(GGUFReader):
     """The gguf package's reader, over a file that may end anywhere and may be cut while it is read."""
 
-    def __init__(self, path: Path, descriptor: int, data: DataOnDisk) -> None:
+    def __init__(self, path: Path, descriptor: int, data: DataOnDisk, type_sizes: TypeSizes) -> None:
         self._path = path
+        self._type_sizes = type_sizes
         self._descriptor = descriptor
         self._size = data.size
         self._data = data
@@ -219,7 +223,7 @@ class _CheckedReader(GGUFReader):
             if name in names:
                 raise ValueError(f"two of its tensors have the same name {name}")
             names.add(name)
-            self.entries.append(TensorInfo(name, dims, kind, begin + offset))
+            self.entries.append(TensorInfo(name, dims, kind, begin + offset, self._type_sizes.block(kind)))
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:  # noqa: ARG002
         """Return `count` items at `offset`; the package's only way to the file."""

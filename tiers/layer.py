@@ -10,11 +10,15 @@ from expertier.tiers.span import Span
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """One MoE layer: `block` is the N of the tensors' `blk.N.`, `matrices` what every expert has of them."""
+    """One MoE layer: `block` is the N of the tensors' `blk.N.`, `matrices` what every expert has of them.
+
+    A token uses `top_k` of its experts.
+    """
 
     block: int
     n_experts: int
     matrices: tuple[ExpertMatrix, ...]
+    top_k: int
 
     @property
     def expert_bytes(self) -> int:

@@ -246,6 +246,7 @@ class TierManager:
             relayout=self._relayout,
             boundary=self._boundary,
             prefetcher=self._prefetcher,
+            source=self._source,
             serve=self._serve,
         )
         self._rebalance = Rebalance(self._residency, self._boundary, demands)
@@ -452,6 +453,14 @@ class TierManager:
         `last_error`.
         """
         self._engine.load(layer, experts, address)
+
+    def read_back(self, layer: int, matrix: int, offset: int, target: memoryview) -> None:
+        """Fill `target` with a piece of one of a layer's matrices, as the file has it: for what an engine reads back.
+
+        `offset` counts through the matrix of all experts, one after another. L1 and L2 are neither used nor changed.
+        May be called from several threads. Raises what a read raises, and keeps it in `last_error`.
+        """
+        self._engine.read_back(layer, matrix, offset, target)
 
     def require_no_leases_here(self, wish: str) -> None:
         """Raise `BusyError` where this thread's own leases hold slots that `wish` would wait for."""

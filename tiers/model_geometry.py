@@ -17,8 +17,10 @@ from expertier.planner.geometry import BlockMemory, ModelGeometry
 from expertier.tiers.expert_tensors import collect_layers
 from expertier.tiers.gguf_header import TensorInfo
 from expertier.tiers.gguf_numbers import numbers_by_block
+from expertier.tiers.layer import ExpertLayer
 from expertier.tiers.matrix import Role
 from expertier.tiers.shards import Shard, read_shards
+from expertier.tiers.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
 _F32_BYTES = 4
@@ -60,13 +62,13 @@ _COMPARED = frozenset(
 """Architectures whose context was compared with the engine's (`benchmarks/compute_buffer.py`)."""
 
 
-def read_geometry(path: str | os.PathLike[str]) -> ModelGeometry:
+def read_geometry(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_TYPES) -> ModelGeometry:
     """Return the geometry of the model at `path`, which may be any of its shards. Only headers are read.
 
     Raises `ModelError`s as `ExpertTable.from_gguf` does.
     """
-    shards = read_shards(Path(path).absolute())
-    layers, top_k = collect_layers(shards)
+    shards = read_shards(Path(path).absolute(), type_sizes)
+    layers = collect_layers(shards, type_sizes)
     experts = {matrix.name for layer in layers for matrix in layer.matrices}
     keys = _Keys(shards[0])
     tensors = {tensor.name: tensor for shard in shards for tensor in shard.header.tensors}
@@ -80,19 +82,15 @@ def read_geometry(path: str | os.PathLike[str]) -> ModelGeometry:
     if "output.weight" not in used and embedding is not None:
         device += _size(embedding)  # tied: the engine makes a copy where the layers run
     blocks = _blocks(keys, used)
-    rows = max(
-        sum(matrix.ne1 for matrix in layer.matrices if matrix.role is not Role.DOWN) for layer in layers
-    )
-    gated = any(matrix.role in (Role.GATE, Role.GATE_UP) for matrix in layers[0].matrices)
     heads = keys.by_block("attention.head_count") or [0]
     return ModelGeometry(
         architecture=keys.architecture,
         n_embd=keys.number("embedding_length", embedding.dims[0] if embedding is not None else 0),
         n_vocab=embedding.dims[-1] if embedding is not None else keys.number("vocab_size", 0),
         n_heads=max(heads),
-        top_k=top_k,
+        top_k=max(layer.top_k for layer in layers),
         query_width=_query_width(keys, max(heads), used),
-        experts_width=top_k * (rows + rows // 2 if gated else 2 * rows),
+        experts_width=max(map(_experts_width, layers)),
         dense_width=_rows_of(
             used, ("ffn_gate.weight", "ffn_up.weight", "ffn_gate_shexp.weight", "ffn_up_shexp.weight")
         ),
@@ -101,7 +99,7 @@ def read_geometry(path: str | os.PathLike[str]) -> ModelGeometry:
         host_weight_bytes=host,
         streams=max(keys.number("hyper_connection.count", 1), 1),
         n_ctx_train=keys.number("context_length", 0),
-        notes=_notes(keys),
+        notes=(*_notes(keys), *_uncounted(used)),
     )
 
 
@@ -192,6 +190,13 @@ def _windows(keys: _Keys) -> list[int]:
     return [0 if block % period == full else window for block in range(keys.n_blocks)]
 
 
+def _experts_width(layer: ExpertLayer) -> int:
+    """Return what one token's experts produce in a layer before their last matrix."""
+    rows = sum(matrix.ne1 for matrix in layer.matrices if matrix.role is not Role.DOWN)
+    gated = any(matrix.role in (Role.GATE, Role.GATE_UP) for matrix in layer.matrices)
+    return layer.top_k * (rows + rows // 2 if gated else 2 * rows)
+
+
 def _query_width(keys: _Keys, heads: int, tensors: Mapping[str, TensorInfo]) -> int:
     if any(name.endswith("attn_k_b.weight") for name in tensors):
         return heads * keys.number("attention.key_length", 0)  # of compressed attention, absorbed
@@ -222,6 +227,15 @@ def _notes(keys: _Keys) -> tuple[str, ...]:
     ):
         notes.append("which blocks have a sliding window is not known: all count as full")
     return tuple(notes)
+
+
+def _uncounted(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
+    """Say which weights are not counted, as nobody here knows what their types take."""
+    types = sorted({tensor.ggml_type for tensor in tensors.values() if tensor.n_bytes is None})
+    if not types:
+        return ()
+    named = ", ".join(map(str, types))
+    return (f"weights of the ggml types {named}, whose sizes are not known here, are not counted",)
 
 
 def _block_of(name: str) -> int:

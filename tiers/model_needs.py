@@ -29,7 +29,8 @@ class ModelNeeds:
     @classmethod
     def of(cls, table: ExpertTable, shape: ContextShape) -> Self:
         """Read the model's headers. Raises `ModelError`s as `ExpertTable.from_gguf` does."""
-        return cls(table, read_geometry(table.path), read_block_weights(table.path), shape)
+        geometry = read_geometry(table.path, table.type_sizes)
+        return cls(table, geometry, read_block_weights(table.path, table.type_sizes), shape)
 
     @property
     def n_units(self) -> int:

@@ -10,6 +10,7 @@ from gguf import Keys
 
 from expertier.errors import ModelError, UnsupportedLayoutError
 from expertier.tiers.gguf_header import GgufHeader, read_header
+from expertier.tiers.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _COUNT, _NUMBER, _TENSORS = (
@@ -27,13 +28,13 @@ class Shard:
     header: GgufHeader
 
 
-def read_shards(path: Path) -> tuple[Shard, ...]:
+def read_shards(path: Path, type_sizes: TypeSizes = PACKAGE_TYPES) -> tuple[Shard, ...]:
     """Read the headers of all files of the model that `path` is, or is any shard of; first shard first.
 
     Raises `ModelError`s: as `read_header` does, and `UnsupportedLayoutError` that names a shard which is missing
     or belongs to another model.
     """
-    header = read_header(path)
+    header = read_header(path, type_sizes)
     count = _whole_number(header, _COUNT, 1)
     if count <= 1:
         return (Shard(path, header),)
@@ -44,7 +45,7 @@ def read_shards(path: Path) -> tuple[Shard, ...]:
             f"NAME-00001-of-{count:05d}.gguf to NAME-{count:05d}-of-{count:05d}.gguf in one folder"
         )
     names = [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]
-    shards = tuple(_read_shard(path.with_name(name), path) for name in names)
+    shards = tuple(_read_shard(path.with_name(name), path, type_sizes) for name in names)
     for number, shard in enumerate(shards):
         _require_same_model(shard, number, shards[0])
     n_tensors = sum(len(shard.header.tensors) for shard in shards)
@@ -57,13 +58,13 @@ def read_shards(path: Path) -> tuple[Shard, ...]:
     return shards
 
 
-def _read_shard(path: Path, asked: Path) -> Shard:
+def _read_shard(path: Path, asked: Path, type_sizes: TypeSizes) -> Shard:
     if not path.exists():
         raise UnsupportedLayoutError(
             f"{asked} is a shard of a model of which {path.name} is missing: put all of its shards into "
             f"{path.parent}"
         )
-    return Shard(path, read_header(path))
+    return Shard(path, read_header(path, type_sizes))
 
 
 def _require_same_model(shard: Shard, number: int, first: Shard) -> None:

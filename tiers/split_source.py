@@ -53,7 +53,7 @@ def kept_limit(table: SplitTable) -> int:
     At least what a few steps of decode can miss: then no step reads anything twice. Never more than there are.
     """
     whole = table.whole
-    step = max(min(whole.top_k, layer.n_experts) * layer.expert_bytes for layer in whole.layers)
+    step = max(layer.top_k * layer.expert_bytes for layer in whole.layers)
     return min(whole.expert_bytes_total, max(_KEPT_BYTES, _KEPT_STEPS * step))
 
 

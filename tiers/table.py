@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Self
@@ -17,6 +17,7 @@ from expertier.tiers.model_file import ModelFile
 from expertier.tiers.shards import read_shards
 from expertier.tiers.slot_layout import SlotLayout
 from expertier.tiers.span import Span
+from expertier.tiers.type_sizes import PACKAGE_TYPES, TypeSizes
 
 
 @dataclass(frozen=True)
@@ -25,35 +26,42 @@ class ExpertTable:
 
     `layer` counts MoE layers from 0 everywhere; `layers[layer].block` is the N of the file's `blk.N.`. Offsets
     count through all `files`, as if the shards of a model lay one after another. Only headers are read, never a
-    weight.
+    weight; `type_sizes` say what the tensors take.
     """
 
     files: tuple[ModelFile, ...]
     architecture: str
-    top_k: int
     layers: tuple[ExpertLayer, ...]
+    type_sizes: TypeSizes = field(default=PACKAGE_TYPES, compare=False, repr=False)
 
     @classmethod
-    def from_gguf(cls, path: str | os.PathLike[str]) -> Self:
+    def from_gguf(cls, path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_TYPES) -> Self:
         """Read the table of the model at `path`, which may be any of its shards.
+
+        An engine may know types that the gguf package does not: pass its `type_sizes` where there is one.
 
         Raises `NotGgufError`, `TruncatedModelError` (also where a tensor's data reaches past the end of a
         file), `NotMoeError` or `UnsupportedLayoutError` (also for a shard that is missing or of another
         model), all of them `ModelError`s.
         """
-        shards = read_shards(Path(path).absolute())
-        layers, top_k = collect_layers(shards)
+        shards = read_shards(Path(path).absolute(), type_sizes)
+        layers = collect_layers(shards, type_sizes)
         files = []
         begin = 0
         for shard in shards:
             files.append(ModelFile(shard.path, begin, FileIdentity.of(shard.header.file_stat)))
             begin = files[-1].end
-        return cls(tuple(files), shards[0].header.architecture, top_k, layers)
+        return cls(tuple(files), shards[0].header.architecture, layers, type_sizes)
 
     @property
     def path(self) -> Path:
         """The model's file, or its first shard."""
         return self.files[0].path
+
+    @property
+    def top_k(self) -> int:
+        """The most experts that a token uses in a layer."""
+        return max((layer.top_k for layer in self.layers), default=0)
 
     @property
     def n_layers(self) -> int:
@@ -118,7 +126,7 @@ class ExpertTable:
             LayerDemand(
                 layer=number,
                 n_experts=layer.n_experts,
-                top_k=min(self.top_k, layer.n_experts),
+                top_k=layer.top_k,
                 slot_bytes=layout.slot_bytes,
                 fixed_bytes=layout.fixed_bytes,
             )

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 9
+#define EXPERTIER_ABI 10
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -73,6 +73,11 @@ typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const i
 typedef void (*expertier_load)(void * context, int32_t layer, int32_t n, const int32_t * experts, uint64_t staged,
                                int32_t * done);
 
+// Copies `n_bytes` bytes of a layer's matrix to host memory: the file's, of all experts one after another, from byte
+// `offset` on. For what the engine reads back. Called without any lock; says that all is there as a fill does.
+typedef void (*expertier_read)(void * context, int32_t layer, int32_t matrix, uint64_t offset, uint64_t n_bytes, void * out,
+                               int32_t * done);
+
 // How misses are served. While Python cannot answer, because a thread sits in the engine with the interpreter's lock,
 // a call of `fill` would never return.
 enum expertier_fills : int32_t {
@@ -86,6 +91,7 @@ struct expertier_matrix {
     int32_t      type;   // ggml_type
     int64_t      ne0;    // elements a row
     int64_t      ne1;    // rows
+    uint64_t     expert_bytes; // of one expert, by what the table knows of its type
     uint64_t     offset; // bytes from the slab's base to this matrix of slot 0
     uint64_t     stride; // bytes from one slot's matrix to the next slot's
     uint64_t     staged_offset; // the same in a staged layer, which holds all experts in their own order
@@ -134,7 +140,8 @@ struct expertier_binding {
     expertier_policy        policy;
     expertier_fill          fill;
     expertier_load          load;
-    void *                  fill_context; // of both
+    expertier_read          read;
+    void *                  fill_context; // of all three
     expertier_host_copies   host_copies;
     int32_t                 sees_all;      // 1: every call must be looked up, also where all experts are in their slots
     int32_t                 stream_tokens; // from so many tokens on a layer is staged; 0: never

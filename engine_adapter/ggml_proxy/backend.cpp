@@ -1,6 +1,7 @@
 #include "backend.h"
 
 #include "compute_buffer.h"
+#include "expert_buffer.h"
 #include "graph.h"
 #include "staging.h"
 
@@ -49,6 +50,10 @@ void set_tensor_async(ggml_backend_t b, ggml_tensor * tensor, const void * data,
     }
 }
 void get_tensor_async(ggml_backend_t b, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    if (is_expert_memory(tensor)) {
+        ggml_backend_tensor_get(tensor, data, offset, size);
+        return;
+    }
     self(b).inner->iface.get_tensor_async(self(b).inner, tensor, data, offset, size);
 }
 void set_tensor_2d_async(ggml_backend_t b, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
@@ -60,6 +65,10 @@ void set_tensor_2d_async(ggml_backend_t b, ggml_tensor * tensor, const void * da
 }
 void get_tensor_2d_async(ggml_backend_t b, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
                          size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    if (is_expert_memory(tensor)) {
+        ggml_backend_tensor_get_2d(tensor, data, offset, size, n_copies, stride_tensor, stride_data);
+        return;
+    }
     self(b).inner->iface.get_tensor_2d_async(self(b).inner, tensor, data, offset, size, n_copies, stride_tensor,
                                              stride_data);
 }
@@ -78,6 +87,9 @@ void wait_for(ProxyBackend & from, ProxyBackend & to) {
 
 bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * source, ggml_tensor * target) {
     ggml_backend_t inner = unwrap(to);
+    if (is_expert_memory(source)) {
+        return false; // ggml reads it and writes what it read
+    }
     if (from != to && inner != to && unwrap(from) != from && self(to).group && self(from).group == self(to).group) {
         // Backends copy on the source's stream and have the target's wait for it, but not the other way: where the
         // engine adds up by copies, it overwrites what the addition before may still read.

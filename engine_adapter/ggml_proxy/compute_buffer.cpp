@@ -1,6 +1,7 @@
 #include "compute_buffer.h"
 
 #include "device_memory.h"
+#include "expert_buffer.h"
 #include "tiers.h"
 
 #include "ggml-backend-impl.h"
@@ -116,6 +117,9 @@ void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const voi
 
 bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * source, ggml_tensor * target) {
     const ComputeBuffer self = find(buffer);
+    if (is_expert_memory(source)) {
+        return false; // ggml reads it and writes what it read
+    }
     if (!self.region->settle(*self.place)) {
         return true; // the graph will say why
     }

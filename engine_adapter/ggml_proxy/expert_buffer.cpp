@@ -3,6 +3,7 @@
 #include "embedded.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "read_back.h"
 
 #include <algorithm>
 #include <atomic>
@@ -23,6 +24,7 @@ struct ExpertBuffer {
     void *                                                base = nullptr;
     size_t                                                size = 0;
     std::unordered_map<const ggml_tensor *, ExpertTensor> tensors;
+    Readable                                              readable;
 };
 
 using TiersList = std::vector<std::shared_ptr<Tiers>>;
@@ -67,23 +69,38 @@ void free_buffer(ggml_backend_buffer_t buffer) {
 
 void * get_base(ggml_backend_buffer_t buffer) { return context(buffer)->base; }
 
+// Nothing of the tiers is being loaded: another model's tensors, or an adapter's, which the engine puts where what they
+// change lies.
+void refuse_tensor(const ggml_tensor * tensor) {
+    const std::string reason = Tiers::why_unknown(tensor);
+    Tiers::fail(reason);
+    if (!is_embedded()) {
+        fprintf(stderr, "expertier: %s\n", reason.c_str());
+    }
+}
+
 ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     ExpertBuffer * self = context(buffer);
     if (tensor->view_src != nullptr) {
         return GGML_STATUS_SUCCESS;
+    }
+    if (!self->tiers) {
+        refuse_tensor(tensor);
+        return GGML_STATUS_FAILED;
     }
     ExpertTensor expert{ self->tiers, {} };
     if (!self->tiers->find(tensor, expert.ref)) { // find() has said why
         return GGML_STATUS_FAILED;
     }
     if (self->tensors.emplace(tensor, expert).second) {
+        self->readable.add(tensor, *self->tiers, expert.ref);
         self->tiers->place(expert.ref, 1);
     }
     placement_is_good = false;
     return GGML_STATUS_SUCCESS;
 }
 
-// The file is the source of truth: what the loader writes is dropped, and there is nothing to read back.
+// The file is the source of truth: what the loader writes is dropped, and what the engine reads back comes from there.
 void memset_tensor(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t) {}
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, size_t, size_t size) {
     const char * bytes = static_cast<const char *>(data);
@@ -99,10 +116,12 @@ void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const voi
     set_tensor(buffer, tensor, data, offset, size);
     context(buffer)->tiers->counters.dropped_writes += (int64_t) ((n_copies - 1) * size);
 }
-void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t, size_t size) {
-    memset(data, 0, size); // the host reads the error after the batch, and fails it
-    Tiers::fail(std::string("the engine read tensor ") + tensor->name +
-                " back for an operation of its own, but its bytes live in the tiers");
+void get_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    context(buffer)->readable.read(tensor, data, offset, size);
+}
+void get_tensor_2d(ggml_backend_buffer_t buffer, const ggml_tensor * tensor, void * data, size_t offset, size_t size,
+                   size_t n_copies, size_t stride_tensor, size_t stride_data) {
+    context(buffer)->readable.read(tensor, data, offset, size, n_copies, stride_tensor, stride_data);
 }
 void clear(ggml_backend_buffer_t, uint8_t) {}
 
@@ -115,18 +134,13 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
             tiers = each;
         }
     }
-    if (!tiers) {
-        fprintf(stderr, "expertier: experts were placed in %s, but no tiers are bound to this load; "
-                        "open the model through expertier\n", get_name(type));
-        return nullptr;
-    }
     const size_t reserved = size > 0 ? size : 1;
     void * base = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
         Tiers::fail("no address space for " + std::to_string(size) + " bytes of expert tensors");
         return nullptr;
     }
-    auto * self = new ExpertBuffer{ tiers, base, reserved, {} };
+    auto * self = new ExpertBuffer{ tiers, base, reserved, {}, {} }; // without tiers it refuses each tensor, by name
 
     ggml_backend_buffer_i iface = {};
     iface.free_buffer           = free_buffer;
@@ -136,6 +150,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     iface.set_tensor            = set_tensor;
     iface.set_tensor_2d         = set_tensor_2d;
     iface.get_tensor            = get_tensor;
+    iface.get_tensor_2d         = get_tensor_2d;
     iface.clear                 = clear;
     return ggml_backend_buffer_init(type, iface, self, size);
 }
@@ -237,6 +252,11 @@ const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor) {
     return found == self->tensors.end() ? nullptr : &found->second;
 }
 
+bool is_expert_memory(const ggml_tensor * tensor) {
+    const ggml_tensor * whole = tensor->view_src ? tensor->view_src : tensor;
+    return whole->buffer != nullptr && is_expert_buffer_type(whole->buffer->buft);
+}
+
 bool is_view_op(const ggml_tensor * op) {
     switch (op->op) {
         case GGML_OP_NONE:
@@ -258,7 +278,7 @@ const ggml_tensor * find_unserved_source(const ggml_tensor * op) {
         }
         const ggml_tensor * whole  = source->view_src ? source->view_src : source;
         const bool          served = i == 0 && op->op == GGML_OP_MUL_MAT_ID && source == whole;
-        if (!served && whole->buffer && is_expert_buffer_type(whole->buffer->buft)) {
+        if (!served && is_expert_memory(source)) {
             return source;
         }
     }

@@ -32,6 +32,9 @@ std::string find_misplacement(const ggml_cgraph * graph);
 // What `tensor` stands for; null when it is not (a direct part of) an expert buffer.
 const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor);
 
+// Whether `tensor`, or what it is a view of, lies in an expert buffer: no backend can get its bytes by their address.
+bool is_expert_memory(const ggml_tensor * tensor);
+
 // Whether `op` only names memory: nothing is read or written.
 bool is_view_op(const ggml_tensor * op);
 

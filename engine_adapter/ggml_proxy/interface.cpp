@@ -1,6 +1,7 @@
 // The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
 
 #include "abi.h"
+#include "block_size.h"
 #include "bound_tiers.h"
 #include "compute_buffer.h"
 #include "compute_region.h"
@@ -39,6 +40,11 @@ ProxyDevice * proxy_over(const char * inner_name) {
 EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
 
 EXPERTIER_EXPORT int32_t expertier_proxy_api_version(void) { return GGML_BACKEND_API_VERSION; }
+
+// As expertier_host_block_size, where there is no host library.
+EXPERTIER_EXPORT int32_t expertier_proxy_block_size(int32_t type, int64_t * elements, int64_t * n_bytes) {
+    return block_size(type, elements, n_bytes);
+}
 
 // Whether compute buffers can lie in the slab, as far as this release of the engine goes: 1 or 0.
 EXPERTIER_EXPORT int32_t expertier_proxy_can_wrap(void) { return can_wrap(); }

@@ -1,6 +1,7 @@
 #include "tiers.h"
 
 #include "ahead.h"
+#include "block_size.h"
 #include "device.h"
 #include "embedded.h"
 #include "gate.h"
@@ -33,6 +34,21 @@ int64_t now_ns() {
         .count();
 }
 
+// Throws when this build of ggml has no such type, or another of that number than the table knows.
+void require_type(const expertier_matrix & matrix) {
+    int64_t elements, n_bytes;
+    if (!block_size(matrix.type, &elements, &n_bytes)) {
+        throw std::runtime_error(std::string("this llama.cpp has no ggml type ") + std::to_string(matrix.type) + ", which " +
+                                 matrix.name + " is of: use a newer one");
+    }
+    const int64_t expert_bytes = matrix.ne0 / elements * n_bytes * matrix.ne1;
+    if (matrix.ne0 % elements != 0 || expert_bytes != (int64_t) matrix.expert_bytes) {
+        throw std::runtime_error(std::string("an expert of ") + matrix.name + " takes " + std::to_string(matrix.expert_bytes) +
+                                 " bytes by the gguf package and " + std::to_string(expert_bytes) +
+                                 " by this llama.cpp: install the gguf package that belongs to it");
+    }
+}
+
 // Throws when `inner` cannot multiply by the slots of a matrix: its type, or a stride that leaves gaps.
 void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
     std::unique_ptr<ggml_context, decltype(&ggml_free)> scope(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true }),
@@ -50,7 +66,7 @@ void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
 
 Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
     : directory_(binding.directory), locks_(binding.locks), policy_(binding.policy), fill_(binding.fill),
-      load_(binding.load), fill_context_(binding.fill_context), host_copies_(binding.host_copies), device_(device),
+      load_(binding.load), read_(binding.read), fill_context_(binding.fill_context), host_copies_(binding.host_copies), device_(device),
       sees_all_(binding.sees_all), stream_tokens_(binding.stream_tokens), slab_base_(binding.slab_base) {
     ggml_backend_dev_t inner = device.inner;
     const DevicePlace  place = find_device_place(binding.slab_base);
@@ -84,6 +100,7 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
         layer.copies.assign(from.copies, from.copies + from.n_copies);
         for (int j = 0; j < from.n_matrices; j++) {
             const expertier_matrix & matrix = from.matrices[j];
+            require_type(matrix);
             ggml_tensor * tensor =
                 ggml_new_tensor_3d(context_.get(), (ggml_type) matrix.type, matrix.ne0, matrix.ne1, from.n_slots);
             layer.names.emplace_back(matrix.name);
@@ -163,12 +180,18 @@ bool Tiers::find(const ggml_tensor * tensor, MatrixRef & ref) {
             return true;
         }
     }
-    const std::string name = tensor->name;
-    fail(name.find(".lora_") != std::string::npos
-             ? "tensor " + name + " is of a LoRA adapter over experts, and experts in the tiers take none; use one without "
-               "ffn_*_exps tensors, or merge it into the model"
-             : "tensor " + name + " is not an expert matrix of this model's table");
+    fail(why_unknown(tensor));
     return false;
+}
+
+std::string Tiers::why_unknown(const ggml_tensor * tensor) {
+    const std::string name = tensor->name;
+    return name.find(".lora_") != std::string::npos
+               ? "tensor " + name + " is of a LoRA adapter over experts, and the engine keeps an adapter where the weights "
+                 "lie that it changes: experts in the tiers have no room for it there, so the adapter is not loaded; use one "
+                 "without ffn_*_exps tensors, or merge it into the model"
+               : "tensor " + name + " was placed among experts in the tiers, and is not an expert matrix of a model that is "
+                 "being loaded into them; open the model through expertier";
 }
 
 bool Tiers::has_matrix(const char * name) const {
@@ -312,6 +335,16 @@ bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * staged)
     if (done != EXPERTIER_FILLED) {
         fail("layer " + std::to_string(layer) + ": expert bytes could not be read");
     }
+    return done == EXPERTIER_FILLED;
+}
+
+bool Tiers::read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out) {
+    int32_t done = 0;
+    fills_running_ += 1;
+    if (read_ != nullptr && wait_while_blank() == EXPERTIER_FILLS_SERVED) {
+        read_(fill_context_, ref.layer, ref.matrix, offset, n_bytes, out, &done);
+    }
+    fills_running_ -= 1;
     return done == EXPERTIER_FILLED;
 }
 

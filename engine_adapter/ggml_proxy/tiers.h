@@ -90,6 +90,9 @@ class Tiers {
     // Finds the matrix that the engine's tensor stands for, and checks type, shape and expert stride against it.
     bool find(const ggml_tensor * tensor, MatrixRef & ref);
 
+    // Why a tensor in an expert buffer is refused that stands for no matrix.
+    static std::string why_unknown(const ggml_tensor * tensor);
+
     bool has_matrix(const char * name) const;
 
     // What expert tensors of these tiers are placed in.
@@ -111,6 +114,8 @@ class Tiers {
     void                 release_held(int layer, std::vector<int32_t> & slots); // as hold_ready returned them
     // Has Python copy `experts` into a staged layer that begins at `staged`; false after an error.
     bool load(int layer, const std::vector<int32_t> & experts, void * staged);
+    // Has Python copy `n_bytes` of a matrix, from byte `offset` of its experts on, to `out`; false where that failed.
+    bool read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out);
     // The layers that pass by in large batches; null when they are not to.
     Staging *   staging() const { return staging_.get(); }
     // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
@@ -196,6 +201,7 @@ class Tiers {
     expertier_policy      policy_;
     expertier_fill        fill_;
     expertier_load        load_;
+    expertier_read        read_;
     void *                fill_context_;
     HostCopies            host_copies_;
     ProxyDevice &         device_;

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from expertier.engine_adapter.proxy_abi import HOST_ABI, PROXY_ABI, declare_host, declare_proxy
+from expertier.engine_adapter.type_sizes import block_size
 from expertier.errors import EngineMismatchError
 from expertier.interrupts import interrupts_deferred
+from expertier.tiers.type_sizes import BlockSize
 
 _LOG_WARNING = 3  # GGML_LOG_LEVEL_WARN
 
@@ -126,6 +128,10 @@ class LoadedEngine:
         """The engine's devices and ours: name, description, free_bytes, total_bytes."""
         parsed: list[dict[str, Any]] = json.loads(self.host.expertier_host_devices())
         return parsed
+
+    def block_size(self, ggml_type: int) -> BlockSize | None:
+        """Return the block of one of the engine's types; None for one that this build has not, or has no more."""
+        return block_size(self.host.expertier_host_block_size, ggml_type)
 
     def take_log(self, level: int = _LOG_WARNING) -> str:
         """Return and clear what the engine logged since the last call, at `level` (ggml_log_level) or above."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as ct
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -20,6 +21,8 @@ from expertier.engine_adapter.slab_compute import ComputeCounts, SlabCompute, fo
 from expertier.errors import BusyError, EngineError
 from expertier.interrupts import interrupts_deferred
 from expertier.tiers.manager import TierManager
+
+_log = logging.getLogger(__name__)
 
 _ERROR_BYTES = 4096
 
@@ -113,7 +116,8 @@ class TierBinding:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
             self._load = abi.LoadCallback(self._serve_staged)
-            self._structs = BoundStructs(described, self._fill, self._load, lookups, layers)
+            self._read = abi.ReadCallback(self._serve_read)
+            self._structs = BoundStructs(described, self._fill, self._load, self._read, lookups, layers)
             self._structs.binding.stream_tokens = manager.stream_tokens
             error = ct.create_string_buffer(_ERROR_BYTES)
             self._handle = engine.proxy.expertier_tiers_bind(
@@ -282,6 +286,18 @@ class TierBinding:
     def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
         """Copy experts into a staged layer for the engine, which believes in them as above."""
         self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
+
+    def _serve_read(
+        self, _context: Any, layer: int, matrix: int, offset: int, n_bytes: int, address: int, done: Any
+    ) -> None:
+        """Copy what the engine reads of a matrix for itself to host memory; it believes in it as above."""
+        try:
+            target = (ct.c_uint8 * n_bytes).from_address(address)
+            self._manager.read_back(layer, matrix, offset, memoryview(target).cast("B"))
+            done[0] = abi.FILLED
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._note_error(error)
+            _log.error("what the engine read back of layer %d could not be read: %s", layer, error)
 
     def _serve(self, n: int, experts: Any, done: Any, serve: Callable[[Any], None]) -> None:
         try:

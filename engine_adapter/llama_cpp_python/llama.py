@@ -6,6 +6,7 @@ import os
 import sys
 from typing import Any
 
+from expertier.engine_adapter.build.progress import silent
 from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
@@ -13,6 +14,7 @@ from expertier.engine_adapter.llama_cpp_python.batches import WatchedBatches
 from expertier.engine_adapter.llama_cpp_python.bindings import import_llama_cpp, open_bindings
 from expertier.engine_adapter.llama_cpp_python.loading import as_parameters, served_by, wrap
 from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import ConfigError, EngineError, EngineMismatchError
 from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.context_memory import ContextShape
@@ -27,7 +29,8 @@ Budget = int | float | str | None
 
 _NOT_WITH_TIERS = {
     "vocab_only": "it loads no experts: use llama_cpp.Llama for it",
-    "lora_path": "adapters would be laid over experts that are not in memory: merge it into the model",
+    "lora_path": "the engine keeps an adapter where the weights lie that it changes, and experts in the tiers have no "
+    "room for one; which weights this one changes is not looked at here: merge it into the model",
 }
 _OWN = ("_ctx", "_stack", "_requires_eval")
 """What we use of a Llama beside its methods."""
@@ -74,8 +77,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             "policy": policy,
         }
         config = tier_config(self._budgets)
-        table = ExpertTable.from_gguf(model_path)
-        engine = open_bindings(_say if arguments.get("verbose", True) else lambda _: None)
+        say = _say if arguments.get("verbose", True) else silent
+        table = ExpertTable.from_gguf(model_path, EngineTypes(lambda: open_bindings(say)))
+        engine = open_bindings(say)
         wrap(llama_cpp, engine.stock_devices)
         shape = ContextShape(
             n_ctx=arguments.get("n_ctx") or 512,

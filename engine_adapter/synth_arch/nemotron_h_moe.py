@@ -1,13 +1,14 @@
 """Nemotron 3: each block is one thing, attention, a Mamba or experts; these have no gate but the square of a ReLU.
 
-A shared expert, and sigmoid gates with a selection bias.
+A shared expert, and sigmoid gates with a selection bias. As in Nemotron Puzzle, layers may differ in how many experts a
+token uses and how wide these are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, GGUFWriter
+from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, GGUFWriter, Keys
 
 from expertier.engine_adapter.model_shape import ModelShape
 from expertier.engine_adapter.synth_arch import parts
@@ -61,7 +62,14 @@ def _add_keys(writer: GGUFWriter, shape: ModelShape) -> None:
     kinds = _kinds(shape)
     writer.add_block_count(len(kinds))
     writer.add_feed_forward_length([shape.n_ff if kind == "experts" else 0 for kind in kinds])
-    writer.add_expert_feed_forward_length(shape.n_ff)
+    if shape.layer_n_ff:
+        widths = [shape.n_ff_of(block // 2) if kind == "experts" else 0 for block, kind in enumerate(kinds)]
+        writer.add_array(Keys.LLM.EXPERT_FEED_FORWARD_LENGTH.format(arch=writer.arch), widths)
+    else:
+        writer.add_expert_feed_forward_length(shape.n_ff)
+    if shape.layer_top_k:
+        used = [shape.top_k_of(block // 2) if kind == "experts" else 0 for block, kind in enumerate(kinds)]
+        writer.add_array(Keys.LLM.EXPERT_USED_COUNT.format(arch=writer.arch), used)
     writer.add_expert_shared_feed_forward_length(shape.n_ff)
     writer.add_expert_shared_count(1)
     writer.add_expert_weights_norm(True)
@@ -88,4 +96,5 @@ NEMOTRON_H_MOE = Architecture(
     _add_keys,
     layouts=frozenset({"no gate"}),
     rule=_rule,
+    varies=True,
 )

@@ -77,7 +77,7 @@ def router(shape: ModelShape, block: int) -> Tensor:
 def experts(shape: ModelShape, block: int, layer: int) -> Iterator[Tensor]:
     """Yield the expert tensors of MoE layer `layer`, which is block `block`, in the shape's layout."""
     gate_up, down = shape.expert_types(layer)
-    n_experts, embd, ff = shape.experts, shape.n_embd, shape.n_ff
+    n_experts, embd, ff = shape.experts, shape.n_embd, shape.n_ff_of(layer)
     matrices = {
         "split": ((MODEL_TENSOR.FFN_GATE_EXP, ff), (MODEL_TENSOR.FFN_UP_EXP, ff)),
         "fused": ((MODEL_TENSOR.FFN_GATE_UP_EXP, 2 * ff),),

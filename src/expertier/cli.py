@@ -40,6 +40,7 @@ from expertier.engine_adapter.open_engine import open_engine, prepare_engine
 from expertier.engine_adapter.routing_recording import RoutingRecording
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
 from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import ConfigError, ExpertierError
 from expertier.exec_command import exec_tool
 from expertier.failures import explain
@@ -181,7 +182,7 @@ def run(
     check_threads(threads)
     if ctx is not None:
         require_context(ctx, 1, n_tokens)
-    table = ExpertTable.from_gguf(model)
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(llama_cpp, console.print)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         recording = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from expertier.errors import ConfigError
+from expertier.report import spread
 from expertier.units import GIB
 from expertier.whole_file import check_output, output
 
@@ -41,8 +42,8 @@ def _axis(document: dict[str, Any]) -> tuple[str, str]:
 
 def _title(document: dict[str, Any]) -> str:
     return (
-        f"{Path(document['model']).name}: {document['layers']} layers, {document['experts'][0]} experts, "
-        f"top-{document['top_k']}"
+        f"{Path(document['model']).name}: {document['layers']} layers, {spread(document['experts'])} experts, "
+        f"top-{spread(document['experts_used'])}"
     )
 
 

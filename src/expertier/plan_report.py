@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from expertier.planning import Inputs, Planned
-from expertier.report import escape
+from expertier.report import escape, spread
 from expertier.units import mib
 
 _MEANINGS = {
@@ -32,6 +32,7 @@ def describe(inputs: Inputs, planned: Planned, rates_source: str) -> dict[str, A
         "layers": table.n_layers,
         "experts": [layer.n_experts for layer in table.layers],
         "top_k": table.top_k,
+        "experts_used": [layer.top_k for layer in table.layers],
         "expert_bytes": table.expert_bytes_total,
         "context": {
             "n_ctx": inputs.shape.n_ctx,
@@ -66,7 +67,8 @@ def print_plan(document: dict[str, Any], console: Console) -> None:
     console.print(
         f"[bold]{escape(Path(document['model']).name)}[/]: {document['architecture']}, "
         f"{document['layers']} layers with experts, "
-        f"top-{document['top_k']}, {mib(document['expert_bytes'])} of experts; {context['n_ctx']} tokens of context in "
+        f"top-{spread(document['experts_used'])}, {mib(document['expert_bytes'])} of experts; "
+        f"{context['n_ctx']} tokens of context in "
         f"batches of {context['n_ubatch']}",
         highlight=False, soft_wrap=True,
     )  # fmt: skip

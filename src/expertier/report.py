@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,16 @@ from expertier.planner.allocate import plan_layers
 from expertier.tiers.table import ExpertTable
 from expertier.units import mib
 
-__all__ = ["describe_table", "escape", "print_demo", "print_fields", "print_run", "print_table", "progress"]
+__all__ = [
+    "describe_table",
+    "escape",
+    "print_demo",
+    "print_fields",
+    "print_run",
+    "print_table",
+    "progress",
+    "spread",
+]
 
 
 @contextmanager
@@ -41,6 +50,7 @@ def describe_table(table: ExpertTable, arena_bytes: int | None) -> dict[str, Any
             "layer": demand.layer,
             "block": layer.block,
             "experts": layer.n_experts,
+            "top_k": layer.top_k,
             "expert_bytes": sum(matrix.expert_bytes for matrix in layer.matrices),
             "layer_bytes": layer.n_experts * sum(matrix.expert_bytes for matrix in layer.matrices),
             "slot_bytes": demand.slot_bytes,
@@ -75,7 +85,7 @@ def print_table(document: dict[str, Any], console: Console) -> None:
     fields = {
         "architecture": document["architecture"],
         "MoE layers": document["layers"],
-        "experts used a token": document["top_k"],
+        "experts used a token": spread([layer["top_k"] for layer in document["per_layer"]]),
         "file": mib(document["file_bytes"]),
         "experts": mib(document["expert_bytes"]),
         "everything else": mib(document["other_bytes"]),
@@ -91,13 +101,12 @@ def print_table(document: dict[str, Any], console: Console) -> None:
         )
     print_fields(document["path"], fields, console)
     grid = Table(box=None, header_style="bold")
-    for heading in ("layers", "experts", "bytes an expert", "a layer", "types"):
+    for heading in ("layers", "experts", "used", "bytes an expert", "a layer", "types"):
         grid.add_column(heading, justify="left" if heading in ("layers", "types") else "right")
     for blocks, layer in _runs_of_like_layers(document["per_layer"]):
         types = ", ".join(f"{role} {kind}" for role, kind in layer["types"].items())
-        grid.add_row(
-            blocks, str(layer["experts"]), mib(layer["expert_bytes"]), mib(layer["layer_bytes"]), types
-        )
+        counts = (str(layer["experts"]), str(layer["top_k"]))
+        grid.add_row(blocks, *counts, mib(layer["expert_bytes"]), mib(layer["layer_bytes"]), types)
     console.print(grid)
 
 
@@ -152,6 +161,12 @@ def print_demo(document: dict[str, Any], console: Console) -> None:
     )
 
 
+def spread(numbers: Sequence[int]) -> str:
+    """Return the number that all of some are, or from which to which they go."""
+    first, last = min(numbers), max(numbers)
+    return str(first) if first == last else f"{first} to {last}"
+
+
 def print_fields(title: str, fields: dict[str, Any], console: Console) -> None:
     """Print named values under a title."""
     console.print(f"[bold]{escape(title)}[/]", highlight=False)
@@ -203,4 +218,4 @@ def _runs_of_like_layers(layers: list[dict[str, Any]]) -> Iterator[tuple[str, di
 
 
 def _shape(layer: dict[str, Any]) -> tuple[Any, ...]:
-    return (layer["experts"], layer["expert_bytes"], tuple(layer["types"].items()))
+    return (layer["experts"], layer["top_k"], layer["expert_bytes"], tuple(layer["types"].items()))

@@ -30,6 +30,7 @@ from expertier.early_checks import check_metrics, check_threads
 from expertier.engine_adapter.open_engine import open_engine
 from expertier.engine_adapter.server import ServerOptions, TieredServer, check_address
 from expertier.engine_adapter.telemetry import say_disabled, show_events, watched
+from expertier.engine_adapter.type_sizes import EngineTypes
 from expertier.errors import ExpertierError
 from expertier.tiers.table import ExpertTable
 
@@ -96,7 +97,7 @@ def serve(
     check_threads(threads)
     check_address(options)
     check_metrics(metrics_port, options)
-    table = ExpertTable.from_gguf(model)
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(None, console.print)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         with report.progress(console) as say:

@@ -32,7 +32,7 @@ def read(binding: abi.Binding) -> list[Any]:
 
 
 def describe(tiers: et.TierManager) -> BoundStructs:
-    return BoundStructs(tiers.bind_engine(), abi.FillCallback(), abi.LoadCallback())
+    return BoundStructs(tiers.bind_engine(), abi.FillCallback(), abi.LoadCallback(), abi.ReadCallback())
 
 
 def test_moves_are_followed() -> None:

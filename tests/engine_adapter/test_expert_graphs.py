@@ -8,7 +8,7 @@ from itertools import product
 
 import pytest
 
-from expert_graphs import ExpertGraphs
+from expert_graphs import THROWN, ExpertGraphs
 from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import SourceError
 from expertier.tiers.manager import TierManager
@@ -129,16 +129,42 @@ def test_a_failed_fill_restores_the_graph(graphs: ExpertGraphs, bind, monkeypatc
 
 
 @pytest.mark.parametrize("n_slots", [2, SMALL.experts])
-@pytest.mark.parametrize("scheduled", [False, True], ids=["alone", "scheduled"])
 @pytest.mark.parametrize("graph", REFUSED)
-def test_other_uses_of_experts_end_in_an_error(graphs: ExpertGraphs, bind, graph, scheduled, n_slots):
-    """Alone the proxy refuses them; the scheduler asks it for the bytes instead, and that is an error too."""
+def test_other_uses_of_experts_end_in_an_error(graphs: ExpertGraphs, bind, graph, n_slots):
     with bind(n_slots) as (tiers, binding):
         for n_tokens in TOKENS:
-            result = graphs.on_proxy(binding, graph, n_tokens, scheduled=scheduled)
-            assert scheduled or result.status == FAILED
+            result = graphs.on_proxy(binding, graph, n_tokens)
+            assert result.status == FAILED
             assert "blk.0.ffn_gate_exps.weight" in result.message
             assert_nothing_held(tiers)
+        after = graphs.on_proxy(binding, "plain", 3)
+        assert (after.status, after.message) == (0, "")
+        assert after.outputs == graphs.on_cpu("plain", 3)
+
+
+@pytest.mark.parametrize("graph", REFUSED)
+def test_the_scheduler_gets_the_bytes_that_it_asks_for(graphs: ExpertGraphs, bind, graph):
+    """It runs what the proxy refuses on another backend, with a copy of the experts: the file's bytes."""
+    with bind(2) as (tiers, binding):
+        for n_tokens in TOKENS:
+            result = graphs.on_proxy(binding, graph, n_tokens, scheduled=True)
+            assert (result.status, result.message) == (0, "")
+            assert result.outputs == graphs.on_cpu(graph, n_tokens)
+            assert_nothing_held(tiers)
+
+
+def test_the_scheduler_s_graph_fails_where_the_bytes_cannot_be_read(
+    graphs: ExpertGraphs, bind, monkeypatch: pytest.MonkeyPatch
+):
+    reads = FailingReads(monkeypatch)
+    with bind(2) as (tiers, binding):
+        reads.fail_call(1)
+        result = graphs.on_proxy(binding, "MUL_MAT of experts", 3, scheduled=True)
+        assert reads.failed == 1
+        assert result.status == THROWN
+        assert "the engine read expert tensor blk.0.ffn_gate_exps.weight" in result.message
+        assert isinstance(result.cause, SourceError)
+        assert_nothing_held(tiers)
         after = graphs.on_proxy(binding, "plain", 3)
         assert (after.status, after.message) == (0, "")
         assert after.outputs == graphs.on_cpu("plain", 3)

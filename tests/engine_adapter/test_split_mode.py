@@ -27,7 +27,7 @@ def test_other_modes_are_refused_with_the_ones_that_there_are(text):
 
 
 def test_hosts_that_load_by_themselves_refuse_the_tensor_split():
-    table = ExpertTable((), "none", 1, ())
+    table = ExpertTable((), "none", ())
     with pytest.raises(
         ConfigError, match=r"MOE_SPLIT_MODE=tensor was asked for here.*use MOE_SPLIT_MODE=layer"
     ):

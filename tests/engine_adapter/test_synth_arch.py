@@ -41,6 +41,7 @@ def test_the_table_finds_the_experts_that_the_shape_says(model: tuple[str, Path]
     assert layers[0].expert_bytes == shape.expert_bytes
     assert sum(layer.n_experts * layer.expert_bytes for layer in layers) == shape.expert_bytes_total
     for number, layer in enumerate(layers):
+        assert layer.top_k == shape.top_k_of(number)
         kinds = [gguf.GGMLQuantizationType(matrix.ggml_type).name for matrix in layer.matrices]
         gate_up, down = shape.expert_types(number)
         assert kinds == [gate_up] * (len(kinds) - 1) + [down]

@@ -11,6 +11,7 @@
 #include <random>
 #include <string>
 #include <utility>
+#include <stdexcept>
 #include <vector>
 
 namespace {
@@ -18,7 +19,7 @@ namespace {
 constexpr int n_layers   = 2;
 constexpr int n_matrices = 3; // gate, up, down
 
-enum error : int32_t { no_such_graph = 100, not_made = 101, not_restored = 102 }; // beside ggml's statuses
+enum error : int32_t { no_such_graph = 100, not_made = 101, not_restored = 102, thrown = 103 }; // beside ggml's statuses
 
 struct Layer {
     ggml_tensor * gate;
@@ -583,9 +584,13 @@ extern "C" __attribute__((visibility("default"))) int32_t run_expert_graph(const
         }
     }
 
-    const Sources     before = sources_of(c.graph);
-    const ggml_status status = scheduler ? ggml_backend_sched_graph_compute(scheduler.get(), c.graph)
-                                         : run_cut(backend.get(), c);
+    const Sources before = sources_of(c.graph);
+    ggml_status   status;
+    try {
+        status = scheduler ? ggml_backend_sched_graph_compute(scheduler.get(), c.graph) : run_cut(backend.get(), c);
+    } catch (const std::runtime_error &) { // bytes that ggml could not be given
+        return thrown;
+    }
     if (sources_of(c.graph) != before) {
         return not_restored;
     }

@@ -16,6 +16,7 @@ from native_build import build_library
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NOT_RESTORED = 102  # its status for a graph that came back changed
+THROWN = 103  # ... and for one that ended in an exception
 
 _N_LAYERS = 2
 _MAX_VALUES = 1 << 18

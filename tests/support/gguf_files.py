@@ -72,7 +72,8 @@ def write_model(
     path: Path,
     blocks: Sequence[Block | None] = (Block(), Block()),
     *,
-    top_k: int | None = 2,
+    top_k: int | Sequence[float] | None = 2,
+    drafting_blocks: int = 0,
     architecture: str = "qwen3moe",
     seed: int = 0,
 ) -> ModelFile:
@@ -82,8 +83,12 @@ def write_model(
     writer.add_block_count(len(blocks))
     writer.add_array("tokenizer.ggml.tokens", ["a", "bb", "ccc"])
     writer.add_array("some.numbers", [1, 2, 3])
-    if top_k is not None:
+    if drafting_blocks:
+        writer.add_nextn_predict_layers(drafting_blocks)
+    if isinstance(top_k, int):
         writer.add_expert_used_count(top_k)
+    elif top_k is not None:
+        writer.add_array(f"{architecture}.expert_used_count", top_k)
     writer.add_tensor("token_embd.weight", rng.standard_normal((7, 64)).astype(np.float32))
     for number, block in enumerate(blocks):
         writer.add_tensor(f"blk.{number}.ffn_norm.weight", np.ones(64, np.float32))

@@ -39,8 +39,8 @@ def table_of() -> ExpertTable:
             n_bytes = ne0 // 32 * 34 * ne1
             matrices.append(ExpertMatrix(role, f"blk.{block}.{role}", 8, 34, ne0, ne1, n_bytes, at))
             at += N_EXPERTS * n_bytes + 7
-        layers.append(ExpertLayer(block, N_EXPERTS, tuple(matrices)))
-    return ExpertTable((), "test", 2, tuple(layers))
+        layers.append(ExpertLayer(block, N_EXPERTS, tuple(matrices), 2))
+    return ExpertTable((), "test", tuple(layers))
 
 
 def split_of(table: ExpertTable) -> SplitTable:

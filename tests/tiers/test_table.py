@@ -18,6 +18,8 @@ from expertier.errors import (
     TruncatedModelError,
     UnsupportedLayoutError,
 )
+from expertier.tiers.block_weights import read_block_weights
+from expertier.tiers.model_geometry import read_geometry
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
 from gguf_files import Block, ModelFile, add_experts, expert_array, write_model
@@ -239,8 +241,8 @@ def test_one_tensor_an_expert(writer: Writer) -> None:
     "name",
     [
         "blk.0.ffn_sideways_exps.weight",
-        "blk.0.ffn_gate_chexps.weight",  # grovemoe's second set
-        "blk.0.attn_v_exps.weight",  # k2-horizon's experts in attention
+        "blk.0.ffn_up_hexps.weight",
+        "blk.0.attn_q_exps.weight",
         "enc.blk.0.ffn_up_exps.weight",
     ],
 )
@@ -248,6 +250,26 @@ def test_stacked_experts_under_another_name(writer: Writer, name: str) -> None:
     add_experts(writer.writer, writer.rng, 0, Block())
     writer.add(name, (2, 32, 64))
     refused(writer.close(), UnsupportedLayoutError, rf"{re.escape(name)} of shape \[64, 32, 2\]")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"blk.0.ffn_{role}_chexps.weight" for role in ("gate", "up", "down")],  # GroveMoE
+        ["blk.0.attn_v_exps.weight"],  # K2 Horizon
+    ],
+)
+def test_a_second_set_beside_the_experts_is_ordinary_weights(writer: Writer, names: list[str]) -> None:
+    add_experts(writer.writer, writer.rng, 0, Block())
+    before = len(names) * 2 * 32 * 64 * 4
+    for name in names:
+        writer.add(name, (2, 32, 64))
+    path = writer.close()
+    table = ExpertTable.from_gguf(path)
+    assert [str(matrix.role) for matrix in table.layers[0].matrices] == ["gate", "up", "down"]
+    assert table.expert_bytes_total == 8 * table.layers[0].expert_bytes
+    assert read_geometry(path).device_weight_bytes == before
+    assert sum(read_block_weights(path).bytes_by_block) == before
 
 
 def test_what_stays_with_the_engine_is_no_expert_matrix(writer: Writer) -> None:
@@ -291,6 +313,37 @@ def test_top_k_must_be_there_and_fit(tmp_path: Path, top_k: int | None) -> None:
         UnsupportedLayoutError, match=r"qwen3moe\.expert_used_count is .*; a number from 1 to 8"
     ):
         write_model(tmp_path / "m.gguf", top_k=top_k)
+
+
+@pytest.mark.parametrize("numbers", [[2, 3], [2, 3, 7]], ids=["one a block", "more than blocks"])
+def test_top_k_of_each_layer(tmp_path: Path, numbers: list[int]) -> None:
+    blocks = [Block(n_experts=8), Block(n_experts=5)]
+    table = write_model(tmp_path / "m.gguf", blocks, top_k=numbers).table
+    assert [layer.top_k for layer in table.layers] == [2, 3]
+    assert [demand.top_k for demand in table.layer_demands()] == [2, 3]
+    assert table.top_k == 3
+    assert table.of_layers([0]).top_k == 2
+    assert read_geometry(table.path).top_k == 3
+    assert read_geometry(table.path).experts_width == 3 * 3 * 32
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ([2], r"expert_used_count is 0 for block 1; a number from 1 to 5 is needed, or an array"),
+        ([2, 6], r"expert_used_count is 6 for block 1; a number from 1 to 5"),
+        ([-1, 2], r"expert_used_count is -1 for block 0; a number from 1 to 8"),
+        ([1.5, 2.0], r"expert_used_count is an array of 2 FLOAT32; .* whole numbers are needed"),
+    ],
+)
+def test_top_k_that_some_layer_cannot_have(tmp_path: Path, numbers: list[float], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        write_model(tmp_path / "m.gguf", [Block(n_experts=8), Block(n_experts=5)], top_k=numbers)
+
+
+def test_a_block_for_drafting_may_lack_its_number(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "m.gguf", top_k=[2, 0], drafting_blocks=1)
+    assert [layer.top_k for layer in model.table.layers] == [2, 2]
 
 
 def test_an_expert_type_that_is_not_known(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class _Sizes:
     def of(cls, path: Path) -> _Sizes:
         table, geometry = ExpertTable.from_gguf(path), read_geometry(path)
         expert = table.layers[0].expert_bytes
-        experts = table.n_layers * table.top_k * expert
+        experts = sum(layer.top_k * layer.expert_bytes for layer in table.layers)
         return cls(table.n_layers, geometry.device_weight_bytes + experts, expert)
 
 

@@ -47,6 +47,6 @@ def synthetic_table(layers: Sequence[LayerShape], *, top_k: int = 2) -> ExpertTa
             name = f"blk.{block}.ffn_{role}_exps.weight"
             matrices.append(ExpertMatrix(role, name, int(number), type_bytes, ne0, ne1, expert_bytes, offset))
             offset += -(-shape.n_experts * expert_bytes // _ALIGNMENT) * _ALIGNMENT
-        made.append(ExpertLayer(block, shape.n_experts, tuple(matrices)))
+        made.append(ExpertLayer(block, shape.n_experts, tuple(matrices), min(top_k, shape.n_experts)))
     file = ModelFile(Path("synthetic.gguf"), 0, FileIdentity(offset, 0, 0, 0, 0))
-    return ExpertTable((file,), "synthetic", top_k, tuple(made))
+    return ExpertTable((file,), "synthetic", tuple(made))

@@ -1,0 +1,111 @@
+"""The lowest versions that pyproject.toml allows: each was tried, by installing them all and using the front door."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+NOT_HERE = {
+    "cuda": "a GPU's libraries",
+    "rocm": "a GPU's libraries",
+    "llama-cpp-python": "pip compiles an engine for it, which is not for one process with the other",
+    "fuzz": "not part of the tests",
+}
+"""Extras that are not installed, and why."""
+
+TESTS = (
+    "tests/test_front_door.py",
+    "tests/cli",
+    "tests/tiers/test_table.py",
+    "tests/planner/test_interpreted.py",
+)
+SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", "tiers", "planner", "hip", "engine_adapter")
+_LIMIT_S = 1800
+_VERSIONS = """
+import importlib.metadata, json
+print(json.dumps({each.name.lower(): each.version for each in importlib.metadata.distributions()}))
+"""
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
+
+
+def extras() -> list[str]:
+    return [name for name in project()["project"]["optional-dependencies"] if name not in NOT_HERE]
+
+
+def requirements() -> Iterator[Requirement]:
+    found = project()
+    yield from map(Requirement, found["build-system"]["requires"])
+    yield from map(Requirement, found["project"]["dependencies"])
+    for name in extras():
+        yield from map(Requirement, found["project"]["optional-dependencies"][name])
+
+
+def lowest() -> dict[str, str]:
+    """The lowest allowed version of each requirement that has one."""
+    return {
+        each.name: bound.version
+        for each in requirements()
+        for bound in each.specifier
+        if bound.operator in (">=", "==")
+    }
+
+
+def test_every_requirement_at_run_time_has_a_lowest_version() -> None:
+    assert {each.name for each in requirements()} - set(lowest()) == {
+        "types-psutil"
+    }  # follows psutil by itself
+
+
+@pytest.mark.deep
+def test_the_front_door_works_with_the_lowest_versions(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    bounds = lowest()
+    constraints = tmp_path / "lowest.txt"
+    constraints.write_text("".join(f"{name}=={version}\n" for name, version in bounds.items()))
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    cache = os.environ.get("EXPERTIER_CACHE_DIR") or str(request.config.cache.mkdir("expertier"))
+    environ = {**os.environ, "PIP_CONSTRAINT": str(constraints), "EXPERTIER_CACHE_DIR": cache}
+    environ.pop("PYTHONPATH", None)
+    source = tmp_path / "source"  # a copy: pip builds where the source is, and leaves things there
+    for name in SOURCES:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        source.mkdir(exist_ok=True)
+        copy(ROOT / name, source / name)
+    run([python, "-m", "pip", "install", "-q", f"{source}[{','.join(extras())}]"], environ)
+    installed = json.loads(run([python, "-c", _VERSIONS], environ))
+    for name in {each.name for each in requirements()} & set(bounds) - {
+        "setuptools"
+    }:  # that one built the package
+        assert Version(installed[name.lower()]) == Version(bounds[name]), name
+    # What else these versions warn of, beside today's versions of what they need, is not ours to mend.
+    run([python, "-m", "pytest", "-q", "-m", "not deep", "-W", "ignore::DeprecationWarning", *TESTS], environ)
+
+
+def run(command: list[object], environ: dict[str, str]) -> str:
+    done = subprocess.run(
+        [*map(str, command)],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=_LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}:\n{done.stdout[-6000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
