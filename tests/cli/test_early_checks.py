@@ -36,6 +36,10 @@ def test_a_context_too_short_for_what_is_asked_for(tiny):
     command("run", tiny, "-p", "x", "-n", 64, "--ctx", 64).must_refuse("--ctx 64 is too small", "64 new ones")
 
 
+def test_a_prompt_that_is_no_text(tiny):
+    command("run", tiny, "-p", os.fsdecode(b"some \xff")).must_refuse("--prompt", "UTF-8", "character 6")
+
+
 def test_a_server_without_its_package(tiny, monkeypatch):
     real = importlib.util.find_spec
     monkeypatch.setattr(
