@@ -34,7 +34,7 @@ BINDING = (
         "engine_adapter/llama_cpp/tier_binding.py",
         "        self._fill_errors.last = None\n",
         "",
-        (_FAILED_READS,),
+        (f"{_FAILED_READS}::test_a_later_failure_does_not_have_its_cause",),
     ),
     Mutant(
         "a failed binding leaves the tiers bound",

@@ -344,20 +344,6 @@ COMPUTE = (
         "    {\n        inner(self).set_tensor(buffer, tensor",
         (f"{_COMPUTE}::test_inputs_wait_for_the_slots",),
     ),
-    Mutant(
-        "a freed buffer keeps its place",
-        f"{_PROXY}compute_region.cpp",
-        "    places_.remove_if([place](const Place & one) { return &one == place; });\n",
-        "    (void) place;\n",
-        (f"{_COMPUTE}::test_buffers_lie_side_by_side",),
-    ),
-    Mutant(
-        "a narrow graph is laid out like the wide one before it",
-        f"{_PROXY}wrapper_type.cpp",
-        "? size + sentinel_bytes : size;",
-        "? size : size;",
-        (f"{_COMPUTE}::test_wide_short_wide",),
-    ),
 )
 
 TOGETHER = (
