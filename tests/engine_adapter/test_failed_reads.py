@@ -58,6 +58,26 @@ def test_the_decode_fails_and_the_next_works(
         assert tiers.stats().file.failures == 1
 
 
+def test_a_later_failure_does_not_have_its_cause(loaded_engine, path, monkeypatch):
+    reads = FailingReads(monkeypatch)
+    with (
+        make_tiers(path, SMALL.top_k) as tiers,
+        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        model.context(n_ctx=128, n_threads=1) as context,
+    ):
+        reads.fail_call(1)
+        with pytest.raises(DecodeError) as failed:
+            context.decode([1, 2, 3], 0)
+        assert isinstance(failed.value.__cause__, SourceError)
+        model.binding.refuse_misses()
+        with pytest.raises(DecodeError) as refused:
+            context.decode([1, 2, 3], 0)
+        assert refused.value.__cause__ is None
+        model.binding.serve_misses()
+        context.forget()
+        context.decode([1, 2, 3], 0)
+
+
 @pytest.mark.parametrize("rows", [1, 16])
 def test_the_graph_is_restored_after_a_failed_read(loaded_engine, tmp_path, monkeypatch, rows):
     """The self-test's graph comes back unchanged although its fill failed: status -1 (failed), not 101."""

@@ -23,18 +23,11 @@ BINDING = (
         (_FAILED_READS,),
     ),
     Mutant(
-        "tiers are unbound under compute buffers that lie in their slab",
-        "engine_adapter/llama_cpp/tier_binding.py",
-        "            if self._compute is not None and (n_buffers := self._compute.counts().buffers):\n",
-        "            if n_buffers := 0:\n",
-        (f"{_COMPUTE}::test_buffers_lie_side_by_side",),
-    ),
-    Mutant(
         "a batch's error has the cause of another one's",
         "engine_adapter/llama_cpp/tier_binding.py",
         "        self._fill_errors.last = None\n",
         "",
-        (_FAILED_READS,),
+        (f"{_FAILED_READS}::test_a_later_failure_does_not_have_its_cause",),
     ),
     Mutant(
         "a failed binding leaves the tiers bound",
@@ -89,7 +82,7 @@ COMPUTE = (
         "engine_adapter/slab_compute.py",
         "manager.compute_bytes * manager.slots_are_sound",
         "manager.compute_bytes",
-        _FAILED_MOVES,
+        ("tests/engine_adapter/test_moves_told.py",),
     ),
     Mutant(
         "the first layer that is foretold waits for every miss",
@@ -123,10 +116,10 @@ FILES = (
         ("tests/engine_adapter/test_load.py",),
     ),
     Mutant(
-        "tensors of shards lie without padding",
+        "the engine's loader reads experts of shards",
         "engine_adapter/loader_view.py",
-        "            padded = data_bytes + round_up(n_bytes, alignment)\n",
-        "            padded = data_bytes + n_bytes\n",
+        "file = EXPERTS if tensor.name in experts else number",
+        "file = number",
         ("tests/engine_adapter/test_shards.py",),
     ),
     Mutant(

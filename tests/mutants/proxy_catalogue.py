@@ -190,13 +190,6 @@ AHEAD = (
         (f"{_PREFETCH}::test_counters_tell_the_share_that_was_foretold",),
     ),
     Mutant(
-        "a layer is foretold one too far ahead",
-        f"{_PROXY}gated_queue.cpp",
-        "const size_t last = i + tiers_.predictor()->layers_ahead();",
-        "const size_t last = i + tiers_.predictor()->layers_ahead() + 1;",
-        (f"{_PREFETCH}::test_counters_tell_the_share_that_was_foretold",),
-    ),
-    Mutant(
         "quiet layers are predicted",
         f"{_PROXY}gated_queue.cpp",
         "return !tiers_.predictor()->quiet.has(next.layer) && n < ",
