@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from numba.core.config import reload_config
 
+from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.tiers.host_budget import process_budget
 from time_limits import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
@@ -36,10 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def warm_commands() -> Iterator[WarmCommands]:
+def warm_commands(request: pytest.FixtureRequest) -> Iterator[WarmCommands]:
     """A process that has imported the command line, for tests of commands."""
+    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with ExitStack() as ending:
-        yield WarmCommands(ending)
+        yield WarmCommands(ending, {**os.environ, CACHE_VARIABLE: folder})
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from collections.abc import Generator, Sequence
 
 import pytest
 
-DEEP_S = 3600.0  # a property with the deep profile, or llama.cpp built from source
+DEEP_S = 10_800.0  # a property or a machine with the deep profile, or llama.cpp built from source
 GRACE_S = 60.0  # until a test that its limit has not ended is ended with its process
 END_S = 120.0  # for what runs after the last test: threads and processes that nobody ended
 

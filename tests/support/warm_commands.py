@@ -33,12 +33,13 @@ _PRELOADED = (
 class WarmCommands:
     """The process, seen from outside."""
 
-    def __init__(self, ending: ExitStack) -> None:
+    def __init__(self, ending: ExitStack, environment: dict[str, str]) -> None:
         """Start it; it ends with `ending`."""
         self._process = ending.enter_context(
             child_process(
                 *(sys.executable, Path(__file__)),
-                limit_s=3600,
+                limit_s=24 * 3600,
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
