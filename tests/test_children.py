@@ -77,7 +77,9 @@ def test_one_that_does_not_end_when_told_is_killed(monkeypatch: pytest.MonkeyPat
 def test_those_of_other_threads_are_ended_and_no_other_begins() -> None:
     group = Children()
     ended: list[int] = []
-    thread = threading.Thread(target=lambda: ended.append(group.run(["sh", "-c", TREE]).returncode))
+    thread = threading.Thread(
+        target=lambda: ended.append(group.run(["sh", "-c", TREE]).returncode), daemon=True
+    )
     thread.start()
     deadline = time.monotonic() + LIMIT_S
     while not running():

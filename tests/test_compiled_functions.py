@@ -132,7 +132,7 @@ def test_a_container_that_runs_as_another_user(tmp_path: Path, writable: bool) -
     ]
     alone.append(str(package))
     try:
-        subprocess.run([*alone, "true"], check=True, capture_output=True)
+        subprocess.run([*alone, "true"], check=True, capture_output=True, timeout=60)
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"mounting is not allowed here: {error}")
     rng = np.random.default_rng(0)

@@ -172,7 +172,7 @@ def test_other_threads_have_no_regions() -> None:
     def work() -> None:
         with interrupts_deferred():
             signal.raise_signal(signal.SIGINT)
-            thread = threading.Thread(target=other)
+            thread = threading.Thread(target=other, daemon=True)
             thread.start()
             thread.join(10)
             pending.append(interrupt_pending())

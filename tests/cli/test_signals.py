@@ -116,7 +116,7 @@ import os, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 os.kill(os.getpid(), signal.SIGINT)
 """
-    command = start("--version", code=code).wait()
+    command = start("--version", code=code).wait()  # no limit: its watchdog
     assert command.status == 0, command.said
 
 
@@ -187,7 +187,7 @@ def test_any_command_at_any_time(
             *(word.format(**names) for word in arguments),
             environ={"EXPERTIER_CACHE_DIR": ready_cache},
         )
-        time.sleep(after_s)
+        time.sleep(after_s)  # a pause: the moments are chosen by time
         command.send(number)
         if command.status not in (0, 2, -number):  # ended; refused what it cannot do here; or had not begun
             command.must_have_ended_by(number)

@@ -64,7 +64,7 @@ def build_generator(pin: EnginePin, libraries: Sequence[Path], folder: Path) -> 
             "-I",
             str(source / "tests"),
         ]
-        subprocess.run([*command, str(_OWN_SOURCE), "-o", str(made)], check=True)
+        subprocess.run([*command, str(_OWN_SOURCE), "-o", str(made)], check=True, timeout=600)
         made.replace(target)
     return target
 

@@ -39,7 +39,7 @@ def _library() -> Any:
     made = folder / "interrupt_at.so"
     command = [*find_compiler().command, "-x", "c", "-O2", "-fPIC", "-shared", str(_SOURCE), "-o", str(made)]
     try:
-        subprocess.run(command, check=True)
+        subprocess.run(command, check=True, timeout=300)
         library: Any = ctypes.PyDLL(str(made))
     finally:
         made.unlink(missing_ok=True)

@@ -59,7 +59,7 @@ class Signalled:
         """Send the signal, and wait for the end."""
         self._started = psutil.Process(self._child.pid).children(recursive=True)
         self._child.send_signal(number)
-        return self.wait()
+        return self.wait()  # no limit: the watchdog has one
 
     def wait(self) -> Self:
         """Wait for the end."""
