@@ -12,11 +12,13 @@ from expertier.hip.gpu import Gpu
 from expertier.hip.gpu_device import GpuDevice
 from expertier.hip.host import HostDevice
 from expertier.hip.vendor import Vendor
+from expertier.interrupts import handing_over
 from expertier.units import mib
 
 _log = logging.getLogger(__name__)
 
 
+@handing_over(lambda device, *_: device.close())
 def open_gpu(vendor: str, ordinal: int, environ: Mapping[str, str]) -> Device:
     """Open one GPU. Raises `DeviceError`, which says what the driver said."""
     try:
@@ -30,6 +32,7 @@ def open_driver_gpu(vendor: Vendor, ordinal: int, environ: Mapping[str, str]) ->
     return Gpu(open_driver(vendor, environ), ordinal)
 
 
+@handing_over(lambda device, *_: device.close())
 def open_best(environ: Mapping[str, str]) -> Device:
     """Open the GPU with the most free memory, of those that can be used; the host where there is none."""
     reasons: list[str] = []

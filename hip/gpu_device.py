@@ -21,6 +21,7 @@ from expertier.hip.ownership import Owned
 from expertier.hip.runtime import Event, Stream
 from expertier.hip.stream_handle import StreamLike, stream_handle
 from expertier.hip.zeros import Pieces
+from expertier.interrupts import completing, handing_over
 from expertier.units import MIB, mib, round_up
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ class GpuDevice:
         """Return what pinned memory of `n_bytes` takes from the host: see `memory.pinned_cost`."""
         return pinned_cost(n_bytes)
 
+    @handing_over(lambda address, self, *_: self.free(address))
     def alloc(self, n_bytes: int) -> int:
         """Return the address of zeroed device memory."""
         self._check_can_allocate(n_bytes)
@@ -129,6 +131,7 @@ class GpuDevice:
             self._memory[memory.address] = memory
         return memory.address
 
+    @handing_over(lambda address, self, *_: self.free(address))
     def alloc_pinned(self, n_bytes: int) -> int:
         """Return the address of pinned host memory."""
         self._check_can_allocate(n_bytes)
@@ -137,6 +140,7 @@ class GpuDevice:
             self._pinned[buffer.address] = buffer
         return buffer.address
 
+    @completing
     def free(self, address: int) -> None:
         """Give memory back."""
         with self._lock:
@@ -150,6 +154,7 @@ class GpuDevice:
         with self._lock:
             self._memory[memory.address] = memory
 
+    @handing_over(lambda stream, self, *_: self.destroy_stream(stream))
     def create_stream(self, *, low_priority: bool = False) -> int:
         """Return a new stream, which does not wait for stream 0."""
         stream = Stream(self.gpu, low_priority=low_priority)
@@ -157,6 +162,7 @@ class GpuDevice:
             self._streams[stream.handle] = stream
         return stream.handle
 
+    @completing
     def destroy_stream(self, stream: int) -> None:
         """Wait for the stream's work and give it back."""
         owned = self._take(self._streams, stream, "stream")
@@ -165,6 +171,7 @@ class GpuDevice:
         finally:
             owned.close()
 
+    @handing_over(lambda event, self, *_: self.destroy_event(event))
     def create_event(self) -> int:
         """Return a new event."""
         event = Event(self.gpu)
@@ -172,6 +179,7 @@ class GpuDevice:
             self._events[event.handle] = event
         return event.handle
 
+    @completing
     def destroy_event(self, event: int) -> None:
         """Give an event back."""
         if not self._closed:  # closing destroyed it
@@ -251,6 +259,7 @@ class GpuDevice:
             self._choice = measure_copies(self.gpu, self.mover, self._copies, most_bytes)
         return self._choice
 
+    @completing
     def close(self) -> None:
         """Wait for all work and end the use of the GPU; `DeviceError` names what is still allocated."""
         left = self._end()

@@ -17,6 +17,7 @@ import psutil
 from expertier.errors import DeviceError
 from expertier.hip.device import Moves
 from expertier.hip.zeros import Pieces
+from expertier.interrupts import completing, handing_over
 from expertier.units import MIB, mib, round_up
 
 _HUGE_BYTES = 4 * MIB
@@ -84,14 +85,17 @@ class HostDevice:
         """Return `n_bytes` in whole pages."""
         return round_up(n_bytes, mmap.PAGESIZE)
 
+    @handing_over(lambda address, self, *_: self.free(address))
     def alloc(self, n_bytes: int) -> int:
         """Map `n_bytes` of zeroed memory."""
         return self._map(n_bytes, pinned=False)
 
+    @handing_over(lambda address, self, *_: self.free(address))
     def alloc_pinned(self, n_bytes: int) -> int:
         """Map `n_bytes` of zeroed memory, counted as pinned."""
         return self._map(n_bytes, pinned=True)
 
+    @completing
     def free(self, address: int) -> None:
         """Unmap what `alloc` or `alloc_pinned` returned."""
         with self._lock:

@@ -29,7 +29,9 @@ _ON_LOCK = _I32(_I64)
 
 ir: Any = _ir  # untyped
 
+lock: Any = types.ExternalFunction("pthread_mutex_lock", _ON_LOCK)
 try_lock: Any = types.ExternalFunction("pthread_mutex_trylock", _ON_LOCK)
+wait_until: Any = types.ExternalFunction("pthread_cond_timedwait", _I32(_I64, _I64, _I64))
 unlock: Any = types.ExternalFunction("pthread_mutex_unlock", _ON_LOCK)
 notify_all: Any = types.ExternalFunction("pthread_cond_broadcast", _ON_LOCK)
 

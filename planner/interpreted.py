@@ -29,12 +29,23 @@ from expertier.planner.tables import (
 )
 
 _libc: Any = ctypes.PyDLL(None)  # keeps the interpreter's lock, as compiled code does
+_blocking: Any = ctypes.CDLL(None)
 _FUNCTIONS: dict[int, Callable[[LayerView, I32, int], int]] = {
     COMPLETE: policy.complete,
     ABORT: policy.abort,
     RELEASE: policy.release,
     RESIDENT_FIRST: policy.resident_first,
 }
+
+
+def lock(mutex: int) -> int:
+    """Call `pthread_mutex_lock`."""
+    return int(_blocking.pthread_mutex_lock(ctypes.c_void_p(mutex)))
+
+
+def wait_until(condition: int, mutex: int, deadline: int) -> int:
+    """Call `pthread_cond_timedwait`."""
+    return int(_blocking.pthread_cond_timedwait(*map(ctypes.c_void_p, (condition, mutex, deadline))))
 
 
 def try_lock(mutex: int) -> int:

@@ -26,3 +26,10 @@ class Outcome(IntEnum):
 
     PRESENT = -5
     """An expert to prefetch that is in a slot already, or on its way into one."""
+
+    LOOK_AGAIN = -6
+    """BUSY, and one of the layer's slots is being filled: that ends without anyone's help."""
+
+
+FINISH = -1
+"""For `locked_calls.settle`, among the directory's entries: COMPLETE, then RELEASE."""

@@ -2,7 +2,8 @@
 
 Compiled, each hands the arrays' addresses on to the C functions of `native.py`, so that Python and an engine run
 the same machine code, and a call costs what Numba's dispatch of a few arguments costs. All keep the interpreter's
-lock, and none waits for anything. Arrays are contiguous int32; others are refused with a `TypeError`.
+lock, and none waits for anything; the caller has the layer's lock (`locked_calls.py` takes it). Arrays are contiguous
+int32; others are refused with a `TypeError`.
 """
 
 from __future__ import annotations
@@ -21,11 +22,9 @@ from expertier.planner.tables import (
     COMPILED,
     COMPLETE,
     I32,
-    READY,
     RELEASE,
     RESIDENT_FIRST,
     accepts,
-    layer_view,
     source_stamp,
 )
 
@@ -34,12 +33,7 @@ if COMPILED:
 else:
     from expertier.planner import interpreted as how  # type: ignore[no-redef]
 
-LOCK_BYTES = 128
-CONDITION_OFFSET = 64
-
-_BUSY = int(Outcome.BUSY)
 _BAD_CALL = int(Outcome.BAD_CALL)
-_BAD_EXPERT = int(Outcome.BAD_EXPERT)
 
 _ARRAY = types.Array(types.int32, 1, "C")
 _F = TypeVar("_F", bound=Callable[..., int])
@@ -55,8 +49,6 @@ class PythonCalls:
     release: Callable[[int, int, I32], int]
     resident_first: Callable[[int, int, I32], int]
     begin_prefetch: Callable[[int, int, int], int]
-    take_hits: Callable[[int, int, int, I32, I32], int]
-    give_back: Callable[[int, int, int, I32], int]
 
 
 @cache
@@ -105,38 +97,4 @@ def _build(stamp: int) -> PythonCalls:
     def begin_prefetch(directory: int, layer: int, expert: int) -> int:
         return how.on_expert(directory, layer, expert) if accepts(directory, layer, stamp) else _BAD_CALL
 
-    @_compiled(int64, int64, int64, _ARRAY, _ARRAY)
-    def take_hits(directory: int, locks: int, layer: int, experts: I32, slots: I32) -> int:
-        if not accepts(directory, layer, stamp) or len(slots) < len(experts):
-            return _BAD_CALL
-        mutex = locks + layer * LOCK_BYTES
-        if how.try_lock(mutex) != 0:
-            return _BUSY
-        view = layer_view(directory, layer)
-        status = 0
-        for expert in experts:
-            if expert < 0 or expert >= len(view.slot_of):
-                status = _BAD_EXPERT
-                break
-            slot = view.slot_of[expert]
-            if slot < 0 or view.state[slot] & READY == 0:
-                status += 1
-        if status == 0:
-            status = how.begin(directory, layer, experts, slots, slots)  # writes no `miss_index`: all hit
-        how.unlock(mutex)
-        return status
-
-    @_compiled(int64, int64, int64, _ARRAY)
-    def give_back(directory: int, locks: int, layer: int, slots: I32) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        mutex = locks + layer * LOCK_BYTES
-        if how.try_lock(mutex) != 0:
-            return _BUSY
-        status = how.on_slots(directory, RELEASE, layer, slots)
-        if status == 0:
-            how.notify_all(mutex + CONDITION_OFFSET)
-        how.unlock(mutex)
-        return status
-
-    return PythonCalls(begin, complete, abort, release, resident_first, begin_prefetch, take_hits, give_back)
+    return PythonCalls(begin, complete, abort, release, resident_first, begin_prefetch)

@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from expertier.interrupts import raise_pending
+from expertier.planner.outcome import FINISH, Outcome
 from expertier.planner.policy_kind import PolicyKind
 from expertier.planner.profile import scaled_heat
 from expertier.planner.repack import Kept, Survivors
@@ -56,6 +58,8 @@ ARRAYS = (
 MOST_SLOTS = 1 << 16
 """A layer's slots must fit the low bits of `order`."""
 
+_BUSY = int(Outcome.BUSY)
+
 
 class Residency:
     """The residency tables of one model, with the policy's calls as methods.
@@ -67,7 +71,7 @@ class Residency:
 
     def __init__(self, n_experts: Sequence[int], n_slots: Sequence[int], kind: PolicyKind) -> None:
         """Make empty tables; `n_experts` and `n_slots` give one number a layer."""
-        from expertier.planner import native, python_calls, repack_calls, tables
+        from expertier.planner import locked_calls, native, python_calls, repack_calls, tables
 
         n_layers = len(n_experts)
         if n_layers == 0 or len(n_slots) != n_layers:
@@ -88,7 +92,8 @@ class Residency:
         self.notes = np.zeros((n_layers, words), np.int32)
         self._functions = [0] * 6
         if tables.COMPILED:
-            points = native.entry_points()
+            points = native.entry_points()  # the first time this compiles for seconds, and so do those below
+            raise_pending()
             self._functions = [
                 native.begin_of(kind).address,
                 points.complete,
@@ -99,6 +104,8 @@ class Residency:
             ]
         self._make_slots(n_slots)
         self._calls = python_calls.python_calls()
+        raise_pending()
+        self._locked = locked_calls.locked_calls()
         self._repack = repack_calls.repack_calls()
 
     def _make_slots(self, n_slots: Sequence[int]) -> None:
@@ -183,20 +190,6 @@ class Residency:
         """Look up and pin `experts`; see `policy.begin_for`. `slots` and `miss_index` are at least as long."""
         return self._calls.begin(self._address, layer, experts, slots, miss_index)
 
-    def take_hits(self, locks_address: int, layer: int, experts: I32, slots: I32) -> int:
-        """Pin `experts` if all are READY and the layer's lock is free, which the caller does not hold.
-
-        Returns 0, and what `begin` does for hits is done; or another number, and nothing is.
-        """
-        return self._calls.take_hits(self._address, locks_address, layer, experts, slots)
-
-    def give_back(self, locks_address: int, layer: int, slots: I32) -> int:
-        """Unpin slots and wake waiters, if the layer's lock is free, which the caller does not hold.
-
-        Returns 0; BUSY where the lock is taken, or BAD_CALL as `release`, and nothing is done.
-        """
-        return self._calls.give_back(self._address, locks_address, layer, slots)
-
     def begin_prefetch(self, layer: int, expert: int) -> int:
         """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
         return self._calls.begin_prefetch(self._address, layer, expert)
@@ -216,6 +209,66 @@ class Residency:
     def resident_first(self, layer: int, experts: I32) -> int:
         """Reorder `experts` in place; see `policy.resident_first`."""
         return self._calls.resident_first(self._address, layer, experts)
+
+    # ---- the same with the layer's lock, which the caller does not hold: see `locked_calls.py`
+
+    def take_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
+        """Pin `experts` if all are READY and the layer's lock is free; `held` are their slots then.
+
+        `locks` is the locks' address. Returns 0, and what `begin` does for hits is done; or another number, and
+        nothing is.
+        """
+        return self._locked.take_hits(self._address, locks, layer, experts, held)
+
+    def give_back(self, locks: int, layer: int, held: I32) -> int:
+        """Unpin what `held` says is pinned and wake waiters, if the layer's lock is free.
+
+        Returns 0; BUSY where the lock is taken, or BAD_CALL as `release`, and nothing is done.
+        """
+        return self._locked.give_back(self._address, locks, layer, held)
+
+    def take(
+        self, locks: int, layer: int, experts: I32, held: I32, miss_index: I32, deadline: int, *, waits: bool
+    ) -> int:
+        """Do what `begin` does, and note in `held` that it is done; wait once where it is BUSY.
+
+        It waits for a change of the layer where somebody fills one of its slots, or if `waits`, until the `timespec`
+        at address `deadline` at the latest. LOOK_AGAIN where one is still being filled then.
+        """
+        status = self._locked.try_take(self._address, locks, layer, experts, held, miss_index)
+        if status != _BUSY:
+            return status
+        return self._locked.take(self._address, locks, layer, experts, held, miss_index, deadline, waits)
+
+    def complete_held(self, locks: int, layer: int, held: I32) -> int:
+        """Make the FILLING ones of `held` READY and wake waiters; all stay pinned."""
+        return self._settle(locks, self._tables.COMPLETE, layer, held)
+
+    def finish_held(self, locks: int, layer: int, held: I32) -> int:
+        """Make the FILLING ones of `held` READY, unpin all and wake waiters."""
+        return self._settle(locks, FINISH, layer, held)
+
+    def abort_held(self, locks: int, layer: int, held: I32) -> int:
+        """Do what `abort` does with `held`, where that is pinned, and wake waiters."""
+        return self._settle(locks, self._tables.ABORT, layer, held)
+
+    def release_held(self, locks: int, layer: int, held: I32) -> int:
+        """Unpin `held`, where that is pinned, and wake waiters; waits for the lock."""
+        return self._settle(locks, self._tables.RELEASE, layer, held)
+
+    def order_resident_first(self, locks: int, layer: int, experts: I32) -> int:
+        """Reorder `experts` in place; see `policy.resident_first`."""
+        return self._locked.resident_first(self._address, locks, layer, experts)
+
+    def take_for_prefetch(self, locks: int, layer: int, expert: int) -> int:
+        """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
+        return self._locked.begin_prefetch(self._address, locks, layer, expert)
+
+    def _settle(self, locks: int, entry: int, layer: int, held: I32) -> int:
+        status = self._locked.try_settle(self._address, locks, entry, layer, held)
+        if status != _BUSY:
+            return status
+        return self._locked.settle(self._address, locks, entry, layer, held)
 
     # ---- what Python asks besides
 

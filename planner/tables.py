@@ -104,6 +104,7 @@ def source_stamp() -> int:
         "c_calls.py",
         "native.py",
         "python_calls.py",
+        "locked_calls.py",
         "repack_calls.py",
     )
     paths = [here / name for name in files] + sorted((here / "policies").glob("*.py"))

@@ -12,8 +12,10 @@ import pytest
 from expertier import interrupts
 from expertier.interrupts import (
     Terminated,
+    deferring,
     interrupt_pending,
     interrupts_deferred,
+    not_interrupted_at_entry,
     raise_pending,
     raise_terminated,
 )
@@ -89,11 +91,60 @@ def test_a_region_within_another_belongs_to_it() -> None:
     assert_as_before()
 
 
-def test_a_wait_raises_early_and_the_end_does_not_raise_again() -> None:
-    with interrupts_deferred():
+def test_a_wait_raises_early_and_an_interrupt_that_is_caught_is_not_lost() -> None:
+    caught: list[BaseException | None] = []
+
+    def work() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            caught.append(raised_by(raise_pending))
+
+    def wait() -> None:
+        with interrupts_deferred():
+            signal.raise_signal(signal.SIGINT)
+            raise_pending()
+            caught.append(None)
+
+    assert type(raised_by(work)) is KeyboardInterrupt
+    assert type(caught.pop()) is KeyboardInterrupt
+    error = raised_by(wait)
+    assert type(error) is KeyboardInterrupt
+    assert error.__context__ is None
+    assert not caught
+    assert_as_before()
+
+
+def test_a_function_that_is_not_interrupted_at_its_entry_reaches_its_try() -> None:
+    begun = 0
+    done: list[int] = []
+
+    @not_interrupted_at_entry
+    def work() -> None:
+        nonlocal begun
+        try:
+            begun += 1
+            len("")
+        finally:
+            done.append(begun)
+
+    here = [str(Path(__file__).parent) + "/"]
+    work()
+    interrupted = [found.error for found in at_every_instruction(work, here)]
+    assert interrupted
+    assert all(isinstance(error, KeyboardInterrupt) for error in interrupted)
+    assert len(done) == begun == len(interrupted) + 2
+
+
+def test_a_deferring_function_ends_first() -> None:
+    @deferring
+    def work(amount: int) -> list[int]:
         signal.raise_signal(signal.SIGINT)
-        assert type(raised_by(raise_pending)) is KeyboardInterrupt
-        raise_pending()
+        done.append(amount)
+        return done
+
+    done: list[int] = []
+    assert type(raised_by(lambda: work(3))) is KeyboardInterrupt
+    assert done == [3]
     assert_as_before()
 
 

@@ -70,7 +70,11 @@ class EngineUse:
             self.restore_guards()
         compile_moves()
         self._usage.bind()
-        self._device.synchronize()  # what was queued before it came is READY, and has to be there
+        try:
+            self._device.synchronize()  # what was queued before it came is READY, and has to be there
+        except BaseException:
+            self.unbind()
+            raise
         self.last_error = None
 
     def binding(self) -> EngineBinding:

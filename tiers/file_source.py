@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from expertier.errors import SourceError
+from expertier.interrupts import completing, deferring, opening
 from expertier.tiers.file_mode import FileMode
 from expertier.tiers.file_reads import FileReads
 from expertier.tiers.host_memory import available_bytes
@@ -38,6 +39,7 @@ class FileSource:
     bytes are believed. A file that loses its name or is replaced by renaming stays open here, and is the same.
     """
 
+    @opening
     def __init__(
         self,
         files: Sequence[ModelFile],
@@ -61,17 +63,13 @@ class FileSource:
         self._gate = ReadGate(self._close_files)
         self._mode = mode
         self._chooser: ModeChooser | None = None
-        try:
-            for file in files:
-                self._files.append(OpenFile(file))
-            if mode is not FileMode.PAGE_CACHE:
-                self._open_direct()
-            if self._mode is FileMode.AUTO:
-                n_bytes = sum(file.identity.n_bytes for file in files)
-                self._chooser = ModeChooser(n_bytes if working_set_bytes is None else working_set_bytes, room)
-        except BaseException:
-            self.close()
-            raise
+        for file in files:
+            self._files.append(OpenFile(file))
+        if mode is not FileMode.PAGE_CACHE:
+            self._open_direct()
+        if self._mode is FileMode.AUTO:
+            n_bytes = sum(file.identity.n_bytes for file in files)
+            self._chooser = ModeChooser(n_bytes if working_set_bytes is None else working_set_bytes, room)
 
     @property
     def mode(self) -> FileMode:
@@ -79,6 +77,7 @@ class FileSource:
         chooser = self._chooser
         return chooser.mode if chooser is not None else self._mode
 
+    @deferring
     def read_into(self, span: Span, buffer: memoryview) -> None:
         """Fill `buffer` with the model's bytes of `span`, all of which lie in one file.
 
@@ -107,6 +106,7 @@ class FileSource:
         finally:
             self._gate.leave(done, span.n_bytes)
 
+    @deferring
     def will_need(self, spans: Iterable[Span]) -> None:
         """Say which spans are read next, so that the disk works on all of them at once.
 
@@ -137,6 +137,7 @@ class FileSource:
             scratch_bytes=scratch.n_bytes if scratch is not None else 0,
         )
 
+    @completing
     def close(self) -> None:
         """Let no more reads begin and close the files, at the latest when the last running read ends.
 
@@ -145,6 +146,10 @@ class FileSource:
         self._gate.close()
 
     # ---- inside
+
+    def _free(self) -> None:
+        """Close what is open, where opening has failed."""
+        self.close()
 
     def _number(self, offset: int) -> int:
         return max(bisect.bisect_right(self._begins, offset) - 1, 0)

@@ -7,6 +7,14 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from expertier.interrupts import (
+    WAIT_SLICE_S,
+    deferring,
+    interrupt_pending,
+    raise_pending,
+    wait_interruptibly,
+)
+
 _log = logging.getLogger(__name__)
 
 Task = Callable[[], None]
@@ -24,13 +32,15 @@ class _Batch:
 class FillWorkers:
     """A few threads for reads and copies. Demand goes first; background tasks run when no demand waits.
 
-    Threads start with the first work that needs them, and `close` joins them. Thread-safe.
+    Threads start with the first work that needs them, and `close` joins them. Thread-safe. An interrupt of the main
+    thread is raised when the tasks that run are done, and those that have not begun are left out.
     """
 
     def __init__(self, n_threads: int) -> None:
         """Use up to `n_threads` threads; 0: demand runs on the thread that asks, background work at `idle`."""
         self._n_threads = n_threads
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._threads: list[threading.Thread] = []
         self._batches: deque[_Batch] = deque()
         self._background: deque[tuple[object, Task]] = deque()
@@ -38,28 +48,35 @@ class FillWorkers:
         self._n_busy = 0  # threads of ours that run a task
         self._closed = False
 
+    @deferring
     def run(self, tasks: Sequence[Task]) -> None:
         """Run `tasks`, some of them on other threads, and return when all are done.
 
         After the first failure those that have not begun are left out; then the first error, by the order of
         `tasks`, is raised. The calling thread works, too, so that this needs no free thread.
         """
-        if len(tasks) == 1 or not self._n_threads:
+        if len(tasks) <= 1 or not self._n_threads:
             for task in tasks:
+                raise_pending()
                 task()
             return
         batch = _Batch(tasks)
-        with self._changed:
+        with self._lock:
             self._batches.append(batch)
             self._start_threads(len(tasks) - 1)
             self._changed.notify_all()
         try:
             while self._run_one(batch):
                 pass
-        finally:
             self._wait_for(batch)
+        except BaseException:  # of a signal handler of the program's own, which no region keeps out
+            with self._lock:
+                self._drop_rest(batch)
+            self._wait_for(batch)
+            raise
         if batch.errors:
             raise batch.errors[min(batch.errors)]
+        raise_pending()
 
     def later(self, label: object, task: Task) -> None:
         """Run `task` when a thread has nothing better to do; what it raises is its own business.
@@ -70,7 +87,7 @@ class FillWorkers:
 
     def later_all(self, tasks: Sequence[tuple[object, Task]]) -> None:
         """Run tasks with their labels as `later` does, in their order."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return
             self._background.extend(tasks)
@@ -79,7 +96,7 @@ class FillWorkers:
 
     def cancel(self, chosen: Callable[[object], bool]) -> int:
         """Forget background tasks that have not begun and whose label `chosen` accepts; return how many."""
-        with self._changed:
+        with self._lock:
             before = len(self._background)
             self._background = deque(entry for entry in self._background if not chosen(entry[0]))
             return before - len(self._background)
@@ -89,21 +106,24 @@ class FillWorkers:
         """Background tasks that have not begun."""
         return len(self._background)
 
+    @deferring
     def idle(self) -> None:
-        """Return when no background task waits or runs; without threads, run them here."""
+        """Return when no background task waits or runs; without threads, run them here. Interrupts end it early."""
         while not self._n_threads:
-            with self._changed:
+            raise_pending()
+            with self._lock:
                 if not self._background:
                     return
                 _, task = self._background.popleft()
             task()
-        with self._changed:
+        with self._lock:
             while self._background or self._background_running:
-                self._changed.wait()
+                wait_interruptibly(self._changed)
 
+    @deferring
     def close(self) -> None:
         """Forget what has not begun, wait for what runs, and end the threads; a second call does nothing."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._background.clear()
             self._changed.notify_all()
@@ -124,8 +144,10 @@ class FillWorkers:
             self._threads.append(thread)
 
     def _run_one(self, batch: _Batch) -> bool:
-        """Run a task of the batch; False when none is left."""
-        with self._changed:
+        """Run a task of the batch; False when none is left, or the rest is not wanted any more."""
+        with self._lock:
+            if interrupt_pending():
+                self._drop_rest(batch)
             if not batch.tasks:
                 return False
             number, task = self._take(batch)
@@ -145,37 +167,31 @@ class FillWorkers:
             task()
         except BaseException as raised:
             error = raised
-        with self._changed:
+        with self._lock:
             if error is not None:
                 batch.errors[number] = error
-                batch.tasks.clear()
-                if batch in self._batches:
-                    self._batches.remove(batch)
+                self._drop_rest(batch)
             batch.running -= 1
             if not batch.running:
                 self._changed.notify_all()
 
     def _wait_for(self, batch: _Batch) -> None:
-        """Return when no task of the batch runs any more; interrupts are raised after that."""
-        interrupt: BaseException | None = None
-        while True:
-            try:
-                with self._changed:
-                    if interrupt is not None:
-                        batch.tasks.clear()
-                    if batch in self._batches and not batch.tasks:
-                        self._batches.remove(batch)
-                    while batch.running or batch.tasks:
-                        self._changed.wait()
-                break
-            except BaseException as raised:
-                interrupt = raised
-        if interrupt is not None:
-            raise interrupt
+        """Return when no task of the batch runs any more; after an interrupt no more of them begin."""
+        with self._lock:
+            while batch.running or batch.tasks:
+                self._changed.wait(WAIT_SLICE_S)
+                if interrupt_pending():
+                    self._drop_rest(batch)
+
+    def _drop_rest(self, batch: _Batch) -> None:
+        """Leave out the tasks that have not begun; the caller holds the lock."""
+        batch.tasks.clear()
+        if batch in self._batches:
+            self._batches.remove(batch)
 
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._batches and not self._background and not self._closed:
                     self._changed.wait()
                 batch = self._batches[0] if self._batches else None
@@ -191,7 +207,7 @@ class FillWorkers:
                 self._run(batch, number, task)
             else:
                 self._run_background(task)
-            with self._changed:
+            with self._lock:
                 self._n_busy -= 1
 
     def _run_background(self, task: Task) -> None:
@@ -199,6 +215,6 @@ class FillWorkers:
             task()
         except Exception:
             _log.exception("background work failed, which it should report itself")
-        with self._changed:
+        with self._lock:
             self._background_running -= 1
             self._changed.notify_all()

@@ -36,6 +36,7 @@ from contextlib import suppress
 from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.fence import Fence
+from expertier.interrupts import wait_interruptibly
 from expertier.tiers.bounce_blocks import N_BOUNCE_BLOCKS, BounceBlocks
 from expertier.tiers.chunk_size import block_size
 from expertier.tiers.chunk_store import ChunkStore, Step
@@ -56,7 +57,8 @@ USES_PER_LOOK = 128
 class HostPool:
     """Blocks of pinned host memory, one an expert copy, least recently used first out.
 
-    Thread-safe: its lock is held for book-keeping only, never during a read, a copy, an allocation or a wait.
+    Thread-safe: its lock is held for book-keeping only, never during a read, a copy, an allocation or a wait. The main
+    thread calls what lends and takes back in a region of `interrupts.py`.
     """
 
     def __init__(
@@ -141,7 +143,7 @@ class HostPool:
                     self._lend(staged, block)
                     return FreeRoom.LENT
                 if size.growing:
-                    self._changed.wait()
+                    wait_interruptibly(self._changed)
                     continue
                 step = self._store.plan_free_growth(size)
             if step is None:
@@ -301,13 +303,13 @@ class HostPool:
             if block.state is BlockState.RESIDENT:
                 self._lend_copy(staged, block)
             else:
-                self._changed.wait()
+                wait_interruptibly(self._changed)
             return None
         size = self._store.class_of(staged.key, staged.n_bytes)
         block = size.take_free()
         if block is None:
             if size.growing:
-                self._changed.wait()
+                wait_interruptibly(self._changed)
                 return None
             step = self._store.plan_growth(size, tries)
             if step is not None:
@@ -335,7 +337,7 @@ class HostPool:
             awaited = self._bounce.awaited()
         if awaited is not None:
             return awaited.fences[0].wait
-        self._changed.wait()
+        wait_interruptibly(self._changed)
         return None
 
     def _lend_copy(self, staged: Staged, block: HostBlock) -> None:

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from expertier.interrupts import interrupts_deferred, raise_pending
+
 LAYER_BYTES = 128
 CONDITION_OFFSET = 64
 
@@ -30,6 +32,11 @@ _WAIT_SLICE_NS = 50_000_000
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+def wait_deadline() -> _Timespec:
+    """Return when a wait that begins now has to end, so that the main thread can act on a signal such as Ctrl-C."""
+    return _Timespec(*divmod(time.time_ns() + _WAIT_SLICE_NS, 1_000_000_000))
 
 
 class _Pthread:
@@ -56,32 +63,31 @@ class _Pthread:
 
 
 class _Held:
-    """One layer's lock for the length of a `with` block; has no state, so that threads share it."""
+    """One layer's lock for the length of a `with` block, in which interrupts wait."""
 
-    __slots__ = ("_mutex", "_pthread")
+    __slots__ = ("_mutex", "_pthread", "_region")
 
     def __init__(self, pthread: _Pthread, mutex: ctypes.c_void_p) -> None:
         self._pthread = pthread
         self._mutex = mutex
+        self._region = interrupts_deferred()
 
     def __enter__(self) -> None:
         """Take the lock; trying first keeps the interpreter in the usual case that nobody holds it."""
+        self._region.__enter__()
         status = 0
-        try:
-            if self._pthread.try_lock(self._mutex) != 0:
-                status = self._pthread.lock(self._mutex)
-        except BaseException:
-            # A signal's exception rises after a call that may have taken the lock. An error-checking mutex
-            # refuses to be unlocked by a thread that does not hold it.
-            self._pthread.unlock(self._mutex)
-            raise
-        assert status == 0, f"layer lock: {os.strerror(status)}"
+        if self._pthread.try_lock(self._mutex) != 0:
+            status = self._pthread.lock(self._mutex)
+        if status != 0:
+            self._region.__exit__(None, None, None)
+            raise AssertionError(f"layer lock: {os.strerror(status)}")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give the lock back."""
         self._pthread.unlock(self._mutex)
+        self._region.__exit__(kind, error, trace)
 
 
 class LayerLocks:
@@ -104,7 +110,6 @@ class LayerLocks:
             assert self._pthread.mutex_init(mutex, attributes) == 0
             assert self._pthread.condition_init(condition, None) == 0
         self._pthread.attributes_destroy(attributes)
-        self._held = [_Held(self._pthread, mutex) for mutex in self._mutexes]
         self._closed = False
 
     @property
@@ -113,19 +118,21 @@ class LayerLocks:
         return self._address
 
     def held(self, layer: int) -> _Held:
-        """Return the layer's lock as a context manager; it cannot be taken twice by one thread."""
-        return self._held[layer]
+        """Return the layer's lock as a context manager; it cannot be taken twice by one thread.
+
+        For what is done with it in Python. The policy's calls take the lock themselves (`planner/locked_calls.py`).
+        """
+        return _Held(self._pthread, self._mutexes[layer])
 
     def wait(self, layer: int) -> None:
         """Let go of the layer's lock, which the caller holds, until someone notifies; then hold it again.
 
-        Returns after 50 ms at the latest, so that Python can act on a signal such as Ctrl-C: look at the
-        state again and wait again.
+        Returns after 50 ms at the latest: look at the state again and wait again. Raises an interrupt that has come.
         """
-        until = time.time_ns() + _WAIT_SLICE_NS
-        deadline = _Timespec(*divmod(until, 1_000_000_000))
+        deadline = wait_deadline()
         status = self._pthread.wait(self._conditions[layer], self._mutexes[layer], ctypes.byref(deadline))
         assert status in (0, errno.ETIMEDOUT), f"layer {layer}: {os.strerror(status)}"
+        raise_pending()
 
     def notify_all(self, layer: int) -> None:
         """Wake everyone who waits for a change of the layer; the caller holds its lock."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from expertier.errors import LeaseError
 from expertier.hip.cupy_interop import slots_as_cupy
+from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 from expertier.tiers.matrix import Role
 
 I32 = npt.NDArray[np.int32]
@@ -42,11 +43,14 @@ class MatrixView:
 class LeaseHolder(Protocol):
     """What a lease needs of the manager that gave it."""
 
-    def take_part(self, lease: Lease, experts: I32) -> Part:
-        """Bring `experts` into slots and pin them."""
+    def take_part(self, lease: Lease, experts: I32, held: I32) -> None:
+        """Bring `experts` into slots and pin them; note the slots in `held`, and behind them that they are pinned."""
 
-    def drop_part(self, lease: Lease, part: Part) -> None:
-        """Unpin a part's slots."""
+    def drop_part(self, lease: Lease, held: I32) -> None:
+        """Unpin the slots of `held`, and note there that they are not pinned any more; nothing where they are not."""
+
+    def abandon_part(self, lease: Lease, held: I32) -> None:
+        """Do the same with a part that nobody has read."""
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended."""
@@ -63,16 +67,33 @@ class Lease:
     time is valid: taking the next one gives up the one before. The first is in place when `acquire` returns.
     """
 
-    __slots__ = ("_groups", "_held", "_holder", "_layer", "_released", "_stream", "_thread")
+    __slots__ = (
+        "_groups",
+        "_held",
+        "_holder",
+        "_layer",
+        "_number",
+        "_part",
+        "_released",
+        "_stream",
+        "_thread",
+    )
 
-    def __init__(self, holder: LeaseHolder, layer: int, thread: int, stream: int | None = None) -> None:
-        """Make a lease that holds nothing yet; `thread` is who asked for it, `stream` where it is read."""
+    def __init__(
+        self, holder: LeaseHolder, layer: int, thread: int, stream: int | None, experts: I32, held: I32
+    ) -> None:
+        """Make a lease of `experts`, if any, in one part, whose slots will be in `held`: one number more, 0 at the end.
+
+        `thread` is who asked for it, `stream` where it is read.
+        """
         self._holder = holder
         self._layer = layer
         self._thread = thread
         self._stream = stream
-        self._groups: tuple[I32, ...] = ()
-        self._held: tuple[int, Part] | None = None
+        self._groups: tuple[I32, ...] = (experts,)
+        self._number = 0
+        self._held = held
+        self._part: Part | None = None  # what `held` gave out
         self._released = False
 
     @property
@@ -98,7 +119,12 @@ class Lease:
     @property
     def held(self) -> Part | None:
         """The part that is valid now, if any."""
-        return self._held[1] if self._held is not None else None
+        held = self._held
+        if not held[-1]:
+            return None
+        if self._part is None:
+            self._part = Part(self._groups[self._number], held[:-1])
+        return self._part
 
     @property
     def released(self) -> bool:
@@ -131,21 +157,22 @@ class Lease:
         """
         return slots_as_cupy(self.view(role), dtype, owner=self, ordinal=ordinal)
 
+    @not_interrupted_at_entry
     def release(self) -> None:
-        """Let the experts go. Raises `LeaseError` the second time."""
+        """Let the experts go. Raises `LeaseError` the second time.
+
+        An interrupt that comes meanwhile is raised when that is done.
+        """
         if self._released:
             self._require_live()
-        held = self._held
-        if held is not None:
-            self._holder.drop_part(self, held[1])
-            self._held = None
-        self._released = True
-        self._holder.forget(self)
-
-    def hold(self, part: Part) -> None:
-        """Set the only part, which is taken already; for `TierManager.acquire` only."""
-        self._groups = (part.experts,)
-        self._held = (0, part)
+        try:
+            self._end()
+        except Exception:
+            raise
+        except BaseException:  # an interrupt, at whatever instruction
+            with interrupts_deferred():
+                self._end()
+            raise
 
     def open(self, groups: tuple[I32, ...]) -> None:
         """Set the experts of each part and take the first; for `TierManager.acquire` only."""
@@ -153,11 +180,22 @@ class Lease:
         if groups:
             self._take(0)
 
+    @not_interrupted_at_entry
+    def abandon(self) -> None:
+        """End a lease that nobody was given, whatever it holds or does not; for `TierManager.acquire` only."""
+        with interrupts_deferred():
+            self._holder.abandon_part(self, self._held)
+            self._released = True
+            self._holder.forget(self)
+
+    @not_interrupted_at_entry
     def __enter__(self) -> Self:
         """Return the lease itself."""
-        self._require_live()
+        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block
+            self._require_live()
         return self
 
+    @not_interrupted_at_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -168,17 +206,27 @@ class Lease:
     def _take(self, number: int) -> Part:
         """Make a part the valid one; nothing moves when it is so already."""
         self._require_live()
-        if self._held is not None and self._held[0] == number:
-            return self._held[1]
-        self._drop()
-        part = self._holder.take_part(self, self._groups[number])
-        self._held = (number, part)
+        if self._number != number or not self._held[-1]:
+            experts = self._groups[number]
+            held = np.zeros(len(experts) + 1, np.int32)
+            try:
+                with interrupts_deferred():
+                    self._holder.drop_part(self, self._held)
+                    self._held, self._number, self._part = held, number, None
+                    self._holder.take_part(self, experts, held)
+            except BaseException:
+                with interrupts_deferred():
+                    self._holder.abandon_part(self, held)
+                raise
+        part = self.held
+        assert part is not None
         return part
 
-    def _drop(self) -> None:
-        if self._held is not None:
-            self._holder.drop_part(self, self._held[1])
-            self._held = None
+    def _end(self) -> None:
+        """Let go and be forgotten; begins again where an interrupt has ended it, at whatever instruction."""
+        self._holder.drop_part(self, self._held)
+        self._released = True
+        self._holder.forget(self)
 
     def _require_live(self) -> None:
         if self._released:

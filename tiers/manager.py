@@ -22,6 +22,14 @@ import numpy.typing as npt
 from expertier.errors import BusyError, DeviceError
 from expertier.hip.device import Device
 from expertier.hip.slab_memory import open_slab_memory
+from expertier.interrupts import (
+    completing,
+    deferring,
+    interrupts_deferred,
+    not_interrupted_at_entry,
+    opening,
+    raise_pending,
+)
 from expertier.planner.allocate import LayerPlan, full_bytes, plan_layers
 from expertier.planner.ledger import DeviceNeeds
 from expertier.planner.quotas import Proposal
@@ -46,9 +54,10 @@ from expertier.tiers.filler import Filler
 from expertier.tiers.host_memory import available_bytes
 from expertier.tiers.host_pool import HostPool
 from expertier.tiers.layer_locks import LayerLocks
-from expertier.tiers.lease import Lease, MatrixView, Part
+from expertier.tiers.lease import Lease, MatrixView
 from expertier.tiers.matrix import Role
 from expertier.tiers.model_profile import ModelProfile
+from expertier.tiers.moves import compile_moves
 from expertier.tiers.pool_filling import PoolFilling
 from expertier.tiers.pool_share import PoolShare
 from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
@@ -81,6 +90,9 @@ class TierManager:
     `layer_locks.py` one a layer; nobody takes one of these while holding another.
     """
 
+    _stores = ExitStack()
+
+    @opening
     def __init__(
         self,
         table: ExpertTable,
@@ -141,8 +153,10 @@ class TierManager:
         self.engine_computes = compute_bytes > 0
         """Whether an engine's compute buffers lie in the slab."""
         self._residency = Residency([layer.n_experts for layer in table.layers], slots, config.policy)
+        raise_pending()
         with ExitStack() as undo:
             self._locks = LayerLocks(table.n_layers)
+            self._locks_address = self._locks.address
             undo.callback(self._locks.close)
             self._slab = Slab(
                 device,
@@ -191,8 +205,10 @@ class TierManager:
             demand,
             slots_are_host_memory=not device.has_own_memory,
         )
-        self._admission = Admission(self._residency, self._locks, self._serve_lease)
         self._usage = Usage()
+        self._admission = Admission(
+            self._residency, self._locks, self._serve_lease, self._usage.require_not_forked
+        )
         self._relayout = Relayout(
             self._slab, self._residency, self._pool, self._fences, transfer.demand_stream
         )
@@ -279,47 +295,49 @@ class TierManager:
         """
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
-        if self._boundary.pays_at is not None:
-            self._boundary.settle(now=False)
-        if self._slab.stale_guards:
-            self._engine.restore_guards()
+        if self._boundary.pays_at is not None or self._slab.stale_guards:
+            self._settle_before_use()
         wanted = distinct_array(experts)
         if wanted is None:
             numbers = distinct(experts)
             self._table.check_experts(layer, numbers)
             wanted = np.array(numbers, np.int32)
-        lease = Lease(self, layer, threading.get_ident(), stream)
+        # From the moment that the lease is known, whatever an interrupt leaves half done is in it (`Lease.abandon`).
+        held = np.zeros(len(wanted) + 1, np.int32)
+        lease = Lease(self, layer, threading.get_ident(), stream, wanted, held)
         try:
             self._usage.add(lease)
-            slots = self._admission.take_hits(layer, wanted) if len(wanted) else None
-            if slots is not None:
-                lease.hold(Part(wanted, slots))
-                if self._has_streams:
-                    self._fences.before_read(layer, slots.tolist(), stream)
-            else:
+            if not len(wanted) or self._residency.take_hits(self._locks_address, layer, wanted, held) != 0:
                 self._table.check_experts(layer, wanted.tolist())
-                lease.open(self._groups(layer, wanted))
+                with interrupts_deferred():
+                    lease.open(self._groups(layer, wanted))
+            elif self._has_streams:
+                with interrupts_deferred():
+                    self._fences.before_read(layer, held[:-1].tolist(), stream)
         except BaseException:
-            self._give_up(lease)
+            lease.abandon()
             raise
         return lease
 
-    def take_part(self, lease: Lease, experts: I32) -> Part:
+    def take_part(self, lease: Lease, experts: I32, held: I32) -> None:
         """Bring one part's experts into slots; for `Lease`."""
-        slots = self._admission.take(lease.layer, experts, lambda: not self._usage.holds_slots(lease.thread))
+        self._admission.take(lease.layer, experts, held, lambda: not self._usage.holds_slots(lease.thread))
         if self._has_streams:
-            try:
-                self._fences.before_read(lease.layer, slots.tolist(), lease.stream)
-            except BaseException:
-                self._admission.drop(lease.layer, slots)
-                raise
-        return Part(experts, slots)
+            self._fences.before_read(lease.layer, held[:-1].tolist(), lease.stream)
 
-    def drop_part(self, lease: Lease, part: Part) -> None:
+    def drop_part(self, lease: Lease, held: I32) -> None:
         """Unpin a part's slots; for `Lease`."""
-        if self._has_streams:
-            self._fences.after_read(lease.layer, part.slots.tolist(), lease.stream)
-        self._admission.drop(lease.layer, part.slots)
+        if not self._has_streams:
+            self._admission.drop(lease.layer, held)
+            return
+        with interrupts_deferred():
+            if held[-1]:
+                self._fences.after_read(lease.layer, held[:-1].tolist(), lease.stream)
+            self._admission.drop(lease.layer, held)
+
+    def abandon_part(self, lease: Lease, held: I32) -> None:
+        """Unpin a part's slots that nobody has read; for `Lease`."""
+        self._admission.drop(lease.layer, held)
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended; for `Lease`."""
@@ -348,10 +366,19 @@ class TierManager:
 
         Raises `BusyError` when an engine is bound already.
         """
-        self._engine.bind()
-        if self._device.has_own_memory and self.completes_layers:
-            self.complete_layers()
-        return self._engine.binding()
+        compile_moves()
+        bound = False
+        try:
+            with interrupts_deferred():
+                self._engine.bind()
+                bound = True
+                if self._device.has_own_memory and self.completes_layers:
+                    self.complete_layers()
+                return self._engine.binding()
+        except BaseException:
+            if bound:
+                self.unbind_engine()
+            raise
 
     @property
     def compute_bytes(self) -> int:
@@ -378,6 +405,7 @@ class TierManager:
         """How many can be: all but one slot a layer."""
         return self._boundary.most_bytes()
 
+    @deferring
     def move_boundary(
         self,
         n_bytes: int,
@@ -401,10 +429,12 @@ class TierManager:
         """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
         return self._engine.layout()
 
+    @deferring
     def complete_layers(self) -> None:
         """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
         self._engine.complete_layers()
 
+    @deferring
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
         """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.
 
@@ -413,6 +443,7 @@ class TierManager:
         """
         self._engine.fill(layer, experts, slots)
 
+    @deferring
     def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
         """Copy experts to device memory outside the slots, where an engine stages a whole layer.
 
@@ -427,12 +458,14 @@ class TierManager:
         if self._usage.holds_slots(threading.get_ident()):
             raise BusyError(f"this thread holds leases: release them before you {wish}")
 
+    @deferring
     def unbind_engine(self) -> None:
         """End the engine's use; nothing to do when none is bound. `BusyError` while it still holds slots."""
         self._engine.unbind()
 
     # ---- computing
 
+    @deferring
     def reserve_compute(self, n_bytes: int, *, stream: int | None = None) -> ComputeRegion:
         """Keep the slab's first `n_bytes` free of slots, until `release_compute`; never less than before.
 
@@ -451,6 +484,7 @@ class TierManager:
             )
         return self._boundary.reserve(n_bytes, stream)
 
+    @deferring
     def release_compute(self, n_bytes: int = 0) -> None:
         """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
 
@@ -458,6 +492,7 @@ class TierManager:
         """
         self._boundary.release(n_bytes)
 
+    @deferring
     def settle(self) -> bool:
         """Move the boundary down to what is still reserved, now; return whether it moved.
 
@@ -467,19 +502,23 @@ class TierManager:
 
     # ---- prefetches
 
+    @deferring
     def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
         """Have experts fetched in the background, into slots that nobody needs or the host pool (`l2`) only.
 
         A hint: never waits, never raises where an expert cannot be had, and never takes a slot that is leased.
         What the model does not have is left out.
         """
+        self._usage.require_not_forked()
         wanted = distinct(experts)
         self._prefetcher.ask(layer, self._table.existing(layer, wanted), Target(into), n_asked=len(wanted))
 
+    @deferring
     def cancel_prefetches(self, layer: int | None = None) -> int:
         """Forget the prefetches that have not begun, of a layer or of all; return how many."""
         return self._prefetcher.cancel(layer)
 
+    @deferring
     def fill_host_pool(self, uses: npt.NDArray[np.generic] | None = None) -> None:
         """Have the host pool's free room filled from the file in the background, with whom no slot holds first.
 
@@ -489,12 +528,15 @@ class TierManager:
         """
         self._filling.start(fill_order(self._table.layers, uses))
 
+    @deferring
     def drain(self) -> None:
         """Wait until no prefetch waits or runs, nor a filling of the host pool that nothing keeps from going on."""
+        self._usage.require_not_forked()
         self._workers.idle()
 
     # ---- the whole
 
+    @deferring
     def apply(self, plan: LayerPlan) -> None:
         """Give the layers the slots of `plan`, or their share of what is not reserved for computing.
 
@@ -503,6 +545,7 @@ class TierManager:
         """
         self._boundary.apply(plan)
 
+    @deferring
     def propose_quotas(self, weights: Sequence[float] | None = None) -> Proposal | None:
         """Return other numbers of slots where observed demand says that they pay, for `move_boundary`; None: none do.
 
@@ -510,6 +553,7 @@ class TierManager:
         """
         return self._rebalance.look(self.arena_bytes, weights)
 
+    @deferring
     def rebalance(self) -> Proposal | None:
         """Between steps: give the layers other numbers of slots where observed demand says that this pays.
 
@@ -519,6 +563,7 @@ class TierManager:
         """
         return self._rebalance.settle(self.arena_bytes)
 
+    @deferring
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
         """Begin with a routing profile: `uses` of every expert, shape (layers, most experts of a layer).
 
@@ -534,6 +579,7 @@ class TierManager:
             self._prefetcher.ask(layer, [expert], target, n_asked=1, limit=MAX_WAITING + len(fetches))
         return len(fetches)
 
+    @deferring
     def resize_arena(self, n_bytes: int) -> None:
         """Give L1 another budget; the slab's base stays, and what of it is reserved for computing.
 
@@ -547,6 +593,7 @@ class TierManager:
         """
         self._boundary.resize(n_bytes)
 
+    @deferring
     def resize_host_pool(self, n_bytes: int) -> None:
         """Give the host pool another budget; what is above it is given back as soon as no fill uses it."""
         self._pool.resize(n_bytes)
@@ -611,19 +658,27 @@ class TierManager:
             asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]
             assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
 
+    @completing
     def close(self) -> None:
         """Free everything; nothing to do the second time. `BusyError` while leases or an engine are there.
 
-        Prefetches that have not begun are forgotten, and the one that runs is waited for.
+        Prefetches that have not begun are forgotten, and the one that runs is waited for. An interrupt is raised when
+        all is done. In a child of `os.fork` nothing is done: all of it is the parent's.
         """
         if self._usage.close():
             self._filling.close()
-            self._stores.close()
+            self._free()
 
+    def _free(self) -> None:
+        """Free what is allocated; for `close`, and where opening fails."""
+        self._stores.close()
+
+    @not_interrupted_at_entry
     def __enter__(self) -> Self:
         """Return the manager itself."""
         return self
 
+    @not_interrupted_at_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
@@ -636,6 +691,13 @@ class TierManager:
             error.add_note(f"the tiers stay allocated: {busy}")
 
     # ---- inside
+
+    @deferring
+    def _settle_before_use(self) -> None:
+        """Do what moves of the boundary have left to do."""
+        self._boundary.settle(now=False)
+        if self._slab.stale_guards:
+            self._engine.restore_guards()
 
     def _serve(self, layer: int, experts: I32, slots: I32) -> None:
         """Fill the slots of missing experts; what they evicted becomes the youngest in the pool."""
@@ -654,12 +716,6 @@ class TierManager:
         """
         if self._usage.bound:
             self._fences.before_read(layer, slots.tolist(), None)
-
-    def _give_up(self, lease: Lease) -> None:
-        """Undo an `acquire` that failed."""
-        if lease.held is not None:
-            self._admission.drop(lease.layer, lease.held.slots)
-        self._usage.forget(lease)
 
     def _demand_bytes(self) -> int:
         """Return the bytes that L1's misses have cost so far."""

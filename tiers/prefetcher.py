@@ -152,24 +152,20 @@ class Prefetcher:
 
     def _into_slot(self, layer: int, expert: int) -> bool:
         """Fill a slot that nobody needs; False where there is none, or the expert came another way."""
-        with self._locks.held(layer):
-            slot = self._residency.begin_prefetch(layer, expert)
+        locks = self._locks.address
+        slot = self._residency.take_for_prefetch(locks, layer, expert)
         if slot < 0:
             return False
-        slots = np.array([slot], np.int32)
+        held = np.array([slot, 1], np.int32)
+        slots = held[:-1]
         try:
             self._pool.refresh((layer, evicted) for evicted in self._residency.evicted_from(layer, slots))
             self._filler.fill_one(layer, expert, slot, prefetch=True)
             self._before_ready(layer, slots)
+            self._residency.finish_held(locks, layer, held)
         except BaseException:
-            with self._locks.held(layer):
-                self._residency.abort(layer, slots)
-                self._locks.notify_all(layer)
+            self._residency.abort_held(locks, layer, held)
             raise
-        with self._locks.held(layer):
-            self._residency.complete(layer, slots)
-            self._residency.release(layer, slots)
-            self._locks.notify_all(layer)
         return True
 
     def _is_there(self, key: ExpertKey, target: Target) -> bool:

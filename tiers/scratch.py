@@ -8,6 +8,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from expertier.interrupts import wait_interruptibly
+
 _MAX_BLOCKS = 16
 
 
@@ -36,7 +38,7 @@ class ScratchPool:
         """Lend a block."""
         with self._changed:
             while not self._free and self._n_blocks == self._max_blocks:
-                self._changed.wait()
+                wait_interruptibly(self._changed)
             if not self._free:
                 self._free.append(self._make())
                 self._n_blocks += 1

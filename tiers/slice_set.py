@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from expertier.errors import BudgetError
 from expertier.hip.device import Device
+from expertier.interrupts import completing, opening
 from expertier.planner.allocate import plan_layers
 from expertier.planner.demand import LayerDemand
 from expertier.planner.ledger import DeviceNeeds
@@ -32,6 +33,10 @@ from expertier.units import mib, mib_needed
 class SliceSet(TierSet):
     """A set whose managers share every layer. Each counts the uses of its own slices."""
 
+    source: SplitSource
+    """What the managers read from."""
+
+    @opening
     def __init__(
         self,
         split: SplitTable,
@@ -53,7 +58,6 @@ class SliceSet(TierSet):
         config = config if config is not None else TierConfig()
         table = split.whole
         self._table = table
-        self._file = None
         self._layers = (tuple(range(table.n_layers)),) * split.n_devices
         profile = ModelProfile.of(config.profile, table)
         configs = _part_configs(split, config, profile)
@@ -63,7 +67,6 @@ class SliceSet(TierSet):
                 undo.callback(file.close)
                 self._file, source = file, file
             self.source = SplitSource(source, split)
-            """What the managers read from."""
             managers: list[TierManager] = []
             for number, (part, device, own) in enumerate(zip(split.parts, devices, configs, strict=True)):
                 try:
@@ -111,10 +114,12 @@ class SliceSet(TierSet):
         super().check_valid()
         self.source.check_valid()
 
+    @completing
     def close(self) -> None:
         """Free everything; nothing to do the second time. `BusyError` while leases or an engine are at one of them."""
         super().close()
-        self.source.forget()
+        if hasattr(self, "source"):  # else it was never opened
+            self.source.forget()
 
 
 def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:

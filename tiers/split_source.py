@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from expertier.errors import SourceError
+from expertier.interrupts import wait_interruptibly
 from expertier.tiers.byte_source import ByteSource
 from expertier.tiers.counted_source import CountedSource
 from expertier.tiers.kept_slices import Bytes, KeptSlices
@@ -83,7 +84,8 @@ class SplitSource:
             )
         ref = self._table.find(device, span)
         with self._changed:
-            self._changed.wait_for(lambda: (ref, device) in self._kept or ref not in self._reading)
+            while (ref, device) not in self._kept and ref in self._reading:
+                wait_interruptibly(self._changed)
             kept = self._kept.take((ref, device))
             if kept is None:
                 self._reading.add(ref)

@@ -17,6 +17,7 @@ from typing import Self, TypeAlias
 
 from expertier.errors import BudgetError, BusyError
 from expertier.hip.device import Device
+from expertier.interrupts import completing, not_interrupted_at_entry, opening
 from expertier.planner.allocate import full_bytes, plan_layers
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.budget import all_copies_bytes, resolve
@@ -47,6 +48,12 @@ class DevicePart:
 class TierSet:
     """The managers of one model, opened and closed together. Thread-safe, as they are."""
 
+    managers: tuple[TierManager, ...] = ()
+    """One for each device, in the order of the parts."""
+
+    _file: FileSource | None = None
+
+    @opening
     def __init__(
         self,
         table: ExpertTable,
@@ -69,7 +76,6 @@ class TierSet:
             raise ValueError(f"layers {placed} of {table.n_layers} in {len(parts)} parts, each needs some")
         self._table = table
         self._layers = tuple(part.layers for part in parts)
-        self._file: FileSource | None = None
         profile = ModelProfile.of(config.profile, table)
         configs = _part_configs(table, config, self._layers, profile)
         with ExitStack() as undo:
@@ -101,7 +107,6 @@ class TierSet:
                 undo.callback(manager.close)
                 managers.append(manager)
             self.managers = tuple(managers)
-            """One for each device, in the order of the parts."""
             undo.pop_all()
 
     @property
@@ -159,6 +164,7 @@ class TierSet:
         for manager in self.managers:
             manager.check_valid()
 
+    @completing
     def close(self) -> None:
         """Free everything; nothing to do the second time. `BusyError` while leases or an engine are at one of them."""
         for manager in self.managers:
@@ -166,10 +172,16 @@ class TierSet:
         if self._file is not None:
             self._file.close()
 
+    def _free(self) -> None:
+        """Free what is there, where opening has failed."""
+        self.close()
+
+    @not_interrupted_at_entry
     def __enter__(self) -> Self:
         """Return the set itself."""
         return self
 
+    @not_interrupted_at_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 from expertier.errors import BusyError, LeaseError
+from expertier.interrupts import WAIT_SLICE_S, deferring, raise_pending, wait_interruptibly
 from expertier.tiers.lease import Lease
 
 WAIT_S = 60.0
 """How long a change of the slots waits for other threads' leases."""
+
+
+_all: weakref.WeakSet[Usage] = weakref.WeakSet()
+
+
+def _note_fork() -> None:
+    for usage in list(_all):
+        usage.note_fork()
+
+
+os.register_at_fork(after_in_child=_note_fork)
 
 
 class _Exclusively(AbstractContextManager[None]):
@@ -48,7 +62,10 @@ class Usage:
 
     `exclusively` is for changes of where the slots lie: it waits until nobody is there, and meanwhile lets in
     only threads that hold a lease already, as it waits for those. Its lock is held for book-keeping only;
-    nobody takes a layer's lock meanwhile.
+    nobody takes a layer's lock meanwhile. The main thread calls all but `add`, `forget` and what only looks in a region
+    of `interrupts.py`, and is interrupted in its waits only.
+
+    In a child of `os.fork` it is CLOSED: the threads are not there, and locks may be held for ever.
     """
 
     def __init__(self) -> None:
@@ -62,6 +79,27 @@ class Usage:
         self._moving = False
         self._bound = False
         self._closed = False
+        self._forked = False
+        _all.add(self)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that made it."""
+        return self._forked
+
+    def require_not_forked(self) -> None:
+        """Raise `LeaseError` in a child of the process that made it."""
+        if self._forked:
+            raise LeaseError(
+                "these tiers belong to the process that this one was forked from: open them in the child, or start it "
+                "with subprocess or multiprocessing's `spawn`"
+            )
+
+    def note_fork(self) -> None:
+        """Note that this is a child of the process that made it."""
+        self._lock = threading.Lock()  # another thread may have held the one that was
+        self._changed = threading.Condition(self._lock)
+        self._closed = self._forked = True
 
     @property
     def bound(self) -> bool:
@@ -70,16 +108,23 @@ class Usage:
 
     def leases(self) -> list[Lease]:
         """Return the live leases."""
-        with self._changed:
+        with self._lock:
             return list(self._leases)
 
     def add(self, lease: Lease) -> None:
         """Note a new lease; waits for a change of the slots. `LeaseError` when the tiers are closed."""
         with self._lock:
-            if self._n_exclusive or self._closed:
-                while self._n_exclusive and not self._has_lease(lease.thread) and not self._closed:
-                    self._changed.wait()
-                self._require_open()
+            if not self._n_exclusive and not self._closed:
+                self._leases.add(lease)
+                return
+        self._add_waiting(lease)
+
+    @deferring
+    def _add_waiting(self, lease: Lease) -> None:
+        with self._lock:
+            while self._n_exclusive and not self._has_lease(lease.thread) and not self._closed:
+                wait_interruptibly(self._changed)
+            self._require_open()
             self._leases.add(lease)
 
     def forget(self, lease: Lease) -> None:
@@ -91,26 +136,26 @@ class Usage:
 
     def holds_slots(self, thread: int) -> bool:
         """Whether one of the leases that a thread acquired holds slots."""
-        with self._changed:
+        with self._lock:
             return any(lease.thread == thread and lease.held is not None for lease in self._leases)
 
     @contextmanager
     def engine_fill(self) -> Iterator[None]:
         """Count a fill that an engine asked for while it runs."""
-        with self._changed:
+        with self._lock:
             self._require_open()
             self._engine_fills += 1
         try:
             yield
         finally:
-            with self._changed:
+            with self._lock:
                 self._engine_fills -= 1
 
     def enter_background(self) -> bool:
         """Let a background fill in, after whoever needs the slots alone; False when the tiers are closed."""
-        with self._changed:
+        with self._lock:
             while self._n_exclusive and not self._closed:
-                self._changed.wait()
+                wait_interruptibly(self._changed)
             if self._closed:
                 return False
             self._background += 1
@@ -118,15 +163,15 @@ class Usage:
 
     def leave_background(self) -> None:
         """Note that a background fill has ended."""
-        with self._changed:
+        with self._lock:
             self._background -= 1
             self._changed.notify_all()
 
     def bind(self) -> None:
         """Note that an engine is bound; `BusyError` when one is already."""
-        with self._changed:
+        with self._lock:
             while self._moving:
-                self._changed.wait()
+                wait_interruptibly(self._changed)
             self._require_open()
             if self._bound:
                 raise BusyError("an engine is bound already: one manager serves the engine of one model")
@@ -135,7 +180,7 @@ class Usage:
     def unbind(self, count_pins: Callable[[], int]) -> None:
         """Note that the engine is gone; `BusyError` while it runs fills or holds more pins than the
         leases."""
-        with self._changed:
+        with self._lock:
             if not self._bound:
                 return
             self._n_exclusive += (
@@ -143,7 +188,7 @@ class Usage:
             )
             try:
                 while self._background:  # they hold pins, too, and ask for nothing that could be held here
-                    self._changed.wait()
+                    wait_interruptibly(self._changed)
             finally:
                 self._n_exclusive -= 1
                 self._changed.notify_all()
@@ -169,14 +214,14 @@ class Usage:
 
     def close(self) -> bool:
         """Let nobody in any more; False when that was so already. `BusyError` when someone is there."""
-        with self._changed:
+        with self._lock:
             if self._closed:
                 return False
             self._require_idle("close")
             if self._moving:
                 raise BusyError("cannot close while the slots are being moved: wait for that call to return")
             self._closed = True
-            while self._background:
+            while self._background:  # however many interrupts come: nobody would close the rest
                 self._changed.wait()
             self._changed.notify_all()
             return True
@@ -209,13 +254,17 @@ class Usage:
         deadline = time.monotonic() + wait_s
         while self._moving or self._leases or self._background:
             self._require_unbound(what, for_engine=for_engine)
-            if not self._changed.wait(max(deadline - time.monotonic(), 0)):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
                 self._require_idle(what, for_engine=for_engine)
+            self._changed.wait(WAIT_SLICE_S if left_s <= 0 else min(left_s, WAIT_SLICE_S))
+            raise_pending()
 
     def _has_lease(self, thread: int) -> bool:
         return any(lease.thread == thread for lease in self._leases)
 
     def _require_open(self) -> None:
+        self.require_not_forked()
         if self._closed:
             raise LeaseError("these tiers were closed: make another TierManager")
 

@@ -16,12 +16,25 @@ what it did in an `except` around the region.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dis import opmap
+from functools import wraps
 from importlib import import_module
 from types import FrameType, TracebackType
-from typing import Any, NoReturn
+from typing import Any, Concatenate, NoReturn, ParamSpec, Protocol, TypeVar
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+_O = TypeVar("_O", bound="Opened")
+
+WAIT_SLICE_S = 0.05
+"""How long the main thread waits at most before it looks for an interrupt."""
+
+_AFTER_YIELD_FROM = 2
+"""What RESUME's argument is then; 0 is a function's beginning."""
 
 _signal: Any = import_module(
     "_signal"
@@ -85,17 +98,17 @@ class _Deferred:
             if _MainThread.noted is not None:
                 self._on_interrupt()
         except BaseException:  # of a signal that came before its handler was replaced
-            self._leave()
+            self._leave(None)
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._entered:
-            self._leave()
+            self._leave(error)
 
-    def _leave(self) -> None:
-        """End the region; raise what was noted where it is the outermost."""
+    def _leave(self, error: BaseException | None) -> None:
+        """End the region; where it is the outermost, raise what was noted, unless `error` is that already."""
         if _MainThread.depth == len(_MainThread.actions):
             _MainThread.actions.pop()
         noted: type[KeyboardInterrupt] | None = None
@@ -106,7 +119,7 @@ class _Deferred:
             _MainThread.depth -= 1
             if not _MainThread.depth:
                 noted, _MainThread.noted = _MainThread.noted, None
-        if noted is not None:
+        if noted is not None and not isinstance(error, noted):
             raise noted
 
     def _replace(self) -> None:
@@ -152,8 +165,120 @@ def interrupt_pending() -> bool:
 
 
 def raise_pending() -> None:
-    """Raise the interrupt that waits for the end of this thread's region, if any; for waits, which then end early."""
+    """Raise the interrupt that waits for the end of this thread's region, if any; for waits, which then end early.
+
+    The end of the region raises it again where it was caught in between: none is lost.
+    """
     if interrupt_pending():
-        noted, _MainThread.noted = _MainThread.noted, None
-        assert noted is not None
-        raise noted
+        assert _MainThread.noted is not None
+        raise _MainThread.noted
+
+
+def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Run all of a function in a region: a decorator."""
+
+    @wraps(function)
+    def run(*arguments: _P.args, **named: _P.kwargs) -> _R:
+        with interrupts_deferred():
+            return function(*arguments, **named)
+
+    return run
+
+
+def wait_interruptibly(changed: threading.Condition) -> None:
+    """Wait for a notification, in a region or in another thread than the main one; then look at the state again.
+
+    In a region it lasts 50 ms at most, and an interrupt that has come is raised.
+    """
+    changed.wait(WAIT_SLICE_S if threading.get_ident() == threading.main_thread().ident else None)
+    raise_pending()
+
+
+class Opened(Protocol):
+    """What `opening` needs of an object."""
+
+    def _free(self) -> None:
+        """Give back what was taken so far, which may be nothing."""
+
+
+def opening(init: Callable[Concatenate[_O, _P], None]) -> Callable[Concatenate[_O, _P], None]:
+    """Run an `__init__` in a region, and call `_free` where it does not end well: a decorator.
+
+    So for an error, and for an interrupt that is raised when all is done, as nobody gets the object then.
+    """
+
+    @wraps(init)
+    def run(self: _O, /, *arguments: _P.args, **named: _P.kwargs) -> None:
+        try:
+            with interrupts_deferred():
+                init(self, *arguments, **named)
+        except BaseException:
+            with interrupts_deferred():
+                self._free()
+            raise
+
+    return run
+
+
+def handing_over(give_back: Callable[..., None]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
+    """Run a function in a region, and undo it where nobody gets what it returns: a decorator.
+
+    `give_back(result, *arguments)` is called where an interrupt is raised at the region's end.
+    """
+
+    def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
+        @wraps(function)
+        def run(*arguments: _P.args, **named: _P.kwargs) -> _R:
+            made: list[_R] = []
+            try:
+                with interrupts_deferred():
+                    made.append(function(*arguments, **named))
+                    return made[0]
+            except BaseException:
+                if made:
+                    with interrupts_deferred():
+                        give_back(made[0], *arguments)
+                raise
+
+        return run
+
+    return decorate
+
+
+def completing(function: Callable[_P, None]) -> Callable[_P, None]:
+    """Run a function in a region, and do so even where an interrupt comes before that has begun: a decorator."""
+
+    @not_interrupted_at_entry
+    @wraps(function)
+    def run(*arguments: _P.args, **named: _P.kwargs) -> None:
+        begun = False
+        try:
+            with interrupts_deferred():
+                begun = True
+                function(*arguments, **named)
+        except BaseException:
+            if not begun:
+                with interrupts_deferred():
+                    function(*arguments, **named)
+            raise
+
+    return run
+
+
+def not_interrupted_at_entry(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Have a Python function not look for signals before its first statement: a decorator.
+
+    CPython does so at a function's very beginning, where no `try` of the function's reaches, so that what has to
+    happen in any case, such as a release, would not have begun. The beginning is an instruction RESUME, whose argument
+    says what is resumed: where that is a `yield from` there is no look. What follows, calls and jumps back, look as
+    ever. Other interpreters than those that this is known of are left as they are.
+    """
+    code = function.__code__
+    if sys.implementation.name == "cpython" and sys.version_info < (3, 15):
+        instructions = bytearray(code.co_code)
+        for at in range(0, len(instructions), 2):
+            if instructions[at] == opmap["RESUME"]:
+                instructions[at + 1] |= _AFTER_YIELD_FROM
+                function.__code__ = code.replace(co_code=bytes(instructions))
+                break
+    return function

@@ -123,8 +123,8 @@ MOVES = (
     Mutant(
         "slots move under leases, of which nobody took note",
         "tiers/usage.py",
-        "            self._leases.add(lease)\n",
-        "            pass\n",
+        "                self._leases.add(lease)\n                return\n",
+        "                return\n",
     ),
     Mutant(
         "a smaller arena keeps its memory",
@@ -254,8 +254,8 @@ FENCES = (
     Mutant(
         "an engine is bound before queued copies are there",
         "tiers/engine_use.py",
-        "        self._device.synchronize()  # what was queued",
-        "        # what was queued",
+        "            self._device.synchronize()  # what was queued",
+        "            pass  # what was queued",
     ),
     Mutant(
         "an engine's hit is a copy that is still queued",
@@ -276,27 +276,26 @@ TABLES = (
     Mutant(
         "a failed fill leaks its pins",
         "tiers/admission.py",
-        "                self._residency.abort(layer, slots)\n",
+        "            self._residency.abort_held(self._locks, layer, held)\n",
         "",
     ),
     Mutant(
         "a failed fill is declared complete",
         "tiers/admission.py",
-        "                self._residency.abort(layer, slots)\n",
-        "                self._residency.complete(layer, slots)\n"
-        "                self._residency.release(layer, slots)\n",
+        "            self._residency.abort_held(self._locks, layer, held)\n",
+        "            self._residency.finish_held(self._locks, layer, held)\n",
     ),
     Mutant(
         "a lease is released twice",
         "tiers/lease.py",
-        "            self._require_live()\n        held = self._held\n",
-        "            pass\n        held = self._held\n",
+        "            self._require_live()\n        try:\n",
+        "            pass\n        try:\n",
     ),
     Mutant(
         "a refused stream leaks the pins",
-        "tiers/manager.py",
-        "                self._admission.drop(lease.layer, slots)\n                raise\n",
-        "                raise\n",
+        "tiers/lease.py",
+        "                    self._holder.abandon_part(self, held)\n",
+        "                    pass\n",
     ),
     Mutant(
         "what is being filled counts as there",
@@ -392,7 +391,7 @@ HOST = (
         "two fills read one expert at a time",
         "tiers/host_pool.py",
         "            if block.state is BlockState.RESIDENT:\n                self._lend_copy(staged, block)\n"
-        "            else:\n                self._changed.wait()\n            return None\n",
+        "            else:\n                wait_interruptibly(self._changed)\n            return None\n",
         "            self._lend_copy(staged, block)\n            return None\n",
         ("tests/tiers/test_host_pool.py", "tests/tiers/test_prefetch.py"),
     ),
@@ -435,6 +434,82 @@ FILES_AND_THREADS = (
     ),
 )
 
+_INTERRUPTED = ("tests/tiers/test_interrupted.py",)
+
+INTERRUPTS = (
+    Mutant(
+        "a release is interrupted before it begins",
+        "tiers/lease.py",
+        "    @not_interrupted_at_entry\n    def release(",
+        "    def release(",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "a release that is interrupted is not finished",
+        "tiers/lease.py",
+        "            with interrupts_deferred():\n                self._end()\n            raise\n",
+        "            raise\n",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "an interrupt comes between acquire and the block",
+        "tiers/lease.py",
+        "        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block\n"
+        "            self._require_live()\n",
+        "        self._require_live()\n",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "an acquire that is interrupted keeps its lease",
+        "tiers/manager.py",
+        "            lease.abandon()\n            raise\n",
+        "            raise\n",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "misses are served where interrupts come",
+        "tiers/manager.py",
+        "                with interrupts_deferred():\n                    lease.open(",
+        "                if True:\n                    lease.open(",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "slots that hits have taken are not noted as pinned",
+        "planner/locked_calls.py",
+        "            if status == 0:\n                held[n] = 1\n",
+        "",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "tiers whose opening is interrupted stay allocated",
+        "tiers/manager.py",
+        "    @opening\n",
+        "",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "a close that is interrupted is not finished",
+        "tiers/manager.py",
+        "    @completing\n    def close(",
+        "    def close(",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "a child of fork waits for threads that are not there",
+        "tiers/usage.py",
+        "        usage.note_fork()\n",
+        "        pass\n",
+        _INTERRUPTED,
+    ),
+    Mutant(
+        "a drain cannot be interrupted",
+        "tiers/fill_workers.py",
+        "                wait_interruptibly(self._changed)\n",
+        "                self._changed.wait()\n",
+        _INTERRUPTED,
+    ),
+)
+
 _SLICES = (
     "tests/tiers/test_tensor_cut.py",
     "tests/tiers/test_split_source.py",
@@ -452,8 +527,8 @@ SLICES = (
     Mutant(
         "two devices read one matrix at a time",
         "tiers/split_source.py",
-        "or ref not in self._reading)",
-        "or True)",
+        "and ref in self._reading:",
+        "and False:",
         _SLICES,
     ),
     Mutant(
@@ -479,4 +554,4 @@ SLICES = (
     ),
 )
 
-MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *HOST, *FILES_AND_THREADS, *SLICES)
+MUTANTS = (*LAYOUT, *MOVES, *FENCES, *TABLES, *INTERRUPTS, *HOST, *FILES_AND_THREADS, *SLICES)

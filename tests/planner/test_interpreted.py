@@ -11,7 +11,7 @@ import sys
 import numpy as np
 
 from expertier.planner import PolicyKind
-from expertier.planner.python_calls import python_calls
+from expertier.planner.locked_calls import locked_calls
 from expertier.planner.repack import survivors
 from expertier.planner.residency import ARRAYS, Residency
 from expertier.planner.tables import COMPILED
@@ -23,7 +23,7 @@ def run(seed: int, kind: str) -> dict[str, object]:
     rng = np.random.default_rng(seed)
     residency = Residency([24, 6], [7, 4], PolicyKind(kind))
     locks = LayerLocks(2)
-    calls = python_calls()
+    calls = locked_calls()
     answers: list[int] = []
     victims: list[int] = []
     digests: list[str] = []
@@ -41,9 +41,12 @@ def run(seed: int, kind: str) -> dict[str, object]:
             answers.append(slot)
             slots = np.array([slot], np.int32)
         elif action < 0.4:
-            answers.append(calls.take_hits(residency.directory_address, locks.address, layer, experts, slots))
+            marked = np.append(slots, np.int32(0))
+            answers.append(
+                calls.take_hits(residency.directory_address, locks.address, layer, experts, marked)
+            )
             if answers[-1] == 0:
-                held.append((layer, slots))
+                held.append((layer, marked[:-1]))
             continue
         else:
             answers.append(residency.resident_first(layer, experts))
@@ -57,7 +60,8 @@ def run(seed: int, kind: str) -> dict[str, object]:
                 answers.append(residency.abort(layer, slots))
         while len(held) > 2:
             taken = held.pop(int(rng.integers(len(held))))
-            answers.append(calls.give_back(residency.directory_address, locks.address, *taken))
+            marked = np.append(taken[1], np.int32(1))
+            answers.append(calls.give_back(residency.directory_address, locks.address, taken[0], marked))
         if rng.random() < 0.02:
             answers.append(residency.release(0, np.array([99], np.int32)))
         if step % 200 == 199:

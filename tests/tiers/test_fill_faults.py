@@ -67,25 +67,25 @@ def test_a_failed_fill_leaves_everything_as_it_was(
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
 
 
-@pytest.mark.parametrize("method", ["begin", "complete"])
+@pytest.mark.parametrize("method", ["take", "complete_held"])
 @pytest.mark.parametrize("experts", [[1, 5, 6], [0, 1]], ids=["misses", "hits"])
 def test_an_interrupt_right_after_a_policy_call_is_undone(
     model: ModelFile, monkeypatch: pytest.MonkeyPatch, method: str, experts: list[int]
 ) -> None:
     tiers = make(model, FaultPlan(), 2)
     tiers.acquire(0, [0, 1]).release()
-    if method == "begin" and experts == [0, 1]:
-        method = "take_hits"  # which is begin for hits
+    if method == "take" and experts == [0, 1]:
+        method = "take_hits"  # which is that for hits
     call = getattr(tiers._residency, method)
 
-    def interrupted(*arguments: object) -> int:
-        status: int = call(*arguments)
+    def interrupted(*arguments: object, **named: object) -> int:
+        status: int = call(*arguments, **named)
         if status != 0 and method == "take_hits":
             return status
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tiers._residency, method, interrupted)
-    if method == "complete" and experts == [0, 1]:
+    if method == "complete_held" and experts == [0, 1]:
         tiers.acquire(0, experts).release()  # hits complete nothing
     else:
         with pytest.raises(KeyboardInterrupt):

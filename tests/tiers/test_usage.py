@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from expertier.errors import BusyError, LeaseError
@@ -14,7 +15,9 @@ from expertier.tiers.usage import Usage
 
 
 def lease(thread: int | None = None) -> Lease:
-    return Lease(None, 0, threading.get_ident() if thread is None else thread)  # type: ignore[arg-type]
+    experts = np.zeros(1, np.int32)
+    thread = threading.get_ident() if thread is None else thread
+    return Lease(None, 0, thread, None, experts, np.zeros(2, np.int32))  # type: ignore[arg-type]
 
 
 def in_thread(call: Callable[[], object]) -> threading.Thread:

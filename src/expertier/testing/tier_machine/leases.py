@@ -175,13 +175,17 @@ class LeaseRules(MachineBase):
         fault=st.none() | faults(*EVENTS),
     )
     def release(self, held: Held, reads: bool, fault: Fault | None) -> Held:
-        """Release a lease with readers that are still to run; where that fails it is what it was."""
+        """Release a lease with readers that are still to run; where that fails it is what it was.
+
+        An interrupt is no failure: it is raised when the lease has ended.
+        """
         if held in self.live:
             if reads:
                 self.launch(held)
             ok, _ = self.attempt(held.lease.release, fault, swallows=EVENTS)
-            assert held.lease.released == ok, "I11: half released"
-            if not ok:
+            ended = ok or (fault is not None and fault.error is KeyboardInterrupt)
+            assert held.lease.released == ended, "I11: half released"
+            if not ended:
                 self.check_pins()
                 held.lease.release()
             self.live.remove(held)

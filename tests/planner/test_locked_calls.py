@@ -11,13 +11,15 @@ import numpy.typing as npt
 import pytest
 
 from expertier.planner import Outcome, PolicyKind
-from expertier.planner.python_calls import CONDITION_OFFSET, LOCK_BYTES, python_calls
+from expertier.planner.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
+from expertier.planner.outcome import FINISH
+from expertier.planner.python_calls import python_calls
 from expertier.planner.residency import ARRAYS, Residency
 from expertier.tiers import layer_locks
 from expertier.tiers.layer_locks import LayerLocks
 
 I32 = npt.NDArray[np.int32]
-CALLS = python_calls()
+CALLS = locked_calls()
 
 
 @pytest.fixture
@@ -43,11 +45,18 @@ def filled(kind: PolicyKind = PolicyKind.LFU_DECAY) -> Residency:
 
 
 def take(residency: Residency, locks: LayerLocks, experts: I32, slots: I32, layer: int = 1) -> int:
-    return CALLS.take_hits(residency.directory_address, locks.address, layer, experts, slots)
+    held = np.append(slots, np.int32(0))
+    status = CALLS.take_hits(residency.directory_address, locks.address, layer, experts, held)
+    assert held[-1] == (status == 0), "what is pinned is marked, and nothing else"
+    slots[:] = held[:-1]
+    return status
 
 
 def give(residency: Residency, locks: LayerLocks, slots: I32, layer: int = 1) -> int:
-    return CALLS.give_back(residency.directory_address, locks.address, layer, slots)
+    held = np.append(slots, np.int32(1))
+    status = CALLS.give_back(residency.directory_address, locks.address, layer, held)
+    assert held[-1] == (status != 0), "what is not pinned any more is marked as that"
+    return status
 
 
 def test_locks_lie_as_the_tiers_make_them() -> None:
@@ -154,8 +163,53 @@ def test_giving_back_wakes_who_waits(locks: LayerLocks) -> None:
 
 def test_arrays_of_another_kind_are_refused() -> None:
     residency = filled()
-    if not hasattr(CALLS.release, "signatures"):
+    if not hasattr(python_calls().release, "signatures"):
         pytest.skip("NUMBA_DISABLE_JIT is set: the interpreter takes any array")
     for slots in (np.zeros(4, np.int64), np.zeros(4, np.int32)[::2], np.zeros((1, 1), np.int32)):
         with pytest.raises(TypeError):
             residency.release(1, slots)
+
+
+def test_what_is_not_pinned_is_let_go_of_once() -> None:
+    residency, locks = filled(), LayerLocks(2)
+    held = array(-1, -1, 0)
+    missing = array(-1, -1)
+    assert residency.take(locks.address, 1, array(0, 5), held, missing, 0, waits=False) == 1
+    assert (held[-1], missing[0]) == (1, 1)
+    for settle in (residency.abort_held, residency.release_held, residency.give_back, residency.finish_held):
+        assert settle(locks.address, 1, held) == 0
+        assert (held[-1], residency.pins_of(1)) == (0, [0, 0, 0, 1])
+    assert 5 not in residency.residents(1)
+    locks.close()
+
+
+def test_complete_keeps_the_pins_and_finish_does_not() -> None:
+    residency, locks = filled(), LayerLocks(2)
+    held = array(-1, 0)
+    assert residency.take(locks.address, 0, array(5), held, array(-1), 0, waits=False) == 1
+    assert residency.complete_held(locks.address, 0, held) == 1
+    assert (held[-1], residency.pins_of(0)) == (1, [1, 0])
+    assert CALLS.settle(residency.directory_address, locks.address, FINISH, 0, held) == 0
+    assert (held[-1], residency.pins_of(0), residency.residents(0)) == (0, [0, 0], {5: 0})
+    locks.close()
+
+
+def test_a_call_that_cannot_be_had_waits_for_a_fill_and_then_says_so() -> None:
+    residency, locks = filled(), LayerLocks(2)
+    taken = array(-1, -1, -1, 0)
+    assert residency.take_hits(locks.address, 1, array(0, 1, 2), taken) == 0
+    until = layer_locks.wait_deadline()
+    held = array(-1, 0)
+
+    def ask() -> int:
+        return residency.take(
+            locks.address, 1, array(7), held, array(-1), ctypes.addressof(until), waits=False
+        )
+
+    assert ask() == Outcome.LOOK_AGAIN  # a slot is being filled
+    residency.complete(1, array(3))
+    assert ask() == Outcome.BUSY  # all four are pinned
+    assert held[-1] == 0
+    assert residency.release_held(locks.address, 1, taken) == 0
+    assert ask() == 1
+    locks.close()
