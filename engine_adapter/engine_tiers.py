@@ -13,8 +13,8 @@ from expertier.errors import ConfigError
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
-from expertier.tiers.host_room import require_host_room
 from expertier.tiers.manager import TierManager
+from expertier.tiers.room import require_host_room
 from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, Tiers, TierSet

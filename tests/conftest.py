@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from numba.core.config import reload_config
 
 from expertier.tiers.host_budget import process_budget
 
@@ -15,6 +17,13 @@ settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep compiled functions between runs, whatever cache folder a test gives to a command: all take half a minute."""
+    if config.pluginmanager.hasplugin("cacheprovider"):
+        os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
+    reload_config()  # a filter of warnings has imported Numba already
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ def count_tokens(engine: LoadedEngine, path: str | os.PathLike[str], text: str) 
     """
     options = abi.ModelOptions(abi=abi.HOST_ABI, path=os.fsencode(path), is_mapped=1, is_measured=1)
     error = ct.create_string_buffer(1)
-    data = text.encode(errors="surrogateescape")
+    data = text.encode()
     tokens = (ct.c_int32 * (len(data) + 16))()
     with interrupts_deferred():
         handle = engine.host.expertier_model_open(ct.byref(options), error, len(error))

@@ -14,9 +14,7 @@ Every error that is raised on purpose is an `ExpertierError`; the tree is in `ex
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # as `typing` has it, whose import would take a while
 if TYPE_CHECKING:
     from expertier.errors import (
         BudgetError,
@@ -97,6 +95,8 @@ if not TYPE_CHECKING:  # else any name would do
 
     def __getattr__(name: str) -> object:
         """Import what is asked for when it is: so that Ctrl-C is answered while a command imports what it needs."""
+        import importlib
+
         if name in _PARTS:
             return importlib.import_module(f"expertier.{name}")
         if name not in __all__:

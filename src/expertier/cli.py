@@ -31,7 +31,7 @@ from expertier.budget_options import (
     TensorSplit,
     tier_config,
 )
-from expertier.early_checks import check_threads, require_context
+from expertier.early_checks import check_prompt, check_threads, require_context
 from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.demo import run_demo
 from expertier.engine_adapter.llama_cpp.vocabulary import count_tokens
@@ -179,6 +179,7 @@ def run(
     )
     console = Console(stderr=True)
     check_threads(threads)
+    check_prompt(prompt)
     if ctx is not None:
         require_context(ctx, 1, n_tokens)
     table = ExpertTable.from_gguf(model)

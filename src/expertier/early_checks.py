@@ -21,6 +21,16 @@ def check_threads(n_threads: int) -> None:
         )
 
 
+def check_prompt(prompt: str) -> None:
+    """Raise ConfigError for a prompt that is no text."""
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"--prompt is not UTF-8 at its character {error.start + 1}: give text, in a terminal that speaks UTF-8"
+        ) from error
+
+
 def require_context(n_ctx: int, n_prompt: int, n_new: int) -> None:
     """Raise ConfigError where a context is too short for a prompt of so many tokens and what follows it."""
     if n_ctx < n_prompt + n_new:

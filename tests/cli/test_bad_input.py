@@ -138,4 +138,6 @@ os.preadv = preadv
 
 
 def test_a_prompt_without_tokens_and_a_context_too_small(expertier, tiny):
-    expertier("run", tiny, "-p", "some words", "-n", 30, "--ctx", 20).must_refuse("--ctx 20 is too small")
+    ended = expertier("run", tiny, "-p", "some words", "-n", 30, "--ctx", 33)
+    ended.must_refuse("--ctx 33 is too small for ", " prompt tokens and 30 new ones")
+    assert "loading" not in ended.err, "the vocabulary is enough to know that"

@@ -221,7 +221,7 @@ def test_what_cannot_be(ours, qwen, tiny, tmp_path, monkeypatch):
     ours("plan", tiny, "--kv-type", "q1").must_refuse("--kv-type is 'q1'", "q8_0")
     ours("plan", tiny, "--plot", tmp_path / "plan.gif").must_refuse("ends with .png or .html")
     pretend(monkeypatch, installed=True)
-    ours("plan", tiny, "--plot", tmp_path / "no" / "plan.png").must_refuse("no folder")
+    ours("plan", tiny, "--plot", tmp_path / "no" / "plan.png").must_refuse("make the folder")
     ours("plan", tmp_path / "none.gguf").must_refuse("none.gguf")
 
 

@@ -70,8 +70,9 @@ def test_a_probe_of_another_machine_or_a_damaged_one_does_not_count(tmp_path, mo
 def test_a_cache_folder_that_cannot_be(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "file" / "below"))
-    with pytest.raises(ConfigError, match="EXPERTIER_CACHE_DIR"):
-        probe_file(machine_key("host", 0))
+    assert kept_probe(machine_key("host", 0)) is None, "who only looks needs no folder"
+    with open_device("host") as device, pytest.raises(ConfigError, match="EXPERTIER_CACHE_DIR"):
+        run_probe(machine_key("host", 0), device, None, lambda _: None)
 
 
 def test_files(tmp_path):

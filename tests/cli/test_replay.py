@@ -114,7 +114,7 @@ def test_a_recorded_run_replays_as_it_ran(expertier, tiny, tmp_path, n_slots):
 
 def test_a_recording_that_cannot_be_written_is_refused_first(expertier, tiny, tmp_path):
     ended = expertier("run", tiny, "-p", "x", "-n", 1, "--record-routing", tmp_path / "none" / "a.npz")
-    ended.must_refuse("cannot be recorded", "a folder that exists")
+    ended.must_refuse("recorded routing cannot be written", "none/a.npz", "make the folder")
 
 
 @pytest.mark.deep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -262,10 +263,10 @@ def test_a_file_that_cannot_be_finished_leaves_the_old_one(
     write_trace(path, trace)
     before = path.read_bytes()
 
-    def fails(*_arguments: object, **_arrays: object) -> None:
+    def fails(*_arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(np, "savez_compressed", fails)
+    monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(ConfigError, match="No space left"):
         write_trace(path, trace)
     assert path.read_bytes() == before

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import platformdirs
@@ -13,7 +15,7 @@ from expertier.engine_adapter.build.cache import (
     move_into_place,
     staging,
 )
-from expertier.errors import BuildError
+from expertier.errors import BuildError, ConfigError
 
 
 def test_the_variable_names_the_folder() -> None:
@@ -24,6 +26,15 @@ def test_the_variable_names_the_folder() -> None:
 @pytest.mark.parametrize("environ", [{}, {CACHE_VARIABLE: ""}])
 def test_the_users_own_folder_otherwise(environ: dict[str, str]) -> None:
     assert cache_folder(environ) == platformdirs.user_cache_path("expertier")
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Was a folder named `~`, or a RuntimeError."""
+    with pytest.raises(ConfigError, match=r"~nobody-of-this-name/x'.*whole path"):
+        cache_folder({CACHE_VARIABLE: "~nobody-of-this-name/x"})
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: Path("~/.cache", name))
+    with pytest.raises(ConfigError, match=f"no home folder.*{CACHE_VARIABLE}"):
+        cache_folder({})
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_variable(cache: Path) -> None:
@@ -41,6 +52,21 @@ def test_a_staging_folder_goes_when_it_was_not_moved(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         half_a_build()
     assert list(tmp_path.glob(".new-*")) == []
+
+
+def test_a_disk_that_fills_up_on_the_way(tmp_path: Path) -> None:
+    """Was an OSError."""
+    refused = pytest.raises(BuildError, match=f"No space left on device.*{CACHE_VARIABLE}")
+    with refused, staging(tmp_path) as folder, (folder / "part").open("wb") as part:
+        part.write(b"half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "part"))
+    assert list(tmp_path.glob(".new-*")) == []
+
+
+def test_who_cannot_lock_goes_on(tmp_path: Path) -> None:
+    """Was an OSError: only time depends on the lock."""
+    with locked(tmp_path / "missing" / ".lock"):
+        pass
 
 
 def test_a_filled_folder_moves_at_once(tmp_path: Path) -> None:

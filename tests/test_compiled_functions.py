@@ -1,0 +1,145 @@
+"""Compiled functions are kept in our cache folder, and made without it where nothing can be kept."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numba import config, int64
+from numba.core import caching
+
+import expertier
+from expertier import compiled_functions
+from expertier.compiled_functions import FOLDER, kept_cfunc, kept_njit
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A fresh cache folder, and a user who has told Numba nothing."""
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    monkeypatch.setattr(compiled_functions._State, "is_broken", False)
+    monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "cache"))
+    yield tmp_path / "cache" / FOLDER
+    assert config.CACHE_DIR == "", "Numba's own setting is as it was"
+
+
+def twice(number: int) -> int:
+    return 2 * number
+
+
+def kept_in(folder: Path) -> list[str]:
+    return sorted(path.suffix for path in folder.glob("*/*"))
+
+
+def test_they_are_kept_below_ours(cache: Path) -> None:
+    assert kept_njit(int64(int64))(twice)(4) == 8
+    assert kept_in(cache) == [".nbc", ".nbi"]
+    late = kept_njit()(twice)
+    assert late(4) == 8, "its types are known only now"
+    again = kept_njit(int64(int64))(twice)
+    assert sum(again.stats.cache_misses.values()) == 0
+    assert kept_cfunc(int64(int64))(twice).ctypes(4) == 8
+
+
+def test_what_a_user_tells_numba_goes_first(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "CACHE_DIR", str(tmp_path / "numba"))
+        assert kept_njit(int64(int64))(twice)(4) == 8
+        assert str(tmp_path / "numba") == config.CACHE_DIR
+    assert kept_in(tmp_path / "numba") == [".nbc", ".nbi"]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("compiled", [kept_njit(int64(int64)), kept_njit(), kept_cfunc(int64(int64))])
+@pytest.mark.parametrize("how", ["nowhere", "full", "damaged"])
+def test_nothing_can_be_kept(
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    how: str,
+    compiled: object,
+) -> None:
+    def fails(*_arguments: object, **_named: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(cache))
+
+    if how == "nowhere":
+        monkeypatch.setattr(caching.tempfile, "TemporaryFile", fails)  # how Numba tries a place
+    elif how == "full":
+        monkeypatch.setattr(caching.IndexDataCacheFile, "save", fails)
+    else:
+        monkeypatch.setattr(caching.IndexDataCacheFile, "_load_index", lambda _: 1 // 0)
+    for _ in range(2):
+        made = compiled(twice)
+        assert getattr(made, "ctypes", made)(4) == 8
+    (warning,) = [record.message for record in caplog.records]
+    assert "cannot be kept" in warning
+    assert "EXPERTIER_CACHE_DIR" in warning
+
+
+def test_an_error_of_the_function_is_no_matter_of_the_cache(caplog: pytest.LogCaptureFixture) -> None:
+    def wrong(number: int) -> int:
+        return number + "one"  # type: ignore[operator]
+
+    with pytest.raises(Exception, match="No implementation"):
+        kept_njit(int64(int64))(wrong)
+    assert not caplog.records
+
+
+def test_what_another_process_left_half_written_goes(cache: Path) -> None:
+    place = cache / "some"
+    place.mkdir(parents=True)
+    for name, age in (("old.nbi.tmp.0123", 10_000), ("new.nbi.tmp.0123", 0)):
+        (place / name).write_text("half")
+        os.utime(place / name, (place.stat().st_mtime - age,) * 2)
+    kept_njit(int64(int64))(twice)
+    assert [path.name for path in place.iterdir()] == ["new.nbi.tmp.0123"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("writable", [True, False])
+def test_a_container_that_runs_as_another_user(tmp_path: Path, writable: bool) -> None:
+    """No home, a package that cannot be written to, and a cache folder that can, or cannot."""
+    package = Path(expertier.__file__).parent
+    alone = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"',
+    ]
+    alone.append(str(package))
+    try:
+        subprocess.run([*alone, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"mounting is not allowed here: {error}")
+    rng = np.random.default_rng(0)
+    np.save(tmp_path / "ids.npy", np.stack([[rng.permutation(8)[:2]] * 2 for _ in range(8)]).astype(np.int32))
+    cache = tmp_path / "cache" if writable else Path("/proc/nowhere")
+    command = (
+        "import sys; from expertier.cli import main; main()",
+        "profile",
+        "make",
+        "ids.npy",
+        "-o",
+        "p.npz",
+    )
+    done = subprocess.run(
+        [*alone, sys.executable, "-c", *command],
+        env={"PATH": os.environ["PATH"], "EXPERTIER_CACHE_DIR": str(cache), "HOME": "/proc/nowhere"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert ("cannot be kept" in done.stderr) != writable
+    assert any((cache / FOLDER).glob("*/*.nbc")) == writable
