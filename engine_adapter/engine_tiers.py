@@ -14,7 +14,7 @@ from expertier.planner.context_memory import ContextShape
 from expertier.planner.ledger import DeviceNeeds
 from expertier.tiers.config import TierConfig
 from expertier.tiers.manager import TierManager
-from expertier.tiers.room import require_device_room, require_host_room
+from expertier.tiers.room import require_host_room
 from expertier.tiers.split_mode import SplitMode
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, Tiers, TierSet
@@ -60,7 +60,6 @@ def open_engine_tiers(
     if not device.has_own_memory:
         require_host_room(config, table, shape)
         return EngineTiers(TierManager(table, device=device, config=config), placement)
-    require_device_room(config, table, device.free_bytes())
     needs = DeviceChoice.of(table, config, shape).whole(device)
     manager = TierManager(
         table,

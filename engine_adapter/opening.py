@@ -21,7 +21,7 @@ from functools import partial, wraps
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 from expertier.errors import BusyError, ExpertierError
-from expertier.interrupts import interrupts_deferred
+from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 
 
 class Closable(Protocol):
@@ -84,6 +84,7 @@ def close_abandoned() -> None:
         _abandoned.extend(busy)
 
 
+@not_interrupted_at_entry
 def close_after(opened: Closable, error: BaseException | None) -> None:
     """Close at the end of a `with` block, also where an interrupt meets the first try.
 

@@ -15,7 +15,7 @@ from expertier.engine_adapter.lookup_log import LookupLog
 from expertier.engine_adapter.opening import close_after, closed_if_interrupted, closed_when_dropped
 from expertier.engine_adapter.place_slices import open_slice_tiers
 from expertier.engine_adapter.placement import Placement
-from expertier.interrupts import interrupts_deferred, raise_pending
+from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry, raise_pending
 from expertier.planner.context_memory import ContextShape
 from expertier.planner.trace import Phase
 from expertier.tiers.config import TierConfig
@@ -123,9 +123,11 @@ class TieredModel:
 
     __del__ = closed_when_dropped
 
+    @not_interrupted_at_entry
     def __enter__(self) -> TieredModel:
         return self
 
+    @not_interrupted_at_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -1,4 +1,4 @@
-"""Budgets against the memory that there is, before anything is allocated."""
+"""Budgets in RAM against the RAM that there is, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -49,16 +49,4 @@ def require_host_room(
             f"a context of {shape.n_ctx} tokens takes {mib(cache)} of RAM for its keys and values, beside {mib(slots)} "
             f"of expert slots; {mib(available)} are available: ask for a shorter one (--ctx), for fewer slots "
             "(--expert-cache-mib), or free some"
-        )
-
-
-def require_device_room(config: TierConfig, table: ExpertTable, free_bytes: int) -> None:
-    """Raise BudgetError where more slots were asked for than fit in what is free of a device with its own memory."""
-    if config.expert_cache_bytes == "auto":
-        return
-    slots = resolve(config, table, available_bytes()).expert_cache_bytes
-    if slots > free_bytes:
-        raise BudgetError(
-            f"asked for {mib(slots)} of expert slots on a device of which {mib(free_bytes)} are free, and the engine "
-            "needs some of these: set MOE_EXPERT_CACHE_MIB (--expert-cache-mib) to less, or to `auto`, or free some"
         )

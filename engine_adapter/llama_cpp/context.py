@@ -15,7 +15,7 @@ from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
 from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.opening import close_after, closed_when_dropped
 from expertier.errors import DecodeError, EngineError
-from expertier.interrupts import interrupts_deferred
+from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 
 _ERROR_BYTES = 1 << 14
 
@@ -222,9 +222,11 @@ class LlamaContext:
             raise EngineError("the context was used after it was closed; open another")
         return self._handle
 
+    @not_interrupted_at_entry
     def __enter__(self) -> LlamaContext:
         return self
 
+    @not_interrupted_at_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -26,7 +26,7 @@ from expertier.engine_adapter.opening import (
 from expertier.engine_adapter.override_pattern import placed_regex
 from expertier.engine_adapter.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
-from expertier.interrupts import interrupts_deferred
+from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 from expertier.tiers.file_identity import FileIdentity
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import Tiers
@@ -321,9 +321,11 @@ class LlamaModel:
         with self._contexts_lock:
             self._open_contexts -= 1
 
+    @not_interrupted_at_entry
     def __enter__(self) -> LlamaModel:
         return self
 
+    @not_interrupted_at_entry
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

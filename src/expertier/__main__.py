@@ -13,42 +13,45 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
-from types import FrameType
-from typing import NoReturn
 
-from expertier.interrupts import Terminated, raise_terminated
+TYPE_CHECKING = False  # as `typing` has it, whose import would take longer than all else here
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
 
-_ENDING = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: raise_terminated}
-"""What raises within a command, by signal."""
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
 
 
 def main() -> NoReturn:
     """Run the command line and exit."""
     _open_standard_files()
-    ours = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    _handle(ours, lambda _: _end_at_once)
+    ours = [number for number in _NUMBERS if signal.getsignal(number) is not signal.SIG_IGN]
+    _end_at_once_by(ours)
     status: int | str | None
     try:
-        try:
-            from expertier.cli import main as run
+        from expertier.cli import main as run
+        from expertier.interrupts import raise_terminated
 
-            _handle(ours, _ENDING.__getitem__)
+        try:
+            for number in ours:
+                signal.signal(
+                    number, raise_terminated if number == signal.SIGTERM else signal.default_int_handler
+                )
             run()
         finally:
-            _handle(ours, lambda _: _end_at_once)
+            _end_at_once_by(ours)
     except SystemExit as end:
         interrupt = _interrupt_behind(end) if end.code else None
         status = end.code if interrupt is None else _say_ended(interrupt)
     except KeyboardInterrupt as interrupt:
-        _handle(ours, lambda _: _end_at_once)
+        _end_at_once_by(ours)
         status = _say_ended(interrupt)
     raise SystemExit(status)  # out of the `except`: what the exception held is let go
 
 
-def _handle(numbers: list[signal.Signals], handler_of: Callable[[signal.Signals], signal._HANDLER]) -> None:
+def _end_at_once_by(numbers: list[signal.Signals]) -> None:
     for number in numbers:
-        signal.signal(number, handler_of(number))
+        signal.signal(number, _end_at_once)
 
 
 def _end_at_once(number: int, _frame: FrameType | None) -> None:
@@ -58,6 +61,8 @@ def _end_at_once(number: int, _frame: FrameType | None) -> None:
 
 def _say_ended(interrupt: KeyboardInterrupt) -> int:
     """Say what has ended the command; returns its status, as shells have it."""
+    from expertier.interrupts import Terminated
+
     number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT
     os.write(2, _line(number).encode())
     return 128 + number

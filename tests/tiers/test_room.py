@@ -8,7 +8,7 @@ from expertier.engine_adapter.synth import TINY_SHAPE, write_model
 from expertier.errors import BudgetError
 from expertier.planner.context_memory import ContextShape
 from expertier.tiers.config import TierConfig
-from expertier.tiers.room import require_device_room, require_host_room
+from expertier.tiers.room import require_host_room
 from expertier.tiers.table import ExpertTable
 from expertier.units import MIB
 
@@ -42,10 +42,3 @@ def test_what_there_is_not(
 ) -> None:
     with pytest.raises(BudgetError, match=words):
         require_host_room(config, table, ContextShape(n_ctx=n_ctx), available=available * MIB, total=6 * MIB)
-
-
-def test_a_device_with_memory_of_its_own(table: ExpertTable) -> None:
-    require_device_room(SLOTS, table, 4 * MIB)
-    require_device_room(TierConfig(), table, 0)
-    with pytest.raises(BudgetError, match=r"4\.0 MiB of expert slots on a device of which 3\.0 MiB are free"):
-        require_device_room(SLOTS, table, 3 * MIB)
