@@ -18,12 +18,14 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray
 
     Raises ConfigError where the file cannot be written; what was there before then stays.
     """
+    assert not any(array.dtype.hasobject for array in arrays.values()), "objects would be pickled"
     file = Path(path)
     unfinished = file.with_name(f".{file.name}.{os.getpid()}.unfinished")
     try:
         try:
             with unfinished.open("xb") as opened:
-                np.savez_compressed(opened, allow_pickle=False, **arrays)
+                # Not `allow_pickle=False`: an older NumPy writes that as one more array.
+                np.savez_compressed(opened, **arrays)
             unfinished.replace(file)
         except BaseException:
             unfinished.unlink(missing_ok=True)
