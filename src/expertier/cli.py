@@ -167,7 +167,7 @@ def run(
         split_mode,
     )
     console = Console(stderr=True)
-    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(llama_cpp, console.print)))
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(llama_cpp, console.out)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         recording = None

@@ -83,7 +83,7 @@ def serve(
     )
     options = ServerOptions(host, port, parallel, ctx, ubatch, threads, api_key, verbosity)
     console = Console(stderr=True)
-    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(None, console.print)))
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(None, console.out)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         with report.progress(console) as say:
