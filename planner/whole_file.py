@@ -24,8 +24,8 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray
     try:
         try:
             with unfinished.open("xb") as opened:
-                # Not `allow_pickle=False`: an older NumPy writes that as one more array.
-                np.savez_compressed(opened, **arrays)
+                # Not `allow_pickle=False`: an older NumPy writes that as one more array; a newer one's types expect it.
+                np.savez_compressed(opened, **arrays)  # type: ignore[arg-type]
             unfinished.replace(file)
         except BaseException:
             unfinished.unlink(missing_ok=True)
