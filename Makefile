@@ -1,7 +1,7 @@
 # make demo        the main job on a fresh machine: engine, plugin, random model, stock against tiers
 # make test        everything that needs no GPU: lint, types, layers, tests; under 4 minutes on 2 cores that do nothing else,
 #                  some minutes more the first time, when the plugin and the tests' own libraries are compiled
-# make test-deep   what takes longer: a llama.cpp built from source, more property-test examples
+# make test-deep   what takes longer: a llama.cpp built from source, every architecture, the lowest allowed versions
 # make test-mutants  plants bugs one at a time in a copy of the package: the tests must catch each
 # make fuzz        fuzzes the reading of models for SECONDS=60, guided by coverage; finds go to build/fuzz-finds
 # Each makes its own environment in .venv first; needs Python 3.11 or newer, a C++17 compiler and the network once.

@@ -183,7 +183,7 @@ def run(
     check_prompt(prompt)
     if ctx is not None:
         require_context(ctx, 1, n_tokens)
-    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(llama_cpp, console.print)))
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(llama_cpp, console.out)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         recording = None

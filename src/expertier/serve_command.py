@@ -97,7 +97,7 @@ def serve(
     check_threads(threads)
     check_address(options)
     check_metrics(metrics_port, options)
-    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(None, console.print)))
+    table = ExpertTable.from_gguf(model, EngineTypes(lambda: open_engine(None, console.out)))
     with ExitStack() as stack:
         stack.enter_context(show_events())
         with report.progress(console) as say:
