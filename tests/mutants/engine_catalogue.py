@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from mutants.adapter_catalogue import ADAPTER_MUTANTS
-from mutants.proxy_catalogue import PROXY_MUTANTS
-from mutants.slots_catalogue import SLOT_MUTANTS
+from mutants.fills_catalogue import FILL_MUTANTS
+from mutants.gate_catalogue import GATE_MUTANTS
+from mutants.moves_catalogue import MOVE_MUTANTS
 
-ENGINE_MUTANTS = (*PROXY_MUTANTS, *SLOT_MUTANTS, *ADAPTER_MUTANTS)
+ENGINE_MUTANTS = (*GATE_MUTANTS, *FILL_MUTANTS, *MOVE_MUTANTS, *ADAPTER_MUTANTS)

@@ -250,8 +250,12 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
     path = model_path(gpus, KIND, MODELS[KIND])
     prompt = prompt_tokens(200)
     expected = stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH)
-    with computing_model(gpus, path, 8) as model:
-        contexts = [model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) for _ in range(2)]
+    with computing_model(gpus, path, 8) as model, ExitStack() as stack:
+
+        def opened() -> LlamaContext:
+            return stack.enter_context(model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1))
+
+        contexts = [opened(), opened()]
         both = counts_of(model)
         assert both.buffers == 2
         for context in (
@@ -266,7 +270,7 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
         contexts.pop(0).close()
         one = counts_of(model)
         assert (one.buffers, one.buffer_bytes) == (1, both.buffer_bytes // 2)
-        contexts.append(model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1))
+        contexts.append(opened())
         assert counts_of(model).buffer_bytes == both.buffer_bytes  # it got the first one's place
         for context in contexts:
             assert_same(run(context, prompt), expected)

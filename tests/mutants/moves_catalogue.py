@@ -1,4 +1,4 @@
-"""Bugs in the proxy (C++) that quick tests over the fakes must catch: fills, slots, passes, staged layers and moves."""
+"""Bugs in the proxy (C++) that quick tests over the fakes must catch: staged layers, moves, and several devices."""
 
 from __future__ import annotations
 
@@ -9,182 +9,10 @@ _GPU = "tests/engine_adapter/gpu_engine/"
 _PARITY = f"{_GPU}test_gpu_parity.py"
 _CONTEXTS = f"{_GPU}test_gpu_contexts.py"
 _ON_THREADS = f"{_CONTEXTS}::test_contexts_on_threads"
-_COME_AND_GO = f"{_CONTEXTS}::test_contexts_that_come_and_go"
-_FAILED_READS = "tests/engine_adapter/test_failed_reads.py"
-_FAILURES = f"{_GPU}test_gpu_failures.py"
 _COMPUTE = f"{_GPU}test_slab_compute.py"
 _DEMAND = f"{_GPU}test_follow_demand.py"
 _MOVES = f"{_GPU}test_queued_moves.py"
-_GRAPHS = "tests/engine_adapter/test_expert_graphs.py"
-_SERVED = f"{_GRAPHS}::test_served_graphs_are_bit_identical"
 _TENSOR = f"{_GPU}test_tensor_split.py"
-
-FILLS = (
-    Mutant(
-        "a slot is one stride too far",
-        f"{_PROXY}tiers.cpp",
-        "copy.offset + slot * copy.stride, copy.n_bytes);",
-        "copy.offset + (slot + 1) * copy.stride, copy.n_bytes);",
-        (_PARITY,),
-    ),
-    Mutant(
-        "slots of a matrix lie without gaps",
-        f"{_PROXY}tiers.cpp",
-        "            tensor->nb[2]  = matrix.stride;\n",
-        "",
-        (_PARITY,),
-    ),
-    Mutant(
-        "a failed fill of the engine's is complete",
-        f"{_PROXY}tiers.cpp",
-        "filled == Filled::yes ? policy_.complete : policy_.abort;",
-        "filled != Filled::blank ? policy_.complete : policy_.abort;",
-        (f"{_FAILURES}::test_a_failed_read_fails_the_batch",),
-    ),
-    Mutant(
-        "others use a slot whose copy is still queued",
-        f"{_PROXY}tiers.cpp",
-        "            ggml_backend_synchronize(stream); // another stream may",
-        "            // another stream may",
-        (_ON_THREADS,),
-    ),
-    Mutant(
-        "reads of the pool's copies are not counted",
-        f"{_PROXY}pool_copies.cpp",
-        "    copies_.readers[index] += 1;\n",
-        "",
-        (_CONTEXTS,),
-    ),
-    Mutant(
-        "ends of reads of the pool's copies are not counted",
-        f"{_PROXY}pool_copies.cpp",
-        "        copies_.readers[index] -= 1;\n",
-        "        (void) index;\n",
-        (_CONTEXTS,),
-    ),
-    Mutant(
-        "who waits for slots is not told",
-        f"{_PROXY}tiers.cpp",
-        '": the residency tables refused the release of slots");\n    }\n    lock.notify_all();\n',
-        '": the residency tables refused the release of slots");\n    }\n',
-        (_ON_THREADS,),
-        may_hang=True,
-    ),
-    Mutant(
-        "a layer is whole when its slots are taken",
-        f"{_PROXY}tiers.cpp",
-        "policy_.is_whole(directory_, layer) == 1;",
-        "policy_.is_whole(directory_, layer) >= 0;",
-        (f"{_FAILURES}::test_while_all_reads_fail",),
-    ),
-    Mutant(
-        "fills are refused while one runs",
-        f"{_PROXY}tiers.cpp",
-        "    while (fills_running_ > 0) {\n",
-        "    while (fills_running_ > 1) {\n",
-        ("tests/serve/test_misses_without_python.py",),
-    ),
-    Mutant(
-        "zeros of a graph that nobody reads are taken for experts",
-        f"{_PROXY}tiers.cpp",
-        "    const auto end = bytes == PinnedSlots::Bytes::blank ? policy_.abort : policy_.release;\n",
-        "    if (bytes == PinnedSlots::Bytes::blank) {\n"
-        "        policy_.complete(directory_, layer, slots.data(), n);\n"
-        "    }\n"
-        "    const auto end = policy_.release;\n",
-        ("tests/serve/test_misses_without_python.py",),
-    ),
-)
-
-GRAPHS = (
-    Mutant(
-        "slots are let go while queued kernels read them",
-        f"{_PROXY}graph.cpp",
-        "            if (!is_quiet_) {\n                ggml_backend_synchronize(backend_.inner); // queued",
-        "            if (false) {\n                ggml_backend_synchronize(backend_.inner); // queued",
-        (_ON_THREADS, f"{_CONTEXTS}::test_prefetches_meanwhile"),
-    ),
-    Mutant(
-        "a graph keeps our slots",
-        f"{_PROXY}slices.cpp",
-        "        undo->node->src[2] = undo->ids;\n",
-        "",
-        (_SERVED,),
-    ),
-    Mutant(
-        "a slice's number does not tell where its slots are",
-        f"{_PROXY}slices.cpp",
-        "mixed(mixed(mixed(uid, next_), end), placed_) | 1",
-        "mixed(mixed(uid, next_), end) | 1",
-        (_COMPUTE,),
-    ),
-    Mutant(
-        "slot ids are freed while kernels read them",
-        f"{_PROXY}layer_ids.h",
-        "        ggml_backend_synchronize(backend); // kernels may still",
-        "        // kernels may still",
-        (_CONTEXTS,),
-    ),
-    Mutant(
-        "ids are read before the router has run",
-        f"{_PROXY}expert_call.cpp",
-        "copy, 0, n_bytes);\n        ggml_backend_synchronize(backend);\n",
-        "copy, 0, n_bytes);\n",
-        (_PARITY,),
-    ),
-    Mutant(
-        "an expert's bytes are read back as zeros, and nobody is told",
-        f"{_PROXY}expert_buffer.cpp",
-        '    Tiers::fail(std::string("the engine read tensor ")',
-        '    (void) (std::string("the engine read tensor ")',
-        (f"{_GRAPHS}::test_other_uses_of_experts_end_in_an_error",),
-    ),
-)
-
-PASSES = (
-    Mutant(
-        "a pass begins while the one before still computes",
-        f"{_PROXY}passes.cpp",
-        "return ggml_backend_graph_compute(backend_.inner, graph); // the next",
-        "return ggml_backend_graph_compute_async(backend_.inner, graph); // the next",
-        (_PARITY,),
-    ),
-    Mutant(
-        "rows of an input are another token's",
-        f"{_PROXY}passes.cpp",
-        "(token * input->ne[1] + k % input->ne[1]);",
-        "(token + k % input->ne[1]);",
-        (_SERVED,),
-    ),
-    Mutant(
-        "an input of a chain that changes is not copied again",
-        f"{_PROXY}passes.cpp",
-        "                snapshots.retake(graph_, begin, end);\n",
-        "",
-        (_SERVED,),
-    ),
-    Mutant(
-        "a chain whose input changes runs as one",
-        f"{_PROXY}chain.cpp",
-        "            if (changes(graph->nodes[i], input)) {\n",
-        "            if (false && changes(graph->nodes[i], input)) {\n",
-        (_SERVED,),
-    ),
-    Mutant(
-        "a chain's inner node that others read runs as one",
-        f"{_PROXY}chain.cpp",
-        "            count_reads(chain.nodes, chain.nodes[i]) != ggml_node_get_use_count(graph, indices[i])) {\n",
-        "            false) {\n",
-        (_SERVED,),
-    ),
-    Mutant(
-        "the last expert of a full pass is left out",
-        f"{_PROXY}passes.cpp",
-        "        for (size_t begin = 0; begin < order.size(); begin += n_slots) {\n",
-        "        for (size_t begin = 0; begin + 1 < order.size() || begin == 0; begin += n_slots) {\n",
-        (_SERVED,),
-    ),
-)
 
 STAGED = (
     Mutant(
@@ -380,4 +208,4 @@ TOGETHER = (
     ),
 )
 
-SLOT_MUTANTS = (*FILLS, *GRAPHS, *PASSES, *STAGED, *MOVES, *COMPUTE, *TOGETHER)
+MOVE_MUTANTS = (*STAGED, *MOVES, *COMPUTE, *TOGETHER)
