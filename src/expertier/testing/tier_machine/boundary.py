@@ -169,10 +169,11 @@ class BoundaryRules(MachineBase):
     def resize_host_pool(self, pages: int) -> None:
         """Give L2 another budget (I3)."""
         self.pool_bytes = pages * PAGE
+        was_idle = self.is_idle()  # before it: a device may come to its queues' ends meanwhile
         self.tiers.resize_host_pool(self.pool_bytes)
         self.pool_allowed_bytes = max(self.pool_bytes, self.tiers.stats().l2.used_bytes)
         self.pool_most_bytes = max(self.pool_most_bytes, self.pool_bytes)
-        if self.is_idle():
+        if was_idle:
             assert self.pool_allowed_bytes == self.pool_bytes, "I3: nothing uses what was not given back"
 
     # ---- what holds after a move
