@@ -19,7 +19,9 @@ def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray
     Raises ConfigError where the file cannot be written; what was there before then stays.
     """
     assert not any(array.dtype.hasobject for array in arrays.values()), "objects would be pickled"
-    packed = io.BytesIO()  # NumPy's own writing to a disk that is full ends in errors about the archive instead
+    packed = (
+        io.BytesIO()
+    )  # NumPy's own writing to a disk that is full ends in errors about the archive instead
     # Not `allow_pickle=False`: an older NumPy writes that as one more array; a newer one's types expect it.
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     with output(path, what) as unfinished, unfinished.open("xb") as opened:

@@ -42,6 +42,7 @@ from interrupted_tiers import (
     default_handler,
     open_tiers,
 )
+from waits import wait_until
 
 FIRST_AND_SOME = [*range(1, 250), *range(250, 1 << 20, 97)]
 LIMIT_S = 60.0
@@ -102,13 +103,6 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
     return thread
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.001)
-
-
 def interrupt_main() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
@@ -128,7 +122,7 @@ def test_a_wait_for_slots_ends_with_an_interrupt() -> None:
         assert taken.wait(LIMIT_S)
 
         def interrupt() -> None:
-            eventually(lambda: len(tiers._usage.leases()) == 2)
+            wait_until(lambda: len(tiers._usage.leases()) == 2)
             interrupt_main()
 
         interrupting = in_thread(interrupt)
@@ -148,10 +142,10 @@ def test_a_drain_ends_with_an_interrupt_while_a_read_takes_for_ever() -> None:
         tiers = et.TierManager(TABLE, device=device, config=config(fill_threads=1), source=source)
         source.open.clear()
         tiers.prefetch(0, [1])
-        eventually(lambda: source.reads > 0)
+        wait_until(lambda: source.reads > 0)
 
         def interrupt() -> None:
-            eventually(lambda: len(tiers._workers._changed._waiters) > 0)  # type: ignore[attr-defined]
+            wait_until(lambda: len(tiers._workers._changed._waiters) > 0)  # type: ignore[attr-defined]
             interrupt_main()
 
         interrupting = in_thread(interrupt)
@@ -195,17 +189,17 @@ def test_a_forked_child_is_refused_and_not_left_waiting() -> None:
         ended: list[int] = []
 
         def has_ended() -> bool:
-            pid, status = os.waitpid(child, os.WNOHANG)
+            pid, status = os.waitpid(child, os.WNOHANG)  # no limit: it does not wait
             if pid:
                 ended.append(os.waitstatus_to_exitcode(status))
             return bool(pid)
 
         try:
-            eventually(has_ended)
+            wait_until(has_ended)
         finally:
             if not ended:
                 os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
+                os.waitpid(child, 0)  # no limit: it was killed
         assert ended == [len(calls)]
         lease.release()
         tiers.close()
@@ -252,7 +246,7 @@ def test_a_loop_of_handled_interrupts_in_acquire_can_still_be_interrupted() -> N
         while (told := process.stdout.read(1)) in (b".", b"!", b"\n"):
             if told != b"\n":
                 n += 1
-                time.sleep(moments.uniform(0, 0.003))  # so that they come at different moments of the loop
+                time.sleep(moments.uniform(0, 0.003))  # a pause: they come at different moments of the loop
                 process.send_signal(signal.SIGINT)
         assert process.wait(LIMIT_S) == 7, f"after {n} interrupts"
         assert n == 101
