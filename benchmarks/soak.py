@@ -310,6 +310,8 @@ class Soak:
 
 def slopes(sample: list[tuple[float, int, int]]) -> dict[str, float]:
     """Return the slopes after the warm-up, and how long they were taken; empty when that is too short to tell."""
+    if not sample:
+        return {}
     begin, end = sample[0][0], sample[-1][0]
     kept = np.array([row for row in sample if row[0] >= begin + WARM_UP * (end - begin)])
     seconds = float(kept[-1, 0] - kept[0, 0])

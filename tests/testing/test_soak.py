@@ -12,14 +12,27 @@ import pytest
 SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 
+MUST_HAPPEN = ("epochs", "lease", "experts compared", "l1 misses", "moves moves", "failed as planned")
+
+
 @pytest.mark.parametrize("device", ["host", "fake"])
 def test_soak(device: str) -> None:
+    """For as long as it takes until everything has happened, which a busy machine needs more time for."""
+    for minutes in (0.05, 0.5, 4):
+        counts = soak(device, minutes)
+        if all(counts.get(name) for name in MUST_HAPPEN):
+            return
+    pytest.fail(f"something did not happen: {counts}")
+
+
+def soak(device: str, minutes: float) -> dict[str, int]:
+    """Run it; returns what it counted, once nothing was wrong."""
     done = subprocess.run(
         [
             sys.executable,
             SOAK,
             "--minutes",
-            "0.05",
+            str(minutes),
             "--threads",
             "5",
             "--epoch",
@@ -30,12 +43,10 @@ def test_soak(device: str) -> None:
         ],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=400,
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     said = json.loads(done.stdout)
     assert said["wrong"] == []
-    assert said["counts"]["epochs"] >= 1
-    for name in ("lease", "experts compared", "l1 misses", "moves moves", "failed as planned"):
-        assert said["counts"][name] > 0, f"{name}: nothing happened"
+    return dict(said["counts"])
