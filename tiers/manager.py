@@ -310,8 +310,7 @@ class TierManager:
             self._usage.add(lease)
             if not len(wanted) or self._residency.take_hits(self._locks_address, layer, wanted, held) != 0:
                 self._table.check_experts(layer, wanted.tolist())
-                with interrupts_deferred():
-                    lease.open(self._groups(layer, wanted))
+                lease.open(self._groups(layer, wanted))
             elif self._has_streams:
                 with interrupts_deferred():
                     self._fences.before_read(layer, held[:-1].tolist(), stream)

@@ -470,9 +470,9 @@ INTERRUPTS = (
     ),
     Mutant(
         "misses are served where interrupts come",
-        "tiers/manager.py",
-        "                with interrupts_deferred():\n                    lease.open(",
-        "                if True:\n                    lease.open(",
+        "tiers/lease.py",
+        "                with interrupts_deferred():\n                    self._holder.drop_part(self, self._held)\n",
+        "                if True:\n                    self._holder.drop_part(self, self._held)\n",
         _INTERRUPTED,
     ),
     Mutant(

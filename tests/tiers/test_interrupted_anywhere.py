@@ -7,8 +7,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import expertier as et
+from expertier.testing import FakeDevice
+from expertier.tiers.tier_set import DevicePart, TierSet
+from interrupt_at import at_every_instruction
 from interrupted_calls import (
     ALL,
+    FOLDERS,
     OPERATIONS,
     closed_at,
     everywhere,
@@ -17,7 +21,14 @@ from interrupted_calls import (
     opened_or_not,
     parts,
 )
-from interrupted_tiers import DEVICES, config, default_handler
+from interrupted_tiers import (
+    DEVICES,
+    SOURCE,
+    TABLE,
+    assert_next_interrupt_is_raised,
+    config,
+    default_handler,
+)
 
 pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("_interrupts")]
 
@@ -50,3 +61,38 @@ def test_opening_and_closing_interrupted_anywhere() -> None:
     assert n > 10_000
     assert opened < 5, "only after the last statement"
     assert closed_at(ALL) > 1000
+
+
+def test_a_set_of_tiers_opened_used_and_closed_interrupted_somewhere() -> None:
+    """Its managers are opened and closed together, whichever of them an interrupt comes at."""
+    devices = [FakeDevice(name="fake:0"), FakeDevice(name="fake:1")]
+    sets: list[TierSet] = []
+
+    def open_use_and_close() -> None:
+        sets.append(object.__new__(TierSet))  # an interrupt may come when the constructor has ended
+        sets[-1].__init__(  # type: ignore[misc]
+            TABLE,
+            [DevicePart(device, (layer,)) for layer, device in enumerate(devices)],
+            config=config(pool_experts=4),
+            source=SOURCE,
+        )
+        with sets[-1] as tiers:
+            for layer in range(2):
+                manager, own = tiers.place_of(layer)
+                manager.acquire(own, [1, 2]).release()
+
+    for _ in range(2):
+        open_use_and_close()
+    n = unclosed = 0
+    for found in at_every_instruction(open_use_and_close, FOLDERS, at=range(1, 1 << 20, 307)):
+        assert isinstance(found.error, KeyboardInterrupt), f"{found.error!r} at {found.place}"
+        if any(device.device_bytes for device in devices):
+            unclosed += 1
+            sets[-1].close()
+        for device in devices:
+            assert device.device_bytes == device.pinned_bytes == device.n_events == 0, found.place
+            assert device.streams == (0,), found.place
+        assert_next_interrupt_is_raised(found.place)
+        n += 1
+    assert n > 50
+    assert unclosed < 3, "only between the constructor and the block"
