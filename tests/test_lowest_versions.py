@@ -35,7 +35,8 @@ SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", "tiers", "planner", 
 _LIMIT_S = 1800
 _VERSIONS = """
 import importlib.metadata, json, re
-print(json.dumps({re.sub('[-_.]+', '-', each.name).lower(): each.version for each in importlib.metadata.distributions()}))
+found = importlib.metadata.distributions()
+print(json.dumps({re.sub("[-_.]+", "-", each.name).lower(): each.version for each in found}))
 """
 
 
