@@ -36,7 +36,7 @@ _LIMIT_S = 1800
 _VERSIONS = """
 import importlib.metadata, json, re
 found = importlib.metadata.distributions()
-print(json.dumps({re.sub('[-_.]+', '-', each.name).lower(): each.version for each in found}))
+print(json.dumps({re.sub("[-_.]+", "-", each.name).lower(): each.version for each in found}))
 """
 
 

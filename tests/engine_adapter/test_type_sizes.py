@@ -25,7 +25,7 @@ from expertier.tiers.manager import TierManager
 from expertier.tiers.model_geometry import read_geometry
 from expertier.tiers.table import ExpertTable
 from expertier.tiers.type_sizes import PACKAGE_TYPES, BlockSize, TypeSizes
-from tiered_runs import SMALL, run_model, write_small_model
+from tiered_runs import SMALL, prompt_tokens, run_model, write_small_model
 
 Q2_0 = 42
 BLOCK = BlockSize(64, 18)  # a half, then two bits for each element
@@ -89,9 +89,9 @@ def test_logits_are_those_of_stock(loaded_engine: LoadedEngine, path: Path, n_sl
     matrix = table.layers[0].matrices[0]
     assert (matrix.ggml_type, matrix.type_bytes) == (Q2_0, BLOCK.n_bytes)
     assert matrix.expert_bytes == SMALL.n_embd // 64 * 18 * SMALL.n_ff
-    expected = run_model(loaded_engine, path, None, n_tokens=12)
+    expected = run_model(loaded_engine, path, None, n_tokens=6, prompt=prompt_tokens(24))
     with tiers_of(table, n_slots) as tiers:
-        found = run_model(loaded_engine, path, tiers, n_tokens=12)
+        found = run_model(loaded_engine, path, tiers, n_tokens=6, prompt=prompt_tokens(24))
         tiers.check_valid()
     assert np.isfinite(expected.logits).all()
     assert found.logits.tobytes() == expected.logits.tobytes()
