@@ -138,9 +138,13 @@ def workplaces(healthy: Path, n: int) -> Iterator[list[Workplace]]:
         yield made
 
 
-def engine_without_a_bug(workplace: Workplace, suites: Iterable[str]) -> list[Result]:
-    """The same for suites that run an engine, together."""
-    outcome = workplace.run(sorted(suites), FIRST_LIMIT_S)
+def engine_without_a_bug(free: Queue[Workplace], suites: Iterable[str]) -> list[Result]:
+    """The same for suites that run an engine, together, in a workplace that nobody uses."""
+    workplace = free.get()
+    try:
+        outcome = workplace.run(sorted(suites), FIRST_LIMIT_S)
+    finally:
+        free.put(workplace)
     return [] if outcome.failure is None else [Result("one with an engine", outcome.failure, outcome.seconds)]
 
 
@@ -208,11 +212,12 @@ def main() -> int:
             table.add(mutant, future.result())  # no limit: each of its suites has one
         if of_engine:
             with workplaces(healthy, min(options.jobs, len(of_engine))) as made:
-                table.add_broken(engine_without_a_bug(made[0], suites_of(of_engine)))
                 free: Queue[Workplace] = Queue()
                 for workplace in made:
                     free.put(workplace)
+                baseline = threads.submit(engine_without_a_bug, free, suites_of(of_engine))
                 results = [threads.submit(try_engine_mutant, mutant, free) for mutant in of_engine]
+                table.add_broken(baseline.result())
                 for mutant, future in zip(of_engine, results, strict=True):
                     table.add(mutant, future.result())  # no limit: each of its suites has one
     print(f"mutants: {table.n_caught} caught, {table.n_missed} missed")
