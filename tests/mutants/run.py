@@ -140,7 +140,7 @@ def workplaces(healthy: Path, n: int) -> Iterator[list[Workplace]]:
 
 def engine_without_a_bug(free: Queue[Workplace], suites: Iterable[str]) -> list[Result]:
     """The same for suites that run an engine, together, in a workplace that nobody uses."""
-    workplace = free.get()
+    workplace = free.get()  # no limit: as many threads as workplaces, and each run has one
     try:
         outcome = workplace.run(sorted(suites), FIRST_LIMIT_S)
     finally:
@@ -217,7 +217,7 @@ def main() -> int:
                     free.put(workplace)
                 baseline = threads.submit(engine_without_a_bug, free, suites_of(of_engine))
                 results = [threads.submit(try_engine_mutant, mutant, free) for mutant in of_engine]
-                table.add_broken(baseline.result())
+                table.add_broken(baseline.result())  # no limit: its suites have one
                 for mutant, future in zip(of_engine, results, strict=True):
                     table.add(mutant, future.result())  # no limit: each of its suites has one
     print(f"mutants: {table.n_caught} caught, {table.n_missed} missed")
