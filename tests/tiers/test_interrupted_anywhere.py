@@ -56,10 +56,13 @@ def test_the_rest_interrupted_anywhere(device: str, name: str, pool_experts: int
     assert everywhere(device, config(pool_experts=pool_experts), call, before=before, undo=undo) > 500
 
 
-def test_opening_and_closing_interrupted_anywhere() -> None:
+def test_opening_interrupted_anywhere() -> None:
     n, opened = opened_or_not(ALL)
     assert n > 10_000
     assert opened < 5, "only after the last statement"
+
+
+def test_closing_interrupted_anywhere() -> None:
     assert closed_at(ALL) > 1000
 
 
