@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, TypeVar, cast
 
-from numba import int64, njit, types
+from numba import int64, types
 
+from expertier.compiled_functions import kept_njit
 from expertier.interrupts import interrupts_deferred
 from expertier.planner.outcome import FINISH, Outcome
 from expertier.planner.tables import (
@@ -75,7 +76,7 @@ def _compiled(*arguments: Any, nogil: bool = False) -> Callable[[_F], _F]:
     """Compile for these arguments, at once, from the on-disk cache where that holds it."""
     if not COMPILED:
         return _deferred
-    return cast(Callable[[_F], _F], njit(int64(*arguments), cache=True, nogil=nogil))
+    return kept_njit(int64(*arguments), nogil=nogil)
 
 
 def _deferred(function: _F) -> _F:

@@ -21,7 +21,7 @@ from time_limits import (  # noqa: F401 - hooks
 from time_limits import pytest_configure as configure_limits
 from warm_commands import WarmCommands
 
-settings.register_profile("default", max_examples=100, deadline=None)
+settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile(
     "deep", max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

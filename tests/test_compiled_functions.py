@@ -39,6 +39,12 @@ def kept_in(folder: Path) -> list[str]:
     return sorted(path.suffix for path in folder.glob("*/*"))
 
 
+def test_nothing_is_compiled_with_numbas_own_cache() -> None:
+    package = Path(expertier.__file__).parent
+    found = [path.name for path in package.rglob("*.py") if "cache=True" in path.read_text(encoding="utf-8")]
+    assert found == [Path(compiled_functions.__file__).name], "use kept_njit and kept_cfunc"
+
+
 def test_they_are_kept_below_ours(cache: Path) -> None:
     assert kept_njit(int64(int64))(twice)(4) == 8
     assert kept_in(cache) == [".nbc", ".nbi"]

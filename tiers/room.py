@@ -43,7 +43,7 @@ def require_host_room(
         )
     if shape is None:
         return
-    cache = cache_bytes(read_geometry(table.path), shape)
+    cache = cache_bytes(read_geometry(table.path, table.type_sizes), shape)
     if cache + slots > available:
         raise BudgetError(
             f"a context of {shape.n_ctx} tokens takes {mib(cache)} of RAM for its keys and values, beside {mib(slots)} "

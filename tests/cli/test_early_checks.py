@@ -84,5 +84,5 @@ main()
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
     )
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "expertier: ended by SIGINT\n")
     assert not list(tmp_path.iterdir())

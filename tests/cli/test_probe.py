@@ -131,6 +131,7 @@ def test_a_device_that_does_not_open(expertier):
 def test_a_probe_that_others_could_have_planted(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path))
     file = probe_file(machine_key("host", 0))
+    file.parent.mkdir(mode=0o700)
     file.write_text("{}")
     file.chmod(0o666)
     with pytest.raises(ConfigError, match=f"from {file}: every user can write to it"):

@@ -420,8 +420,21 @@ def test_contexts_that_open_while_the_model_closes(loaded_engine, path):
     assert outcomes
 
 
-def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path, reads):
-    """A lease that is being filled looks like the engine's pins: that `close` fails, and the next works."""
+def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path):
+    """While a fill of the engine's runs, `close` fails, and the next works."""
+    with make_tiers(path, 4) as tiers:
+        model = LlamaModel.open(loaded_engine, path, tiers=tiers)
+        with tiers._usage.engine_fill():
+            for _ in range(2):
+                with pytest.raises(BusyError):
+                    model.close()
+        model.close()
+        model.close()
+        assert not tiers._usage.bound
+
+
+def test_a_model_is_closed_while_somebody_fills_a_lease(loaded_engine, path, reads):
+    """Slots of a lease are not the engine's, from the first moment on."""
     reading, go_on = threading.Event(), threading.Event()
 
     def hold_up():
@@ -433,13 +446,11 @@ def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path, reads
         reads.before_each = hold_up
         thread = threading.Thread(target=lambda: tiers.acquire(0, [1, 2]).release(), daemon=True)
         thread.start()
-        assert reading.wait(60)
-        for _ in range(2):
-            with pytest.raises(BusyError):
-                model.close()
-        go_on.set()
-        joined(thread)
-        reads.before_each = None
-        model.close()
-        model.close()
+        try:
+            assert reading.wait(60)
+            model.close()
+        finally:
+            go_on.set()
+            joined(thread)
+            reads.before_each = None
         assert not tiers._usage.bound

@@ -283,7 +283,7 @@ def test_a_skeleton_whose_model_is_gone_or_locked(
         with pytest.raises(SourceError, match="Input/output error; check the disk"):
             ensure_skeleton(table)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", _failing(errno.EACCES))
+        patch.setattr("builtins.open", _failing(errno.EACCES))
         with pytest.raises(SourceError, match="cannot be opened: Permission denied"):
             _copy(table, tmp_path)
     table.files[-1].path.unlink()

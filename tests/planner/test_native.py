@@ -96,7 +96,8 @@ def test_native_and_python_calls_do_the_same(kind: PolicyKind) -> None:
                 held.append((layer, np.array(results[0][1], np.int32)))
         for name in ARRAYS:
             assert np.array_equal(getattr(python, name), getattr(compiled, name)), name
-    assert outcomes == {0, *Outcome}, "the sequence should have met every outcome"
+    of_locked_calls = {Outcome.LOOK_AGAIN}  # see test_locked_calls.py
+    assert outcomes == {0, *Outcome} - of_locked_calls, "the sequence should have met every outcome"
     compiled.check_valid()
 
 
@@ -163,12 +164,14 @@ def test_the_second_start_compiles_nothing() -> None:
         make(kind)  # fills the cache if it was empty
     program = (
         "import dataclasses\n"
-        "from expertier.planner import PolicyKind, native, python_calls\n"
+        "from expertier.planner import PolicyKind, locked_calls, native, python_calls\n"
         "owners = [*native.entry_points()._owners, *(native.begin_of(kind) for kind in PolicyKind)]\n"
-        "calls = dataclasses.astuple(python_calls.python_calls())\n"
-        "print({owner.cache_hits for owner in owners}, [sum(c.stats.cache_misses.values()) for c in calls])\n"
+        "made = python_calls.python_calls(), locked_calls.locked_calls()\n"
+        "calls = [call for each in made for call in dataclasses.astuple(each)]\n"
+        "misses = {sum(call.stats.cache_misses.values()) for call in calls}\n"
+        "print({owner.cache_hits for owner in owners}, misses, len(calls))\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
     )
-    assert result.stdout.strip() == "{1} [0, 0, 0, 0, 0, 0, 0, 0]"
+    assert result.stdout.strip() == "{1} {0} 14"

@@ -165,7 +165,7 @@ def test_a_device_waits_for_the_read_of_another_that_has_its_slice_too():
     first = Running(read, source, 0, asked[0][0])
     assert pattern.began.wait(30)
     second = Running(read, source, 1, asked[1][0])
-    second.must_wait_in("wait_for")
+    second.must_wait_in("wait_interruptibly")
     pattern.may_end.set()
     for found, (_, expected) in zip((first, second), asked, strict=True):
         assert (found.outcome() == expected).all()

@@ -25,6 +25,7 @@ from expertier.probe.device_rates import DeviceRates, measure_device
 from expertier.probe.engine_rates import EngineRates, measure_engine
 from expertier.probe.file_rates import FileRates, measure_file
 from expertier.tiers.host_memory import total_bytes
+from expertier.trusted_folder import require_trusted
 from expertier.units import MIB, mib
 from expertier.whole_file import check_output, output
 from expertier.work_folder import work_folder
@@ -78,14 +79,22 @@ def probe_file(key: dict[str, Any]) -> Path:
 
 
 def kept_probe(key: dict[str, Any]) -> Probe | None:
-    """Return what was measured before; None where there is nothing that can be used."""
+    """Return what was measured before; None where there is nothing that can be used.
+
+    Raises ConfigError where others could have put it there.
+    """
     try:
-        document = json.loads(probe_file(key).read_text())
+        file = probe_file(key)
+    except ConfigError:  # a user without a cache folder
+        return None
+    require_trusted(file, cache_root())
+    try:
+        document = json.loads(file.read_text())
         if document["format"] != FORMAT or document["machine"] != key:
             return None
         details = {name: document[name] for name in ("files", "device", "seconds")}
         return Probe(key, MachineRates.from_dict(document["rates"]), details)
-    except (OSError, ValueError, KeyError, TypeError, ConfigError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
