@@ -296,8 +296,8 @@ TABLES = (
     Mutant(
         "a refused stream leaks the pins",
         "tiers/lease.py",
-        "                    self._holder.abandon_part(self, held)\n",
-        "                    pass\n",
+        "            self._holder.abandon_part(self, self._held)\n",
+        "",
     ),
     Mutant(
         "what is being filled counts as there",
