@@ -151,6 +151,7 @@ def test_a_drain_ends_with_an_interrupt_while_a_read_takes_for_ever() -> None:
         interrupting = in_thread(interrupt)
         with pytest.raises(KeyboardInterrupt):
             tiers.drain()
+        assert tiers._workers._background_running == 1, "it has waited for the read, which ends by itself"
         interrupting.join(LIMIT_S)
         source.open.set()
         tiers.drain()
