@@ -296,8 +296,9 @@ TABLES = (
     Mutant(
         "a refused stream leaks the pins",
         "tiers/lease.py",
-        "            self._holder.abandon_part(self, self._held)\n",
-        "",
+        "                    self._holder.abandon_part(self, held)\n",
+        "                    pass\n",
+        ("tests/tiers/test_fill_faults.py::test_a_part_that_its_stream_refuses_is_let_go",),
     ),
     Mutant(
         "what is being filled counts as there",

@@ -186,3 +186,27 @@ def test_a_stream_that_cannot_be_held_leaves_the_slots_unpinned(error: type[Base
         device.synchronize()
     tiers.close()
     device.close()
+
+
+def test_a_part_that_its_stream_refuses_is_let_go(monkeypatch: pytest.MonkeyPatch, model: ModelFile) -> None:
+    """The lease then holds nothing, and can be released."""
+    device = FakeDevice()
+    budget = sum(demand.bytes_for(2) for demand in model.table.layer_demands())
+    config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
+    with et.TierManager(model.table, device=device, config=config, source=BytesSource(model.bytes)) as tiers:
+        lease = tiers.acquire(0, [0, 1, 2, 3])
+        parts = lease.parts
+        next(parts)
+
+        def refuse(*_: object) -> None:
+            raise DeviceError("no")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(tiers._fences, "before_read", refuse)
+            with pytest.raises(DeviceError, match="no"):
+                next(parts)
+        assert lease.held is None
+        assert not tiers._residency.pins.any()
+        lease.release()
+        tiers.check_valid()
+    device.close()
