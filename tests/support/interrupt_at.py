@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import subprocess
 import sysconfig
 import tempfile
@@ -71,12 +72,15 @@ def interrupted_at(nth: int, call: Callable[[], Any], folders: Sequence[str]) ->
     """Call `call` with SIGINT pending before its `nth` instruction in files of `folders`; 0: with none.
 
     The handler is the caller's business. An interrupt that the call has not raised by its end is raised right after, as
-    Python looks for signals at the next call.
+    Python looks for signals at the next call. The garbage collector is off meanwhile: it may run callbacks of whatever
+    earlier tests have left, and CPython swallows what is raised in those.
     """
     library = _library()
     watched = "".join(f"{folder}\n" for folder in folders).encode()
     results: list[Any] = []
     error: BaseException | None = None
+    collects = gc.isenabled()
+    gc.disable()
     # No instruction between these, save those of `call`, looks for signals without being within the `try`.
     try:
         try:
@@ -86,6 +90,9 @@ def interrupted_at(nth: int, call: Callable[[], Any], folders: Sequence[str]) ->
             library.interrupt_end()
     except BaseException as raised:
         error = raised
+    finally:
+        if collects:
+            gc.enable()
     return Interrupted(
         nth,
         library.interrupt_place().decode(),
