@@ -13,8 +13,8 @@ from statistics import median
 import numpy as np
 
 from expertier.planner import LayerDemand, plan_layers
-from expertier.planner.allocate import floor_bytes, full_bytes
-from expertier.planner.allocate_pair import plan_pair
+from expertier.planner.budget.allocate import floor_bytes, full_bytes
+from expertier.planner.budget.allocate_pair import plan_pair
 
 _ROUNDS = 15
 

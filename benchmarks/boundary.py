@@ -20,7 +20,7 @@ import numpy as np
 
 import expertier as et
 from expertier.testing import LayerShape, synthetic_table
-from expertier.tiers.span import Span
+from expertier.tiers.model.span import Span
 from expertier.units import GIB, MIB
 
 N_LAYERS = 48

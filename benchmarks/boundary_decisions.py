@@ -23,13 +23,13 @@ from dataclasses import dataclass
 import numpy as np
 
 import expertier as et
-from expertier.engine_adapter import proxy_abi as abi
-from expertier.engine_adapter.bound_structs import BoundStructs
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.binding.bound_structs import BoundStructs
 from expertier.hip.device import Moves
 from expertier.hip.host import HostDevice
 from expertier.hip.zeros import Pieces
 from expertier.testing import LayerShape, synthetic_table
-from expertier.tiers.span import Span
+from expertier.tiers.model.span import Span
 
 TOP_K = 8
 

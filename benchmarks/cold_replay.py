@@ -4,8 +4,8 @@
 
 The profile is of the steps before. `slots` is a warm start that fills the slots alone, `slots, L2` one that goes on
 with L2, as `TierManager.warm_start` does. Everything that a profile asks for is there at the first token. `+ filling`
-is L2 filled from the file meanwhile (`tiers/pool_filling.py`), by `--rate` experts in each token that reads none: one
-that does leaves it no time. `--opening` experts are there before the first token.
+is L2 filled from the file meanwhile (`tiers/fill/pool_filling.py`), by `--rate` experts in each token that reads none:
+one that does leaves it no time. `--opening` experts are there before the first token.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.trace_ids import read_trace_ids
-from expertier.planner.policy_kind import PolicyKind
-from expertier.planner.profile import beyond_slots, warm_order
-from expertier.planner.residency import Residency
+from expertier.engine_adapter.models.trace_ids import read_trace_ids
+from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.residency import Residency
+from expertier.planner.profiles.profile import beyond_slots, warm_order
 
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]

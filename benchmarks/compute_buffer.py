@@ -15,18 +15,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from expertier.engine_adapter.context_sizes import measure_context
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.open_engine import open_engine
-from expertier.engine_adapter.synth import write_model
+from expertier.engine_adapter.llama_cpp.context_sizes import measure_context
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.synth import write_model
+from expertier.engine_adapter.open import open_engine
 from expertier.hip import open_device
-from expertier.planner.allocate import floor_bytes
-from expertier.planner.context_memory import ContextShape, cache_bytes, compute_bytes
-from expertier.tiers.config import TierConfig
+from expertier.planner.budget.allocate import floor_bytes
+from expertier.planner.budget.context_memory import ContextShape, cache_bytes, compute_bytes
+from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
-from expertier.tiers.model_geometry import read_geometry
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.geometry import read_geometry
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 
 _QWEN = ModelShape(

@@ -19,13 +19,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from expertier.engine_adapter.measured_run import rss_peak_bytes
-from expertier.engine_adapter.open_engine import open_engine
-from expertier.engine_adapter.server import ServerOptions, TieredServer, stock_params
-from expertier.engine_adapter.trace_model import FIRST_TOKEN
-from expertier.tiers.config import TierConfig
-from expertier.tiers.file_mode import FileMode
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.hosts.measured_run import rss_peak_bytes
+from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer, stock_params
+from expertier.engine_adapter.models.trace_model import FIRST_TOKEN
+from expertier.engine_adapter.open import open_engine
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.file_mode import FileMode
+from expertier.tiers.model.table import ExpertTable
 
 _LOAD_MODES = {
     "stock-mmap": "LLAMA_LOAD_MODE_MMAP",

@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 
 from expertier.hip import open_device
-from expertier.hip.bindings import CALLS
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.move_plan import Scratch, plan_moves
-from expertier.tiers.moves import order_moves
+from expertier.hip.driver.bindings import CALLS
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.gpu.moves.plan import Scratch, plan_moves
+from expertier.tiers.slots.moves import order_moves
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 COPY_SIZES = (512 * KIB, MIB, 3 * 512 * KIB, 2 * MIB, 4 * MIB, 8 * MIB)

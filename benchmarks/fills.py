@@ -44,9 +44,9 @@ import numpy as np
 
 import expertier as et
 from expertier.planner import PolicyKind
-from expertier.tiers.file_mode import FileMode
-from expertier.tiers.file_source import FileSource
-from expertier.tiers.span import Span
+from expertier.tiers.config.file_mode import FileMode
+from expertier.tiers.file.source import FileSource
+from expertier.tiers.model.span import Span
 from expertier.units import MIB
 
 LAYERS, EXPERTS, TOP_K = 4, 64, 8

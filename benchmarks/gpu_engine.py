@@ -46,10 +46,10 @@ from gpu.results import Results
 from gpu.row_run import RowOptions
 from gpu.rows import CPU_ROWS, GPU_ROWS, SPLIT_ROWS, TENSOR_ROWS, Row
 
-from expertier.engine_adapter.open_engine import prepare_engine
-from expertier.tiers.config import TierConfig
-from expertier.tiers.split_mode import SplitMode
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.open import prepare_engine
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.split_mode import SplitMode
+from expertier.tiers.model.table import ExpertTable
 
 _STAGES = ("build", "models", "rows", "moves", "cold", "parity", "table")
 _STARTED = time.monotonic()

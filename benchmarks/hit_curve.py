@@ -13,9 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
-from expertier.planner import replay_run as run
-from expertier.planner.policy_kind import PolicyKind
-from expertier.planner.trace_file import read_trace
+from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.replay import run
+from expertier.planner.traces.file import read_trace
 
 _SHARES = (1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8, 1 / 2, 5 / 8, 3 / 4, 7 / 8)
 

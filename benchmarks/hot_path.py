@@ -30,9 +30,9 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
-from expertier.planner.native import entry_points
-from expertier.planner.policy_kind import PolicyKind
-from expertier.planner.residency import Residency
+from expertier.planner.policy.calls.native import entry_points
+from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.residency import Residency
 from expertier.testing import LayerShape, PatternSource, synthetic_table
 
 LAYERS, EXPERTS, SLOTS, TOP_K = 48, 128, 64, 8

@@ -28,12 +28,12 @@ from typing import Any
 from disk_speed import drop_from_cache
 from memory_limit import MemoryLimit, NoLimit
 
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.open_engine import prepare_engine
-from expertier.engine_adapter.skeleton import ensure_skeleton
-from expertier.engine_adapter.trace_ids import read_trace_ids
-from expertier.engine_adapter.trace_model import write_trace_model
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.trace_ids import read_trace_ids
+from expertier.engine_adapter.models.trace_model import write_trace_model
+from expertier.engine_adapter.open import prepare_engine
+from expertier.tiers.model.table import ExpertTable
 
 _UNLIMITED = "-unlimited"
 SIDES = ("tiers-auto", "stock-mmap", "stock-dio", "stock-none", f"stock-mmap{_UNLIMITED}")

@@ -15,10 +15,10 @@ import time
 import numpy as np
 from numba import njit
 
-from expertier.planner import c_calls
-from expertier.planner.policy_kind import PolicyKind
-from expertier.planner.residency import Residency
-from expertier.planner.tables import COMPLETE, RELEASE
+from expertier.planner.policy.calls import c_calls
+from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.residency import Residency
+from expertier.planner.policy.tables import COMPLETE, RELEASE
 
 EXPERTS, SLOTS, TOP_K = 128, 64, 8
 CALLS, ROUNDS = 20_000, 9

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.open_engine import open_engine, prepare_engine
-from expertier.engine_adapter.tiered_model import TieredModel
-from expertier.engine_adapter.trace_model import FIRST_TOKEN, write_trace_model
-from expertier.planner.policy_kind import PolicyKind
-from expertier.tiers.config import TierConfig
-from expertier.tiers.file_mode import FileMode
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, write_trace_model
+from expertier.engine_adapter.open import open_engine, prepare_engine
+from expertier.planner.policy.kind import PolicyKind
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.file_mode import FileMode
+from expertier.tiers.model.table import ExpertTable
 
 HELD_OUT = np.random.default_rng(1).permutation(560)[200:300]
 SHAPE = ModelShape(

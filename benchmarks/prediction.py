@@ -22,21 +22,21 @@ from typing import Any
 import numpy as np
 
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.open_engine import open_engine
-from expertier.engine_adapter.tiered_model import TieredModel
-from expertier.engine_adapter.trace_ids import read_trace_ids
-from expertier.engine_adapter.trace_model import FIRST_TOKEN, default_width, write_trace_model
-from expertier.planner.allocate import full_bytes
-from expertier.planner.context_memory import ContextShape
-from expertier.planner.hit_rates import FromTrace
-from expertier.planner.predict import Workload, predict
-from expertier.planner.rates import MachineRates
-from expertier.planner.trace import trace_from_ids
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.trace_ids import read_trace_ids
+from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, default_width, write_trace_model
+from expertier.engine_adapter.open import open_engine
+from expertier.planner.budget.allocate import full_bytes
+from expertier.planner.budget.context_memory import ContextShape
+from expertier.planner.predict.hit_rates import FromTrace
+from expertier.planner.predict.rates import MachineRates
+from expertier.planner.predict.speed import Workload, predict
+from expertier.planner.traces.trace import trace_from_ids
 from expertier.probe.engine_rates import measure_engine
-from expertier.tiers.config import TierConfig
-from expertier.tiers.model_geometry import read_geometry
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.geometry import read_geometry
+from expertier.tiers.model.table import ExpertTable
 
 SHARES = (0.25, 0.5, 0.75)
 

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 
 from expertier.planner import LayerDemand, PolicyKind, plan_layers
-from expertier.planner.quotas import UseCounts, propose
-from expertier.planner.repack import survivors
-from expertier.planner.replay import play
-from expertier.planner.residency import Residency
+from expertier.planner.budget.quotas import UseCounts, propose
+from expertier.planner.policy.repack import survivors
+from expertier.planner.policy.residency import Residency
+from expertier.planner.replay.replay import play
 
 ASK_EVERY, SAMPLE_EVERY, REPEATS = 32, 27, 4
 SEQUENCES = np.random.default_rng(1).permutation(560)[200:216]

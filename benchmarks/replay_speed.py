@@ -17,14 +17,15 @@ from pathlib import Path
 import numpy as np
 from numba import njit
 
-from expertier.planner import PolicyKind, c_calls
-from expertier.planner.replay_calls import make_calls, make_counts, make_pool
-from expertier.planner.replay_policy import play_calls
-from expertier.planner.replay_run import BELADY, GLOBAL_LRU, l1_of_slots, replay
-from expertier.planner.residency import Residency
-from expertier.planner.tables import COMPLETE, RELEASE
-from expertier.planner.trace import Phase, Trace
-from expertier.planner.trace_file import read_trace
+from expertier.planner import PolicyKind
+from expertier.planner.policy.calls import c_calls
+from expertier.planner.policy.residency import Residency
+from expertier.planner.policy.tables import COMPLETE, RELEASE
+from expertier.planner.replay.calls import make_calls, make_counts, make_pool
+from expertier.planner.replay.policy import play_calls
+from expertier.planner.replay.run import BELADY, GLOBAL_LRU, l1_of_slots, replay
+from expertier.planner.traces.file import read_trace
+from expertier.planner.traces.trace import Phase, Trace
 
 ROUNDS = 9
 GPT_OSS_20B_EXPERT_BYTES = 13_219_200

@@ -15,9 +15,9 @@ import json
 import numpy as np
 from numba import njit
 
-from expertier.planner.policy_kind import PolicyKind
-from expertier.planner.replay import play
-from expertier.planner.residency import Residency
+from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.residency import Residency
+from expertier.planner.replay.replay import play
 
 N_EXPERTS, N_LAYERS = 32, 24
 HELD_OUT = np.random.default_rng(1).permutation(560)[200:300]

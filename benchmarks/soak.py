@@ -28,15 +28,15 @@ import psutil
 
 import expertier as et
 from expertier.errors import BudgetError, BusyError, DeviceError, SourceError
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, FaultySource, LayerShape, PatternSource, synthetic_table
-from expertier.tiers.file_identity import FileIdentity
-from expertier.tiers.file_source import FileSource
-from expertier.tiers.lease import Lease, Part
-from expertier.tiers.model_file import ModelFile
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.access.lease import Lease, Part
+from expertier.tiers.file.source import FileSource
+from expertier.tiers.model.file_identity import FileIdentity
+from expertier.tiers.model.model_file import ModelFile
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 
 TOP_K = 4

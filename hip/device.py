@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Mapping
 from types import TracebackType
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
-
-from expertier.errors import DeviceError
 
 Moves: TypeAlias = npt.NDArray[np.int64]
 """Moves within device memory, shape (n, 3): target address, source address, bytes."""
@@ -118,23 +113,3 @@ class Device(Protocol):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None: ...
-
-
-def open_device(name: str = "auto", *, environ: Mapping[str, str] = os.environ) -> Device:
-    """Open a device: `hip:N` or `cuda:N` for a GPU by its number, `host`, or `auto`.
-
-    `auto` takes the GPU with the most free memory, or the host where there is none, and logs why. Which driver
-    libraries are loaded can be set by variables in `environ` (docs/gpu-devices.md). Raises `DeviceError` for a name
-    that is unknown, and for a device that is not there or cannot be used.
-    """
-    from expertier.hip.choose import open_best, open_gpu
-    from expertier.hip.host import HostDevice
-
-    if name == "host":
-        return HostDevice()
-    if name == "auto":
-        return open_best(environ)
-    chosen = re.fullmatch(r"(hip|cuda):(\d+)", name, re.ASCII)
-    if chosen is None:
-        raise DeviceError(f"asked for device {name!r}: known are 'auto', 'host', 'hip:N' and 'cuda:N'")
-    return open_gpu(chosen[1], int(chosen[2]), environ)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 from numba.core.config import reload_config
 
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
-from expertier.tiers.host_budget import process_budget
+from expertier.tiers.host_pool.budget import process_budget
 from time_limits import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_runtest_protocol,

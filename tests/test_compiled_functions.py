@@ -145,7 +145,7 @@ def test_a_container_that_runs_as_another_user(tmp_path: Path, writable: bool) -
     np.save(tmp_path / "ids.npy", np.stack([[rng.permutation(8)[:2]] * 2 for _ in range(8)]).astype(np.int32))
     cache = tmp_path / "cache" if writable else Path("/proc/nowhere")
     command = (
-        "import sys; from expertier.cli import main; main()",
+        "import sys; from expertier.cli.app import main; main()",
         "profile",
         "make",
         "ids.npy",

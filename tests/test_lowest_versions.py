@@ -28,8 +28,8 @@ NOT_HERE = {
 TESTS = (
     "tests/test_front_door.py",
     "tests/cli",
-    "tests/tiers/test_table.py",
-    "tests/planner/test_interpreted.py",
+    "tests/tiers/model/test_table.py",
+    "tests/planner/policy/test_interpreted.py",
 )
 SOURCES = ("pyproject.toml", "README.md", "LICENSE", "src", "tiers", "planner", "hip", "engine_adapter")
 _LIMIT_S = 1800

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from expertier.errors import BusyError, DeviceError
 from expertier.hip.device import Device
-from expertier.hip.slab_memory import open_slab_memory
+from expertier.hip.gpu.slab_memory import open_slab_memory
 from expertier.interrupts import (
     completing,
     deferring,
@@ -30,48 +30,48 @@ from expertier.interrupts import (
     opening,
     raise_pending,
 )
-from expertier.planner.allocate import LayerPlan, full_bytes, plan_layers
-from expertier.planner.ledger import DeviceNeeds
-from expertier.planner.quotas import Proposal
-from expertier.planner.repack import Survivors
-from expertier.planner.residency import Residency
-from expertier.planner.shrink import shrink
-from expertier.tiers.admission import Admission
-from expertier.tiers.advice import advise
-from expertier.tiers.boundary import Boundary, ComputeRegion
-from expertier.tiers.budget import HEADROOM_BYTES, experts_by_size, resolve
-from expertier.tiers.byte_source import ByteSource
-from expertier.tiers.config import TierConfig
-from expertier.tiers.copy_directory import CopyDirectory
-from expertier.tiers.counted_source import CountedSource
-from expertier.tiers.demand_reads import DemandReads
-from expertier.tiers.engine_binding import EngineBinding, EngineLayout
-from expertier.tiers.engine_use import EngineUse
-from expertier.tiers.expert_ids import distinct, distinct_array
-from expertier.tiers.file_source import FileSource
-from expertier.tiers.fill_workers import FillWorkers
-from expertier.tiers.filler import Filler
-from expertier.tiers.host_memory import available_bytes
-from expertier.tiers.host_pool import HostPool
-from expertier.tiers.layer_locks import LayerLocks
-from expertier.tiers.lease import Lease, MatrixView
-from expertier.tiers.matrix import Role
-from expertier.tiers.model_profile import ModelProfile
-from expertier.tiers.moves import compile_moves
-from expertier.tiers.pool_filling import PoolFilling
-from expertier.tiers.pool_share import PoolShare
-from expertier.tiers.prefetcher import MAX_WAITING, Prefetcher, Target
-from expertier.tiers.rebalance import Rebalance
-from expertier.tiers.relayout import Relayout
-from expertier.tiers.slab import Slab
-from expertier.tiers.slot_fences import SlotFences
-from expertier.tiers.slot_layout import RANGE_ALIGNMENT
-from expertier.tiers.staged_batches import resolve_stream_tokens
-from expertier.tiers.stats import L1Stats, TierStats
-from expertier.tiers.table import ExpertTable
-from expertier.tiers.transfer import Transfer
-from expertier.tiers.usage import Usage
-from expertier.tiers.warm_start import fill_order, warm_fetches
+from expertier.planner.budget.allocate import LayerPlan, full_bytes, plan_layers
+from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.planner.budget.quotas import Proposal
+from expertier.planner.budget.shrink import shrink
+from expertier.planner.policy.repack import Survivors
+from expertier.planner.policy.residency import Residency
+from expertier.tiers.access.lease import Lease, MatrixView
+from expertier.tiers.access.usage import Usage
+from expertier.tiers.config.advice import advise
+from expertier.tiers.config.budget import HEADROOM_BYTES, experts_by_size, resolve
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.engine.binding import EngineBinding, EngineLayout
+from expertier.tiers.engine.staged_batches import resolve_stream_tokens
+from expertier.tiers.engine.use import EngineUse
+from expertier.tiers.file.byte_source import ByteSource
+from expertier.tiers.file.counted_source import CountedSource
+from expertier.tiers.file.source import FileSource
+from expertier.tiers.fill.admission import Admission
+from expertier.tiers.fill.demand_reads import DemandReads
+from expertier.tiers.fill.filler import Filler
+from expertier.tiers.fill.pool_filling import PoolFilling
+from expertier.tiers.fill.prefetcher import MAX_WAITING, Prefetcher, Target
+from expertier.tiers.fill.warm_start import fill_order, warm_fetches
+from expertier.tiers.fill.workers import FillWorkers
+from expertier.tiers.host_pool.copy_directory import CopyDirectory
+from expertier.tiers.host_pool.pool import HostPool
+from expertier.tiers.host_pool.pool_share import PoolShare
+from expertier.tiers.model.expert_ids import distinct, distinct_array
+from expertier.tiers.model.matrix import Role
+from expertier.tiers.model.profile import ModelProfile
+from expertier.tiers.model.slot_layout import RANGE_ALIGNMENT
+from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.shared.host_memory import available_bytes
+from expertier.tiers.shared.layer_locks import LayerLocks
+from expertier.tiers.shared.stats import L1Stats, TierStats
+from expertier.tiers.slots.boundary import Boundary, ComputeRegion
+from expertier.tiers.slots.fences import SlotFences
+from expertier.tiers.slots.moves import compile_moves
+from expertier.tiers.slots.rebalance import Rebalance
+from expertier.tiers.slots.relayout import Relayout
+from expertier.tiers.slots.slab import Slab
+from expertier.tiers.slots.transfer import Transfer
 from expertier.units import mib, round_up
 
 I32 = npt.NDArray[np.int32]
@@ -86,7 +86,7 @@ class TierManager:
     `ByteSource`). At the start every layer gets an equal number of slots of L1's budget; with a
     routing profile in `config`, as many as it says, and the most used experts are fetched in the background.
 
-    Locks: `usage.py`, `boundary.py`, `fill_workers.py`, `slot_fences.py` and `host_pool.py` have one each,
+    Locks: `usage.py`, `boundary.py`, `fill/workers.py`, `slots/fences.py` and `host_pool/pool.py` have one each,
     `layer_locks.py` one a layer; nobody takes one of these while holding another.
     """
 
@@ -566,7 +566,7 @@ class TierManager:
         """Between steps: give the layers other numbers of slots where observed demand says that this pays.
 
         Returns what the new quotas promise, in bytes a step, or None where all stays as it is: little was
-        seen yet, the saving is not worth the move (`planner/quotas.py`), or someone holds slots. The policy
+        seen yet, the saving is not worth the move (`planner/budget/quotas.py`), or someone holds slots. The policy
         must keep heat, as LFU-decay does; with LRU nothing ever pays.
         """
         return self._rebalance.settle(self.arena_bytes)

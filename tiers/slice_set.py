@@ -13,20 +13,20 @@ from dataclasses import replace
 from expertier.errors import BudgetError
 from expertier.hip.device import Device
 from expertier.interrupts import completing, opening
-from expertier.planner.allocate import plan_layers
-from expertier.planner.demand import LayerDemand
-from expertier.planner.ledger import DeviceNeeds
-from expertier.tiers.budget import all_copies_bytes
-from expertier.tiers.byte_source import ByteSource
-from expertier.tiers.config import TierConfig
-from expertier.tiers.file_source import FileSource
+from expertier.planner.budget.allocate import plan_layers
+from expertier.planner.budget.demand import LayerDemand
+from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.tiers.config.budget import all_copies_bytes
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.variable import AutoBytes
+from expertier.tiers.file.byte_source import ByteSource
+from expertier.tiers.file.source import FileSource
+from expertier.tiers.host_pool.pool_share import PoolShare
 from expertier.tiers.manager import TierManager
-from expertier.tiers.model_profile import ModelProfile
-from expertier.tiers.pool_share import PoolShare
-from expertier.tiers.split_source import SplitSource
-from expertier.tiers.split_table import SplitTable
+from expertier.tiers.model.profile import ModelProfile
+from expertier.tiers.split.split_source import SplitSource
+from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.tier_set import TierSet
-from expertier.tiers.variable import AutoBytes
 from expertier.units import mib, mib_needed
 
 

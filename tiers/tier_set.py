@@ -18,18 +18,18 @@ from typing import Self, TypeAlias
 from expertier.errors import BudgetError, BusyError
 from expertier.hip.device import Device
 from expertier.interrupts import completing, not_interrupted_at_entry, opening
-from expertier.planner.allocate import full_bytes, plan_layers
-from expertier.planner.ledger import DeviceNeeds
-from expertier.tiers.budget import all_copies_bytes, resolve
-from expertier.tiers.byte_source import ByteSource
-from expertier.tiers.config import TierConfig
-from expertier.tiers.file_source import FileSource
+from expertier.planner.budget.allocate import full_bytes, plan_layers
+from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.tiers.config.budget import all_copies_bytes, resolve
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.variable import AutoBytes
+from expertier.tiers.file.byte_source import ByteSource
+from expertier.tiers.file.source import FileSource
+from expertier.tiers.host_pool.pool_share import PoolShare
 from expertier.tiers.manager import TierManager
-from expertier.tiers.model_profile import ModelProfile
-from expertier.tiers.pool_share import PoolShare
-from expertier.tiers.stats import TierStats, summed
-from expertier.tiers.table import ExpertTable
-from expertier.tiers.variable import AutoBytes
+from expertier.tiers.model.profile import ModelProfile
+from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.shared.stats import TierStats, summed
 
 
 @dataclass(frozen=True, slots=True)

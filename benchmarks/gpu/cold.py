@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from expertier.planner.profile_file import write_profile
-from expertier.planner.routing_profile import profile_of
-from expertier.planner.trace import trace_from_ids
-from expertier.tiers.table import ExpertTable
+from expertier.planner.profiles.file import write_profile
+from expertier.planner.profiles.routing_profile import profile_of
+from expertier.planner.traces.trace import trace_from_ids
+from expertier.tiers.model.table import ExpertTable
 from gpu.child import run_child
 from gpu.cold_run import ColdOptions
 from gpu.models import BenchModel, model_routing

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
 from expertier.errors import ExpertierError
-from expertier.planner.context_memory import ContextShape
+from expertier.planner.budget.context_memory import ContextShape
 from gpu.child import tell
 from gpu.opening import Placement, opened
 from gpu.row_run import Counts, decode, prefill

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.trace_model import trace_tokens, write_trace_model
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.trace_model import trace_tokens, write_trace_model
+from expertier.tiers.model.table import ExpertTable
 from gpu.routing import I32, made_up_routing, recorded_routing
 
 

@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from expertier.engine_adapter import slab_compute
+from expertier.engine_adapter.binding import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
 from expertier.errors import DeviceError, ExpertierError
 from expertier.hip.device import Device
-from expertier.planner.context_memory import ContextShape
+from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.tier_set import Tiers
 from expertier.units import MIB
 from gpu.child import tell

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.place_slices import open_slice_tiers
-from expertier.planner.context_memory import ContextShape
-from expertier.tiers.config import TierConfig
-from expertier.tiers.split_mode import SplitMode
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
+from expertier.planner.budget.context_memory import ContextShape
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.split_mode import SplitMode
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import Tiers
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.model_shape import N_SPECIAL_TOKENS, ModelShape
-from expertier.engine_adapter.synth import write_model
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.models.model_shape import N_SPECIAL_TOKENS, ModelShape
+from expertier.engine_adapter.models.synth import write_model
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from gpu.child import run_child
 from gpu.opening import Placement

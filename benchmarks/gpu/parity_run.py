@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter import slab_compute
+from expertier.engine_adapter.binding import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
 from expertier.errors import ExpertierError
-from expertier.planner.context_memory import ContextShape
+from expertier.planner.budget.context_memory import ContextShape
 from gpu.child import tell
 from gpu.opening import Placement, opened
 from gpu.row_run import compute_counts

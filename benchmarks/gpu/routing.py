@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.trace_ids import read_trace_ids
+from expertier.engine_adapter.models.trace_ids import read_trace_ids
 
 I32 = npt.NDArray[np.int32]
 

@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
 from expertier.errors import ExpertierError
-from expertier.planner.context_memory import ContextShape
+from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.tier_set import Tiers
 from gpu.child import tell
 from gpu.opening import Placement, opened

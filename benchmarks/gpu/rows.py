@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from expertier.tiers.budget import all_copies_bytes
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.config.budget import all_copies_bytes
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from gpu.models import BenchModel
 

@@ -1,4 +1,4 @@
-"""Finds the first tensor in which two runs differ, from the files that contexts write (`host_tensors.h`)."""
+"""Finds the first tensor in which two runs differ, from the files that contexts write (`llama_host/tensors.h`)."""
 
 from __future__ import annotations
 

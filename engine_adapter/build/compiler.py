@@ -1,6 +1,6 @@
 """Finds a C++17 compiler and makes the plugin's two libraries with it.
 
-Sources named host_*.cpp make the host library, all others the proxy library. Neither is linked against the
+The folder `ggml_proxy` makes the proxy library, `llama_host` the host library. Neither is linked against the
 engine: its symbols resolve when the library is loaded into a process that has loaded the engine globally.
 """
 
@@ -22,6 +22,8 @@ from expertier.errors import BuildError
 
 PROXY_LIBRARY = "libexpertier_proxy.so"
 HOST_LIBRARY = "libexpertier_host.so"
+PROXY_FOLDER = "ggml_proxy"
+HOST_FOLDER = "llama_host"
 
 COMPILE_FLAGS = (
     "-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden",
@@ -84,13 +86,11 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
 
 
 def list_sources(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Return the C++ files of the proxy library and those of the host library, sorted.
+    """Return the C++ files of the proxy library and those of the host library, below `folder`, sorted.
 
     Errors: BuildError, when the folder has none of one kind.
     """
-    every = sorted(folder.glob("*.cpp"))
-    host = [path for path in every if path.name.startswith("host_")]
-    proxy = [path for path in every if path not in host]
+    proxy, host = (sorted((folder / name).rglob("*.cpp")) for name in (PROXY_FOLDER, HOST_FOLDER))
     if not host or not proxy:
         raise BuildError(
             f"the plugin's C++ sources are not all in {folder} ({len(proxy)} of the proxy, {len(host)} of "
@@ -99,10 +99,16 @@ def list_sources(folder: Path) -> tuple[list[Path], list[Path]]:
     return proxy, host
 
 
+def include_flags(sources: Path, headers: Path) -> list[str]:
+    """Return the compiler's options for our own headers below `sources` and the engine's in `headers`."""
+    own = [part for folder in (sources / PROXY_FOLDER, sources) for part in ("-I", str(folder))]
+    return [*own, *(part for folder in HEADER_FOLDERS for part in ("-isystem", str(headers / folder)))]
+
+
 def compile_libraries(
     compiler: Compiler, sources: Path, headers: Path, output: Path, progress: Progress = silent
 ) -> tuple[Path, Path]:
-    """Compile the C++ files in `sources` against the engine's `headers` and link them in the folder `output`.
+    """Compile the C++ files below `sources` against the engine's `headers` and link them in the folder `output`.
 
     Returns the proxy library and the host library. Objects are left beside them, in `output`/objects.
     Errors: BuildError, with the command that failed and the last lines of what the compiler said.
@@ -110,12 +116,12 @@ def compile_libraries(
     proxy, host = list_sources(sources)
     objects = output / "objects"
     objects.mkdir(parents=True)
-    includes = [part for folder in HEADER_FOLDERS for part in ("-isystem", str(headers / folder))]
+    includes = include_flags(sources, headers)
     every = [*proxy, *host]
     progress(f"compiling {len(every)} files with {compiler}")
 
     def compile_one(source: Path) -> Path:
-        made = objects / f"{source.stem}.o"
+        made = objects / f"{source.parent.name}-{source.stem}.o"
         command = [*compiler.command, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)]
         _require_done(_run(command, children))
         return made

@@ -29,8 +29,10 @@ from expertier.engine_adapter.build.cache import (
 )
 from expertier.engine_adapter.build.compiler import (
     COMPILE_FLAGS,
+    HOST_FOLDER,
     HOST_LIBRARY,
     LINK_FLAGS,
+    PROXY_FOLDER,
     PROXY_LIBRARY,
     Compiler,
     compile_libraries,
@@ -117,8 +119,8 @@ def find_plugin(engine: Engine, *, sources: Path | None = None) -> Plugin | None
 
 
 def installed_sources() -> Path:
-    """Return the folder of the plugin's C++ sources, as installed with expertier."""
-    return Path(str(files("expertier.engine_adapter.ggml_proxy")))
+    """Return the folder that the plugin's C++ sources lie below, as installed with expertier."""
+    return Path(str(files("expertier.engine_adapter")))
 
 
 def check_defaults(recorded: Defaults, found: Defaults, engine: Engine) -> None:
@@ -165,7 +167,8 @@ def _compiler_key(compiler: Compiler) -> str:
 
 
 def _hash_sources(sources: Path) -> str:
-    return hash_files([*sources.glob("*.cpp"), *sources.glob("*.h")], sources)
+    kinds = [f"{folder}/**/*.{ending}" for folder in (PROXY_FOLDER, HOST_FOLDER) for ending in ("cpp", "h")]
+    return hash_files([path for kind in kinds for path in sources.glob(kind)], sources)
 
 
 def _headers_id(engine: Engine) -> str:

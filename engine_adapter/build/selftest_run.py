@@ -1,6 +1,6 @@
 """Runs the self-test of fresh libraries in a child process: a crash there is an answer, not our end.
 
-The child is `python -m expertier.engine_adapter.selftest --proxy PROXY --host HOST LIBRARY...`, the engine's
+The child is `python -m expertier.engine_adapter.llama_cpp.selftest --proxy PROXY --host HOST LIBRARY...`, the engine's
 libraries in the order of loading. It exits with 0 and prints one line of JSON:
 {"ok": true, "ggml_version": "0.26.0", "api_version": 3, "defaults": {"model": {...}, "context": {...}},
 "devices": ["CPU", ...]}; or with another status and {"ok": false, "error": "..."}.
@@ -21,7 +21,7 @@ from expertier.engine_adapter.build.defaults import Defaults
 from expertier.engine_adapter.build.engine import Engine
 from expertier.errors import EngineMismatchError
 
-MODULE = "expertier.engine_adapter.selftest"
+MODULE = "expertier.engine_adapter.llama_cpp.selftest"
 _TIMEOUT_S = 300
 _LAST_LINES = 10
 

@@ -1,1 +1,1 @@
-"""C++ sources of the plugin, as package data: `build` compiles them on the user's machine."""
+"""C++ sources of the proxy library, as package data: `build` compiles them on the user's machine."""

@@ -11,9 +11,9 @@ structs (D14).
 
 from __future__ import annotations
 
+from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
+from expertier.engine_adapter.binding.tier_binding import ProxyCounters
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
-from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.model import LlamaModel, LoadCounts
-from expertier.engine_adapter.llama_cpp.tier_binding import ProxyCounters
 
 __all__ = ["LlamaContext", "LlamaModel", "LoadCounts", "LoadedEngine", "ProxyCounters"]

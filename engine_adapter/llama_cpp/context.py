@@ -10,9 +10,9 @@ from types import TracebackType
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter import proxy_abi as abi
-from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding
-from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
+from expertier.engine_adapter.binding.binding_set import AnyBinding
 from expertier.engine_adapter.opening import close_after, closed_when_dropped
 from expertier.errors import DecodeError, EngineError
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry

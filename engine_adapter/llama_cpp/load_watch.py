@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.abi import structs as abi
 from expertier.interrupts import interrupt_pending, raise_pending
 
 

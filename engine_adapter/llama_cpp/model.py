@@ -10,25 +10,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from expertier.engine_adapter import proxy_abi as abi
-from expertier.engine_adapter.llama_cpp.binding_set import AnyBinding, bind
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
+from expertier.engine_adapter.binding.binding_set import AnyBinding, bind
+from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
-from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
 from expertier.engine_adapter.llama_cpp.load_watch import LoadWatch
-from expertier.engine_adapter.loader_view import loader_view
-from expertier.engine_adapter.lookup_log import LookupLog
+from expertier.engine_adapter.llama_cpp.loader_view import loader_view
 from expertier.engine_adapter.opening import (
     close_abandoned,
     close_after,
     closed_if_interrupted,
     closed_when_dropped,
 )
-from expertier.engine_adapter.override_pattern import placed_regex
-from expertier.engine_adapter.placement import Placement
+from expertier.engine_adapter.placement.override_pattern import placed_regex
+from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
-from expertier.tiers.file_identity import FileIdentity
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.file_identity import FileIdentity
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import Tiers
 
 _ERROR_BYTES = 1 << 14
@@ -228,8 +228,9 @@ class LlamaModel:
 
         `n_batch` is the most tokens of one `decode`, `n_ubatch` of one graph. `flash_attention` is `auto`, `on` or
         `off`. `moe_cache_bytes` is device memory for llama.cpp's own cache of experts, for a model that was opened
-        with `experts_in_ram`. `tensors_path` is a file for every float32 tensor that is computed (`host_tensors.h`), to
-        compare two runs: then the engine computes node by node, slowly and without fusing any.
+        with `experts_in_ram`. `tensors_path` is a file for every float32 tensor that is computed
+        (`llama_host/tensors.h`), to compare two runs: then the engine computes node by node, slowly and without
+        fusing any.
 
         Raises:
             EngineError: the engine refused it, with its own words, or this release has no such cache. ConfigError: no

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes as ct
 import os
 
-from expertier.engine_adapter import proxy_abi as abi
-from expertier.engine_adapter.llama_cpp.engine import LoadedEngine
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
 from expertier.interrupts import interrupts_deferred
 
 

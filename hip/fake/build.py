@@ -14,8 +14,8 @@ from pathlib import Path
 
 from expertier.children import Children
 from expertier.errors import BuildError
-from expertier.hip.cache_folder import cache_subfolder
-from expertier.hip.vendor import TRAITS, Vendor
+from expertier.hip.driver.vendor import TRAITS, Vendor
+from expertier.hip.kernels.cache_folder import cache_subfolder
 from expertier.trusted_folder import keep_from_others
 from expertier.work_folder import work_folder
 

@@ -35,14 +35,14 @@ if TYPE_CHECKING:
         TruncatedModelError,
         UnsupportedLayoutError,
     )
-    from expertier.hip.device import open_device
-    from expertier.planner.allocate import LayerPlan, plan_layers
-    from expertier.planner.demand import LayerDemand
-    from expertier.tiers.config import TierConfig
-    from expertier.tiers.lease import Lease
+    from expertier.hip.open import open_device
+    from expertier.planner.budget.allocate import LayerPlan, plan_layers
+    from expertier.planner.budget.demand import LayerDemand
+    from expertier.tiers.access.lease import Lease
+    from expertier.tiers.config.config import TierConfig
     from expertier.tiers.manager import TierManager
-    from expertier.tiers.stats import TierStats
-    from expertier.tiers.table import ExpertTable
+    from expertier.tiers.model.table import ExpertTable
+    from expertier.tiers.shared.stats import TierStats
 
 __version__ = "0.1.0"
 
@@ -77,15 +77,15 @@ __all__ = [
 ]
 
 _MODULES = {
-    "open_device": "hip.device",
-    "LayerPlan": "planner.allocate",
-    "plan_layers": "planner.allocate",
-    "LayerDemand": "planner.demand",
-    "TierConfig": "tiers.config",
-    "Lease": "tiers.lease",
+    "open_device": "hip.open",
+    "LayerPlan": "planner.budget.allocate",
+    "plan_layers": "planner.budget.allocate",
+    "LayerDemand": "planner.budget.demand",
+    "TierConfig": "tiers.config.config",
+    "Lease": "tiers.access.lease",
     "TierManager": "tiers.manager",
-    "TierStats": "tiers.stats",
-    "ExpertTable": "tiers.table",
+    "TierStats": "tiers.shared.stats",
+    "ExpertTable": "tiers.model.table",
 }
 """Where names are defined; all others are errors."""
 

@@ -29,7 +29,7 @@ def main() -> NoReturn:
     _end_at_once_by(ours)
     status: int | str | None
     try:
-        from expertier.cli import main as run
+        from expertier.cli.app import main as run
         from expertier.interrupts import raise_terminated
 
         try:

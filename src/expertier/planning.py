@@ -11,25 +11,31 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import BudgetError
-from expertier.planner.allocate import LayerPlan, floor_bytes, full_bytes, plan_layers
-from expertier.planner.allocate_pair import plan_pair
-from expertier.planner.context_memory import ContextShape
-from expertier.planner.demand import LayerDemand
-from expertier.planner.geometry import ModelGeometry
-from expertier.planner.hit_rates import HitRates
-from expertier.planner.layer_split import units_by_room
-from expertier.planner.ledger import DeviceLedger, DeviceNeeds, plan_device
-from expertier.planner.ledger_ram import RamConsumer, RamLedger, plan_ram
-from expertier.planner.predict import Prediction, Workload, predict
-from expertier.planner.rates import MachineRates
-from expertier.tiers.block_weights import read_block_weights
-from expertier.tiers.budget import HEADROOM_BYTES, Budgets, all_copies_bytes, resolve, too_small_to_help
-from expertier.tiers.config import TierConfig
-from expertier.tiers.device_needs import device_needs
-from expertier.tiers.model_needs import ModelNeeds, room_for_blocks
-from expertier.tiers.slot_layout import SlotLayout
-from expertier.tiers.staged_batches import staged_bytes
-from expertier.tiers.table import ExpertTable
+from expertier.planner.budget.allocate import LayerPlan, floor_bytes, full_bytes, plan_layers
+from expertier.planner.budget.allocate_pair import plan_pair
+from expertier.planner.budget.context_memory import ContextShape
+from expertier.planner.budget.demand import LayerDemand
+from expertier.planner.budget.geometry import ModelGeometry
+from expertier.planner.budget.layer_split import units_by_room
+from expertier.planner.budget.ledger import DeviceLedger, DeviceNeeds, plan_device
+from expertier.planner.budget.ledger_ram import RamConsumer, RamLedger, plan_ram
+from expertier.planner.predict.hit_rates import HitRates
+from expertier.planner.predict.rates import MachineRates
+from expertier.planner.predict.speed import Prediction, Workload, predict
+from expertier.tiers.config.budget import (
+    HEADROOM_BYTES,
+    Budgets,
+    all_copies_bytes,
+    resolve,
+    too_small_to_help,
+)
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.engine.staged_batches import staged_bytes
+from expertier.tiers.model.block_weights import read_block_weights
+from expertier.tiers.model.device_needs import device_needs
+from expertier.tiers.model.needs import ModelNeeds, room_for_blocks
+from expertier.tiers.model.slot_layout import SlotLayout
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, MIB
 
 F64 = npt.NDArray[np.float64]
@@ -111,7 +117,7 @@ def make_plan(inputs: Inputs) -> Planned:
 
 
 def _on_host(inputs: Inputs) -> Planned:
-    """Plan where the host computes: slots lie in RAM, as `tiers/budget.py` sizes them."""
+    """Plan where the host computes: slots lie in RAM, as `tiers/config/budget.py` sizes them."""
     engine = inputs.geometry.host_weight_bytes + inputs.geometry.device_weight_bytes + _context_bytes(inputs)
     budgets = resolve(
         inputs.config, inputs.table, max(inputs.machine.ram_bytes - engine - ENGINE_RAM_BYTES, 0)

@@ -15,7 +15,7 @@ import pytest
 
 from expertier.engine_adapter.build.locate import find_engine
 from expertier.engine_adapter.build.plugin import ensure_plugin
-from expertier.engine_adapter.synth import TINY_SHAPE, write_model
+from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
 from warm_commands import WarmCommands
 
 
@@ -72,7 +72,7 @@ def expertier(ready_cache: str, warm_commands: WarmCommands) -> Callable[..., En
             [
                 sys.executable,
                 "-c",
-                f"{code}\nimport sys\nfrom expertier.cli import main\nsys.argv[0] = 'expertier'\nmain()",
+                f"{code}\nimport sys\nfrom expertier.cli.app import main\nsys.argv[0] = 'expertier'\nmain()",
                 *map(str, arguments),
             ],
             env=environment,

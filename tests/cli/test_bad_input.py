@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 import pytest
 
-from expertier.tiers.config import NOT_YET
+from expertier.tiers.config.config import NOT_YET
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import expertier as et
-from expertier.engine_adapter.synth import TINY_SHAPE
+from expertier.engine_adapter.models.synth import TINY_SHAPE
 
 
 def test_version_and_help(expertier):
@@ -74,8 +74,8 @@ def test_engine_build_is_done_once(expertier):
 
 QUICK_DEMO = """
 from functools import partial
-from expertier.engine_adapter import demo
-from expertier.engine_adapter.synth import TINY_SHAPE
+from expertier.engine_adapter.hosts import demo
+from expertier.engine_adapter.models.synth import TINY_SHAPE
 demo.run_demo.__kwdefaults__["shape"] = TINY_SHAPE
 demo.RunOptions = partial(demo.RunOptions, n_threads=1)
 demo.DECODE_TOKENS = 16

@@ -10,7 +10,8 @@ import sys
 
 import pytest
 
-from expertier import cli, serve_command
+from expertier.cli import app as cli
+from expertier.cli import serve_command
 from failing_targets import command
 
 
@@ -72,7 +73,7 @@ import builtins, os, signal, sys
 real, n = builtins.__import__, 0
 def counted(name, *arguments, **named):
     global n
-    n += n > 0 or name == "expertier.cli"
+    n += n > 0 or name == "expertier.cli.app"
     if n == {n_imports}:
         os.kill(os.getpid(), signal.SIGINT)
     return real(name, *arguments, **named)

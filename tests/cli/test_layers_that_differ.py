@@ -9,8 +9,8 @@ import pytest
 from typer.testing import CliRunner
 
 from architecture_models import MODELS
-from expertier.cli import app
-from expertier.engine_adapter.synth import write_model
+from expertier.cli.app import app
+from expertier.engine_adapter.models.synth import write_model
 
 SHAPE = MODELS["nemotron_h_moe, puzzle"]
 

@@ -15,16 +15,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from expertier import plan_plot
-from expertier.engine_adapter import demo
-from expertier.engine_adapter.routing_recording import RoutingRecording
-from expertier.engine_adapter.synth import TINY_SHAPE
+from expertier.cli import plan_plot
+from expertier.engine_adapter.hosts import demo
+from expertier.engine_adapter.hosts.routing_recording import RoutingRecording
+from expertier.engine_adapter.models.synth import TINY_SHAPE
 from expertier.errors import ConfigError
-from expertier.planner.trace import Phase
+from expertier.planner.traces.trace import Phase
 from expertier.probe import probe as probing
 from expertier.probe.device_rates import DeviceRates
 from expertier.probe.file_rates import FileRates
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from expertier.whole_file import whole
 from failing_targets import command, full, missing, read_only
 
@@ -242,7 +242,7 @@ def test_what_nobody_put_into_words(tiny, monkeypatch, error):
     def fails(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("expertier.cli.ExpertTable.from_gguf", fails)
+    monkeypatch.setattr("expertier.cli.app.ExpertTable.from_gguf", fails)
     ended = command("inspect", tiny)
     ended.must_refuse("memory" if isinstance(error, MemoryError) else "/a/file cannot be used")
 
@@ -251,7 +251,7 @@ def test_an_interrupt_has_its_status(tiny, monkeypatch):
     def interrupted(*_arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("expertier.cli.ExpertTable.from_gguf", interrupted)
+    monkeypatch.setattr("expertier.cli.app.ExpertTable.from_gguf", interrupted)
     ended = command("inspect", tiny)
     assert (ended.status, ended.out) == (130, "")
     assert "Traceback" not in ended.err

@@ -82,7 +82,7 @@ def test_a_demonstration_that_runs_out_of_room(ready_cache, tmp_path, n_bytes):
     with mounted(tmp_path / "to", f"size={n_bytes}") as place:
         env = {"EXPERTIER_CACHE_DIR": ready_cache, "TMPDIR": str(place)}
         code = "import shutil; shutil.disk_usage = lambda _: type('', (), {'free': 1 << 60})\n"
-        code += "from expertier.cli import main; import sys; sys.argv[1:] = ['demo']; main()"
+        code += "from expertier.cli.app import main; import sys; sys.argv[1:] = ['demo']; main()"
         process(sys.executable, "-c", code, env=env).must_refuse(place)
         assert not list(place.iterdir())
 
@@ -98,7 +98,7 @@ def test_a_run_of_the_demonstration_whose_logits_have_no_room(tiny, ready_cache,
             "logits_path": f"{place}/l.npy",
         }
         ended = process(
-            sys.executable, "-m", "expertier.engine_adapter.measured_run", json.dumps(options),
+            sys.executable, "-m", "expertier.engine_adapter.hosts.measured_run", json.dumps(options),
             env={"EXPERTIER_CACHE_DIR": ready_cache},
         )  # fmt: skip
         assert ended.status == 2, ended

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from expertier.cli import app
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.synth import write_model
+from expertier.cli.app import app
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import ExpertierError
-from expertier.planner.trace_archive import write_trace
-from expertier.planner.trace_recorder import RoutingRecorder
+from expertier.planner.traces.archive import write_trace
+from expertier.planner.traces.recorder import RoutingRecorder
 from expertier.testing.fake_device import FakeDevice
-from expertier.tiers.staged_batches import N_STAGED_LAYERS
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.engine.staged_batches import N_STAGED_LAYERS
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, MIB
 
 QWEN = ModelShape(
@@ -141,7 +141,7 @@ def test_a_card_of_this_machine(ours, tiny, monkeypatch):
         opened.append(name)
         return FakeDevice()
 
-    monkeypatch.setattr("expertier.plan_command.open_device", open_fake)
+    monkeypatch.setattr("expertier.cli.plan_command.open_device", open_fake)
     document = ours("plan", tiny, "--device", "auto", "--ram", "2GiB", "--json").document
     assert opened == ["auto"]
     assert document["devices"][0]["total_bytes"] == FakeDevice().free_bytes()

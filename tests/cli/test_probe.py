@@ -9,7 +9,7 @@ import pytest
 
 from expertier.errors import ConfigError
 from expertier.hip import open_device
-from expertier.planner.rates import MachineRates, PathRate
+from expertier.planner.predict.rates import MachineRates, PathRate
 from expertier.probe.device_rates import DeviceRates, measure_device
 from expertier.probe.engine_rates import EngineRates
 from expertier.probe.file_rates import FileRates, measure_file

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from expertier.planner.profile_file import read_profile
-from expertier.planner.trace_file import read_trace
-from expertier.tiers.table import ExpertTable
+from expertier.planner.profiles.file import read_profile
+from expertier.planner.traces.file import read_trace
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 
 

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.synth import TINY_SHAPE
-from expertier.planner.trace import Phase
-from expertier.planner.trace_archive import write_trace
-from expertier.planner.trace_file import read_trace
-from expertier.planner.trace_recorder import RoutingRecorder
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.models.synth import TINY_SHAPE
+from expertier.planner.traces.archive import write_trace
+from expertier.planner.traces.file import read_trace
+from expertier.planner.traces.recorder import RoutingRecorder
+from expertier.planner.traces.trace import Phase
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 
 POLICIES = {"lfu-decay", "lru", "lru-global", "belady"}

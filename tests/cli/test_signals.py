@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from expertier.planner.trace_file import read_trace
+from expertier.planner.traces.file import read_trace
 from signalled import Signalled
 
 BOTH = [
@@ -21,8 +21,8 @@ BOTH = [
     pytest.param(signal.SIGINT, id="SIGINT", marks=pytest.mark.deep),
 ]
 TINY_DEMO = """
-import functools, expertier.cli as cli
-from expertier.engine_adapter.synth import TINY_SHAPE
+import functools, expertier.cli.app as cli
+from expertier.engine_adapter.models.synth import TINY_SHAPE
 cli.run_demo = functools.partial(cli.run_demo, shape=TINY_SHAPE)
 """
 

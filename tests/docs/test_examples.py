@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
-from expertier.engine_adapter.synth import TINY_SHAPE, write_model
+from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

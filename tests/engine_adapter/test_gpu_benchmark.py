@@ -150,7 +150,7 @@ def test_both_caches_get_the_same_memory(tmp_path):
     from gpu.models import ensure_model
     from gpu.rows import CPU_ROWS, GPU_ROWS, Row
 
-    from expertier.tiers.table import ExpertTable
+    from expertier.tiers.model.table import ExpertTable
 
     model = ensure_model(tmp_path, "small", steps=8, trace=None, say=lambda _: None)
     table = ExpertTable.from_gguf(model.path)

@@ -12,8 +12,8 @@ import pytest
 from expert_graphs import ExpertGraphs
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine, prepare_engine
-from expertier.engine_adapter.synth import write_model
+from expertier.engine_adapter.models.synth import write_model
+from expertier.engine_adapter.open import open_engine, prepare_engine
 from fake_ggml_gpu import build_fake_gpu
 from fake_ggml_gpu.process import GpuProcess, Setup
 from gguf_files import Block, ModelFile

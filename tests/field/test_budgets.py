@@ -11,12 +11,12 @@ import pytest
 
 import expertier as et
 from expertier.errors import BudgetError, DeviceError
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
-from expertier.planner.allocate import LayerPlan, full_bytes, plan_layers
-from expertier.planner.demand import LayerDemand
-from expertier.tiers.budget import resolve
+from expertier.planner.budget.allocate import LayerPlan, full_bytes, plan_layers
+from expertier.planner.budget.demand import LayerDemand
+from expertier.tiers.config.budget import resolve
 from expertier.units import MIB
 from field_tools import PROMPT, WatchedDevice, config_for, stock, tiers_on, wrong_after
 from tiered_runs import SMALL, make_tiers, run_model

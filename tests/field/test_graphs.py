@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.hip.host import HostDevice
-from expertier.planner.allocate import LayerPlan
+from expertier.planner.budget.allocate import LayerPlan
 from field_tools import FEW_SLOTS, PROMPT, Workers, generated, stock, tiers_on, wrong_after
 from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens
 

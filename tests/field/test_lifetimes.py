@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from expertier.engine_adapter import exec_tool
+from expertier.engine_adapter.hosts.exec import tool as exec_tool
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import BudgetError, BusyError, ConfigError, DecodeError, EngineError, SourceError
 from failing_reads import FailingReads
@@ -53,7 +53,7 @@ def test_row_20_the_process_ends(engine, path, end):
         import sys, threading
         sys.path[:0] = {sys.path!r}
         from expertier.engine_adapter.llama_cpp import LlamaModel
-        from expertier.engine_adapter.open_engine import open_engine
+        from expertier.engine_adapter.open import open_engine
         from tiered_runs import make_tiers, prompt_tokens
 
         tiers = make_tiers({str(path)!r}, 3, host_pool_bytes=1 << 20)

@@ -15,11 +15,11 @@ import pytest
 import expertier as et
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError, DeviceError
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
-from expertier.planner.allocate import LayerPlan
-from expertier.tiers.slot_layout import GUARD_BYTES
+from expertier.planner.budget.allocate import LayerPlan
+from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.units import MIB
 from field_tools import (
     FEW_SLOTS,

@@ -14,7 +14,7 @@ import numpy as np
 
 import expertier as et
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
-from expertier.tiers.lease import Part
+from expertier.tiers.access.lease import Part
 
 TABLE = synthetic_table([LayerShape(n_experts=16), LayerShape(n_experts=16, n_ff=64)])
 SLOTS = 4

@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
 from expertier.errors import BusyError, LeaseError
 from expertier.hip.host import HostDevice
-from expertier.planner.allocate import LayerPlan
+from expertier.planner.budget.allocate import LayerPlan
 from field_tools import (
     FEW_SLOTS,
     PATIENCE_S,

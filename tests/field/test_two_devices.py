@@ -10,14 +10,14 @@ import ctypes
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.engine_device import device_of
-from expertier.engine_adapter.place_blocks import place_blocks
-from expertier.engine_adapter.placement import Placement
+from expertier.engine_adapter.placement.blocks import place_blocks
+from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import ConfigError
 from expertier.hip.host import HostDevice
-from expertier.tiers.config import TierConfig
-from expertier.tiers.slot_layout import GUARD_BYTES
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.slot_layout import GUARD_BYTES
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, TierSet
 from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import assert_same, logits_of

@@ -25,12 +25,12 @@ import atheris
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 with atheris.instrument_imports(
-    include=["expertier.tiers", "expertier.engine_adapter.loader_view", "gguf.gguf_reader"]
+    include=["expertier.tiers", "expertier.engine_adapter.llama_cpp.loader_view", "gguf.gguf_reader"]
 ):
     from fuzz_rules import read_by_the_rules
     from raw_gguf import good_model, split, split_at_magic, write_files
 
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 
 MAX_SHARDS = 4
 DICTIONARY = (

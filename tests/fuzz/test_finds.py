@@ -11,8 +11,8 @@ import pytest
 from gguf import GGUFValueType
 
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
-from expertier.engine_adapter.loader_view import loader_view
-from expertier.engine_adapter.skeleton import ensure_skeleton
+from expertier.engine_adapter.llama_cpp.loader_view import loader_view
+from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
 from expertier.errors import (
     BuildError,
     ConfigError,
@@ -22,9 +22,9 @@ from expertier.errors import (
     TruncatedModelError,
     UnsupportedLayoutError,
 )
-from expertier.tiers import gguf_header
-from expertier.tiers.config import TierConfig
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model import gguf_header
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, KIB, MIB
 from fuzz_rules import bounded, check_table, read_by_the_rules
 from gguf_files import Block, write_model
@@ -310,7 +310,7 @@ def _failing(number: int):
 
 
 def _copy(table: ExpertTable, folder: Path) -> None:
-    from expertier.engine_adapter import skeleton
+    from expertier.engine_adapter.llama_cpp import skeleton
 
     skeleton._copy_without_experts(table, table.files[0], folder / "model.gguf")
 

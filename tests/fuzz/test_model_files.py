@@ -11,7 +11,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from expertier.errors import ModelError
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from fuzz_rules import check_skeleton, read_by_the_rules
 from raw_gguf import RawGguf, RawTensor, RawValue, good_model, scalar, split, text, write_files
 

@@ -9,9 +9,9 @@ import pytest
 
 from expertier.errors import DeviceError
 from expertier.hip import open_device
-from expertier.hip.driver import open_driver
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.vendor import Vendor
+from expertier.hip.driver.driver import open_driver
+from expertier.hip.driver.vendor import Vendor
+from expertier.hip.gpu.device import GpuDevice
 
 
 @pytest.fixture(scope="session")

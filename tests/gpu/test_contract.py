@@ -9,9 +9,9 @@ import pytest
 
 from device_contract import DeviceContract
 from expertier.hip import Device
-from expertier.hip.choose import open_driver_gpu
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.vendor import Vendor
+from expertier.hip.driver.vendor import Vendor
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.open import open_driver_gpu
 
 
 class TestRealGpu(DeviceContract):

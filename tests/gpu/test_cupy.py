@@ -13,7 +13,7 @@ import pytest
 def test_an_integrator_with_cupy(gpu_name: str) -> None:
     if importlib.util.find_spec("cupy") is None:
         pytest.skip("CuPy is not installed: expertier[rocm] or expertier[cuda]")
-    program = Path(__file__).parents[1] / "hip" / "cupy_program.py"
+    program = Path(__file__).parents[1] / "hip" / "gpu" / "cupy_program.py"
     result = subprocess.run(
         [sys.executable, str(program), gpu_name], capture_output=True, text=True, timeout=120
     )

@@ -10,12 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from device_contract import moved, random_bytes, read, rows, write
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.kernel_cache import compiled
-from expertier.hip.kernel_module import KernelModule
-from expertier.hip.libraries import load_compiler
-from expertier.hip.memory import PinnedBuffer
-from expertier.hip.runtime_compiler import RuntimeCompiler
+from expertier.hip.driver.libraries import load_compiler
+from expertier.hip.driver.memory import PinnedBuffer
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.kernels.cache import compiled
+from expertier.hip.kernels.compiler import RuntimeCompiler
+from expertier.hip.kernels.module import KernelModule
 from kernel_checks import BLOCK_SUMS
 
 ARENA = 1 << 20

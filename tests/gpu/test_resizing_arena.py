@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.vmm_probe import probe_vmm
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.gpu.vmm.probe import probe_vmm
 from resizing_arena import grow_and_shrink
 
 

@@ -10,11 +10,11 @@ import pytest
 from device_contract import random_bytes, read, write
 from expertier.errors import DeviceError
 from expertier.hip import open_device
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.peers import PeerLinks
-from expertier.hip.slab_memory import VmmSlabMemory, open_slab_memory
-from expertier.hip.virtual_memory import LEAST_CHUNK_BYTES
-from expertier.hip.vmm_probe import probe_vmm
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.gpu.peers import PeerLinks
+from expertier.hip.gpu.slab_memory import VmmSlabMemory, open_slab_memory
+from expertier.hip.gpu.vmm.probe import probe_vmm
+from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
 from two_device_tiers import check_both
 
 CHUNK = LEAST_CHUNK_BYTES

@@ -6,10 +6,10 @@ import pytest
 
 from device_contract import random_bytes, read, write
 from expertier.hip.fence import Fences
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.slab_memory import VmmSlabMemory, open_slab_memory
-from expertier.hip.virtual_memory import LEAST_CHUNK_BYTES
-from expertier.hip.vmm_probe import probe_vmm
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.gpu.slab_memory import VmmSlabMemory, open_slab_memory
+from expertier.hip.gpu.vmm.probe import probe_vmm
+from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
 
 CHUNK = LEAST_CHUNK_BYTES
 

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from expertier.hip import Device, open_device
-from expertier.hip.choose import open_driver_gpu
+from expertier.hip.driver.gpu import Gpu
+from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver, FakeLibraries, build
-from expertier.hip.gpu import Gpu
-from expertier.hip.vendor import Vendor
+from expertier.hip.open import open_driver_gpu
 
 OpenGpu = Callable[..., Gpu]
 

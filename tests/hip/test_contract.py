@@ -8,13 +8,13 @@ import pytest
 
 from device_contract import DeviceContract
 from expertier.hip import Device
-from expertier.hip.choose import open_driver_gpu
+from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver, FakeLibraries
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
-from expertier.hip.gpu_device import GpuDevice
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
+from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.host import HostDevice
-from expertier.hip.vendor import Vendor
+from expertier.hip.open import open_driver_gpu
 
 
 class TestHost(DeviceContract):

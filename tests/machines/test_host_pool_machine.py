@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 
 from expertier.errors import DeviceError
-from expertier.tiers.bounce_blocks import N_BOUNCE_BLOCKS
-from expertier.tiers.host_budget import HostBudget
-from expertier.tiers.host_pool import HostPool
-from expertier.tiers.lent import Lent
-from expertier.tiers.pressure import INTERVAL_S, MemoryPressure
-from expertier.tiers.staged import FreeRoom, Staged
+from expertier.tiers.host_pool.bounce_blocks import N_BOUNCE_BLOCKS
+from expertier.tiers.host_pool.budget import HostBudget
+from expertier.tiers.host_pool.lent import Lent
+from expertier.tiers.host_pool.pool import HostPool
+from expertier.tiers.host_pool.pressure import INTERVAL_S, MemoryPressure
+from expertier.tiers.host_pool.staged import FreeRoom, Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
 
 SIZES = (3000, 2 * PAGE, 5 * PAGE - 7)  # of the experts of each layer

@@ -5,33 +5,33 @@ from __future__ import annotations
 from mutants.mutant import Mutant
 
 _GPU = "tests/engine_adapter/gpu_engine/"
-_COMPUTE = f"{_GPU}test_slab_compute.py"
+_COMPUTE = f"{_GPU}slab/test_slab_compute.py"
 _DEMAND = f"{_GPU}test_follow_demand.py"
 _FAILED_MOVES = (
     f"{_COMPUTE}::test_a_move_that_fails",
     f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was",
 )
-_FAILED_READS = "tests/engine_adapter/test_failed_reads.py"
-_STRUCTS = ("tests/engine_adapter/test_bound_structs.py",)
+_FAILED_READS = "tests/engine_adapter/binding/test_failed_reads.py"
+_STRUCTS = ("tests/engine_adapter/binding/test_bound_structs.py",)
 
 BINDING = (
     Mutant(
         "a fill is believed before its bytes are there",
-        "engine_adapter/llama_cpp/tier_binding.py",
+        "engine_adapter/binding/tier_binding.py",
         "            serve(np.ctypeslib.as_array(experts, (n,)).copy())\n            done[0] = abi.FILLED\n",
         "            done[0] = abi.FILLED\n            serve(np.ctypeslib.as_array(experts, (n,)).copy())\n",
         (_FAILED_READS,),
     ),
     Mutant(
         "a batch's error has the cause of another one's",
-        "engine_adapter/llama_cpp/tier_binding.py",
+        "engine_adapter/binding/tier_binding.py",
         "        self._fill_errors.last = None\n",
         "",
         (f"{_FAILED_READS}::test_a_later_failure_does_not_have_its_cause",),
     ),
     Mutant(
         "a failed binding leaves the tiers bound",
-        "engine_adapter/llama_cpp/tier_binding.py",
+        "engine_adapter/binding/tier_binding.py",
         "            manager.unbind_engine()\n            raise\n",
         "            raise\n",
         (f"{_FAILED_READS}::test_the_binding_survives_a_bind_that_fails",),
@@ -41,21 +41,21 @@ BINDING = (
 STRUCTS = (
     Mutant(
         "copies go where slots were before a move",
-        "engine_adapter/bound_structs.py",
+        "engine_adapter/binding/bound_structs.py",
         "        self._copy_offsets[:] = now.offsets[self._matrix_of_copy]\n",
         "",
         _STRUCTS,
     ),
     Mutant(
         "C++ looks experts up in the tables from before a move",
-        "engine_adapter/bound_structs.py",
+        "engine_adapter/binding/bound_structs.py",
         "        self.binding.directory = now.directory_address\n",
         "",
         _STRUCTS,
     ),
     Mutant(
         "copies of a later layer move with matrices of the first",
-        "engine_adapter/bound_structs.py",
+        "engine_adapter/binding/bound_structs.py",
         "            matrix_of_copy += range(n_matrices, n_matrices + len(layer.copies))\n",
         "            matrix_of_copy += range(len(layer.copies))\n",
         _STRUCTS,
@@ -65,69 +65,69 @@ STRUCTS = (
 COMPUTE = (
     Mutant(
         "a move that failed is believed",
-        "engine_adapter/slab_compute.py",
+        "engine_adapter/binding/slab_compute.py",
         "            self._note_error(error)\n\n    def _tell",
         "            done[0] = abi.FILLED\n            self._note_error(error)\n\n    def _tell",
         _FAILED_MOVES,
     ),
     Mutant(
         "C++ is not told where a failed move has left the slots",
-        "engine_adapter/slab_compute.py",
+        "engine_adapter/binding/slab_compute.py",
         "                if not self._told:  # nothing had to move, or it failed\n                    self._tell()\n",
         "                pass\n",
         _FAILED_MOVES,
     ),
     Mutant(
         "room counts as free while guards are not zeroed",
-        "engine_adapter/slab_compute.py",
+        "engine_adapter/binding/slab_compute.py",
         "manager.compute_bytes * manager.slots_are_sound",
         "manager.compute_bytes",
-        ("tests/engine_adapter/test_moves_told.py",),
+        ("tests/engine_adapter/binding/test_moves_told.py",),
     ),
     Mutant(
         "the first layer that is foretold waits for every miss",
-        "engine_adapter/miss_costs.py",
+        "engine_adapter/binding/miss_costs.py",
         "1.0 if layer < counts.prefetch_layers else",
         "1.0 if layer <= counts.prefetch_layers else",
-        ("tests/engine_adapter/test_miss_costs.py",),
+        ("tests/engine_adapter/binding/test_miss_costs.py",),
     ),
     Mutant(
         "a gate that cannot be had keeps its kernels",
-        "engine_adapter/decode_gate.py",
+        "engine_adapter/binding/decode_gate.py",
         "        if gate is not None:\n            gate.close()\n",
         "",
-        ("tests/engine_adapter/test_decode_gate.py",),
+        ("tests/engine_adapter/binding/test_decode_gate.py",),
     ),
     Mutant(
         "graphs are captured though llama.cpp is to do without",
-        "engine_adapter/decode_gate.py",
+        "engine_adapter/binding/decode_gate.py",
         'capture = found[1] == "CUDA" and _NO_GRAPHS not in environ',
         'capture = found[1] == "CUDA"',
-        ("tests/engine_adapter/test_decode_gate.py",),
+        ("tests/engine_adapter/binding/test_decode_gate.py",),
     ),
 )
 
 FILES = (
     Mutant(
         "the engine's loader reads experts",
-        "engine_adapter/loader_view.py",
+        "engine_adapter/llama_cpp/loader_view.py",
         "        extents.append(Extent(begin, end, EXPERTS, 0))\n",
         "        extents.append(Extent(begin, end, 0, begin))\n",
-        ("tests/engine_adapter/test_load.py",),
+        ("tests/engine_adapter/llama_cpp/test_load.py",),
     ),
     Mutant(
         "the engine's loader reads experts of shards",
-        "engine_adapter/loader_view.py",
+        "engine_adapter/llama_cpp/loader_view.py",
         "file = EXPERTS if tensor.name in experts else number",
         "file = number",
-        ("tests/engine_adapter/test_shards.py",),
+        ("tests/engine_adapter/llama_cpp/test_shards.py",),
     ),
     Mutant(
         "a skeleton of a changed model is used",
-        "engine_adapter/skeleton.py",
+        "engine_adapter/llama_cpp/skeleton.py",
         '    parts = [f"{file.path}|{file.identity}" for file in table.files]\n',
         '    parts = [f"{file.path}" for file in table.files]\n',
-        ("tests/engine_adapter/test_skeleton.py",),
+        ("tests/engine_adapter/llama_cpp/test_skeleton.py",),
     ),
 )
 

@@ -6,145 +6,145 @@ from mutants.mutant import MACHINE, Mutant
 from mutants.replays import REPLAYS
 from mutants.trust import TRUST
 
-_FILES = ("tests/tiers/test_file_changes.py", "tests/tiers/test_file_source.py")
+_FILES = ("tests/tiers/file/test_file_changes.py", "tests/tiers/file/test_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
 _HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
-_TOGETHER = (MACHINE, "tests/tiers/test_fills_together.py")
-_ARENA = ("tests/hip/test_resizing_arena.py",)
+_TOGETHER = (MACHINE, "tests/tiers/fill/test_fills_together.py")
+_ARENA = ("tests/hip/gpu/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
 
 LAYOUT = (
     Mutant(
         "a range is one slot short",
-        "tiers/slot_layout.py",
+        "tiers/model/slot_layout.py",
         "return round_up(n_slots * stride + GUARD_BYTES, RANGE_ALIGNMENT)",
         "return round_up((n_slots - 1) * stride + GUARD_BYTES, RANGE_ALIGNMENT)",
     ),
     Mutant(
         "an expert's span begins one byte late",
-        "tiers/matrix.py",
+        "tiers/model/matrix.py",
         "Span(self.file_offset + expert * self.expert_bytes,",
         "Span(self.file_offset + expert * self.expert_bytes + 1,",
-        ("tests/tiers/test_table.py", "tests/tiers/test_manager.py"),
+        ("tests/tiers/model/test_table.py", "tests/tiers/test_manager.py"),
     ),
     Mutant(
         "slots reach into the compute region",
-        "tiers/arena_layout.py",
+        "tiers/slots/arena_layout.py",
         "if self.used_bytes > slab_bytes - compute_bytes:",
         "if self.used_bytes > slab_bytes:",
     ),
     Mutant(
         "a reserved byte too few",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "        compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)\n",
         "        compute_bytes = compute_bytes // RANGE_ALIGNMENT * RANGE_ALIGNMENT\n",
     ),
     Mutant(
         "guards are not zeroed after a move",
-        "tiers/slab.py",
+        "tiers/slots/slab.py",
         "self._relocator.relocate(moves, zeros, stream)",
         "self._relocator.relocate(moves, zeros[:0], stream)",
     ),
     Mutant(
         "heads of free slots are not zeroed after a move",
-        "tiers/move_runs.py",
+        "tiers/slots/move_runs.py",
         "        for slot in range(n_slots):\n",
         "        for slot in range(0):\n",
     ),
     Mutant(
         "a failed move forgets its guards",
-        "tiers/slab.py",
+        "tiers/slots/slab.py",
         "        self.stale_guards = True  # until",
         "        self.stale_guards = False  # until",
-        (MACHINE, "tests/tiers/test_slab.py"),
+        (MACHINE, "tests/tiers/slots/test_slab.py"),
     ),
 )
 
 MOVES = (
     Mutant(
         "upward moves begin at the wrong end",
-        "tiers/move_runs.py",
+        "tiers/slots/move_runs.py",
         "    end = n_up\n",
         "    end = n_up\n    runs[:n_up] = runs[:n_up][::-1].copy()\n",
     ),
     Mutant(
         "downward moves begin at the wrong end",
-        "tiers/move_runs.py",
+        "tiers/slots/move_runs.py",
         "    return end\n",
         "    runs[n_up:end] = runs[n_up:end][::-1].copy()\n    return end\n",
     ),
     Mutant(
         "the coldest survive",
-        "planner/repack_calls.py",
+        "planner/policy/repack_calls.py",
         "and view.order[slot] >= coldest:",
         "and (n_residents <= n_new or end - begin < n_new):",
     ),
     Mutant(
         "a failed move keeps the experts that it overwrote",
-        "tiers/relayout.py",
+        "tiers/slots/relayout.py",
         "intact = in_place(self._slab.still_there(new, kept))",
         "intact = in_place(kept)",
     ),
     Mutant(
         "a failed plan's quotas stay",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "            if self._slab.layout is layout:\n                self._quotas = quotas\n",
         "",
     ),
     Mutant(
         "no hysteresis",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "if not now and (pays_at is None or self._bytes_missed() < pays_at):",
         "if not now and pays_at is None:",
     ),
     Mutant(
         "the boundary never comes down by itself",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "return self._bytes_missed() + gained if gained else None",
         "return None",
     ),
     Mutant(
         "a reservation's stream does not wait for a move that is queued",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "        self._relayout.let_in(stream)\n",
         "",
     ),
     Mutant(
         "what a move drops is not refreshed in L2",
-        "tiers/relayout.py",
+        "tiers/slots/relayout.py",
         "        self._pool.refresh(dropped)\n",
         "",
     ),
     Mutant(
         "nobody waits for a move that was queued without a stream",
-        "tiers/relayout.py",
+        "tiers/slots/relayout.py",
         "        finally:\n            self._slab.finish()\n",
         "        finally:\n            pass\n",
-        ("tests/tiers/test_queued_relayout.py",),
+        ("tests/tiers/slots/test_queued_relayout.py",),
     ),
     Mutant(
         "slots move under leases, of which nobody took note",
-        "tiers/usage.py",
+        "tiers/access/usage.py",
         "                self._leases.add(lease)\n                return\n",
         "                return\n",
     ),
     Mutant(
         "a smaller arena keeps its memory",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "                self._slab.fit()\n",
         "                pass\n",
         _ARENA,
     ),
     Mutant(
         "slots move into memory that is not there yet",
-        "tiers/boundary.py",
+        "tiers/slots/boundary.py",
         "            self._slab.admit(size)\n",
         "",
         _ARENA,
     ),
     Mutant(
         "a slab of another size believes in its old one",
-        "tiers/slab.py",
+        "tiers/slots/slab.py",
         "        self._layout, self._n_bytes = new, new.slab_bytes\n",
         "        self._layout = new\n",
         _ARENA,
@@ -154,63 +154,63 @@ MOVES = (
 FENCES = (
     Mutant(
         "a fill does not wait for readers",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "                    pending.update((fence, None) for on, fence in reads.items() if on != stream)\n",
         "                    pass\n",
     ),
     Mutant(
         "a reader does not wait for the fill",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         _WAIT + _HOLD,
         _WAIT,
     ),
     Mutant(
         "a lease without a stream does not wait",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         _WAIT + _HOLD,
         "            if stream is not None:\n                fence.hold(stream)\n",
     ),
     Mutant(
         "a release notes no reader",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "                self._reads.setdefault((layer, slot), {})[stream] = fence\n",
         "                pass\n",
     ),
     Mutant(
         "a move does not wait for readers",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "                pending.update(dict.fromkeys(reads.values()))\n",
         "                pass\n",
     ),
     Mutant(
         "nobody waits for a move",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "            self._forget()\n            self._moved = fence\n",
         "            self._forget()\n            self._moved = None\n",
     ),
     Mutant(
         "an interrupted fence leaves its copy queued",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "            self._device.synchronize()\n            raise\n",
         "            raise\n",
-        ("tests/tiers/test_slot_fences.py",),
+        ("tests/tiers/slots/test_fences.py",),
     ),
     Mutant(
         "a block is used again while a queued copy reads it",
-        "tiers/filler.py",
+        "tiers/fill/filler.py",
         "            self._pool.leave(staged, fence)\n",
         "            self._pool.leave(staged)\n",
     ),
     Mutant(
         "blocks of a batch are used again while its queued copies read them",
-        "tiers/filler.py",
+        "tiers/fill/filler.py",
         "            self._pool.take_back(lent, fence)\n",
         "            self._pool.take_back(lent)\n",
         _TOGETHER,
     ),
     Mutant(
         "a batch waits for the readers of its first slot only",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
         "            for slot in slots:\n",
         "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
@@ -219,43 +219,43 @@ FENCES = (
     ),
     Mutant(
         "a batch's end is noted for its first slot only",
-        "tiers/slot_fences.py",
+        "tiers/slots/fences.py",
         "            for slot in slots:\n                self._written[layer, slot] = fence\n",
         "            for slot in list(slots)[:1]:\n                self._written[layer, slot] = fence\n",
         _TOGETHER,
     ),
     Mutant(
         "what has left L2 before it is lent is not filled",
-        "tiers/filler.py",
+        "tiers/fill/filler.py",
         "                self.fill_one(layer, experts[index], slots[index])\n",
         "                pass\n",
         _TOGETHER,
     ),
     Mutant(
         "a lent copy may be evicted",
-        "tiers/host_pool.py",
+        "tiers/host_pool/pool.py",
         "                    lent.blocks.append(block)\n                    self._begin_use(block)\n",
         "                    lent.blocks.append(block)\n                    self._begin_use(block)\n"
         "                    block.users -= 1\n",
-        ("tests/tiers/test_host_pool_fences.py",),
+        ("tests/tiers/host_pool/test_fences.py",),
     ),
     Mutant(
         "copies are queued after one that failed",
-        "hip/copy_loop.py",
+        "hip/gpu/moves/copy_loop.py",
         "        if code:\n            return code\n    return 0\n",
         "    return code if len(moves) else 0\n",
-        ("tests/hip/test_many_copies.py",),
+        ("tests/hip/gpu/test_many_copies.py",),
     ),
     Mutant(
         "a failed copy leaves its first pieces queued",
-        "tiers/transfer.py",
+        "tiers/slots/transfer.py",
         "            if self._device.has_streams:\n                self._device.synchronize()\n            raise\n",
         "            raise\n",
-        ("tests/tiers/test_fill_faults.py",),
+        ("tests/tiers/fill/test_faults.py",),
     ),
     Mutant(
         "an engine is bound before queued copies are there",
-        "tiers/engine_use.py",
+        "tiers/engine/use.py",
         "            self._device.synchronize()  # what was queued",
         "            pass  # what was queued",
     ),
@@ -264,57 +264,57 @@ FENCES = (
         "tiers/manager.py",
         "        if self._usage.bound:\n            self._fences.before_read(layer, slots.tolist(), None)\n",
         "",
-        ("tests/tiers/test_prefetch.py",),
+        ("tests/tiers/fill/test_prefetch.py",),
     ),
 )
 
 TABLES = (
     Mutant(
         "a victim stays in the table",
-        "planner/policy.py",
+        "planner/policy/policy.py",
         "        view.slot_of[former] = -1\n",
         "        pass\n",
     ),
     Mutant(
         "a failed fill leaks its pins",
-        "tiers/admission.py",
+        "tiers/fill/admission.py",
         "            self._residency.abort_held(self._locks, layer, held)\n",
         "",
     ),
     Mutant(
         "a failed fill is declared complete",
-        "tiers/admission.py",
+        "tiers/fill/admission.py",
         "            self._residency.abort_held(self._locks, layer, held)\n",
         "            self._residency.finish_held(self._locks, layer, held)\n",
     ),
     Mutant(
         "a lease is released twice",
-        "tiers/lease.py",
+        "tiers/access/lease.py",
         "            self._require_live()\n        try:\n",
         "            pass\n        try:\n",
     ),
     Mutant(
         "a refused stream leaks the pins",
-        "tiers/lease.py",
+        "tiers/access/lease.py",
         "                    self._holder.abandon_part(self, held)\n",
         "                    pass\n",
-        ("tests/tiers/test_fill_faults.py::test_a_part_that_its_stream_refuses_is_let_go",),
+        ("tests/tiers/fill/test_faults.py::test_a_part_that_its_stream_refuses_is_let_go",),
     ),
     Mutant(
         "what is being filled counts as there",
-        "planner/policy.py",
+        "planner/policy/policy.py",
         "                ready &= view.state[slot]\n",
         "                pass\n",
     ),
     Mutant(
         "a victim may be pinned",
-        "planner/policy.py",
+        "planner/policy/policy.py",
         "lowest = min(lowest, view.order[slot] | (np.int64(view.pins[slot] != 0) << PINNED_BIT))",
         "lowest = min(lowest, view.order[slot])",
     ),
     Mutant(
         "prefetched experts outlive those that were asked for",
-        "planner/policy.py",
+        "planner/policy/policy.py",
         "        return _BUSY\n    _occupy(view, slot, expert, SPECULATIVE)\n"
         "    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot\n    return slot\n\n\n"
         "@compiled\ndef begin_prefetch_into",
@@ -324,13 +324,13 @@ TABLES = (
     ),
     Mutant(
         "wasted bytes are not counted",
-        "planner/policy.py",
+        "planner/policy/policy.py",
         "            view.counters[WASTED] += 1\n",
         "            pass\n",
     ),
     Mutant(
         "an eviction is counted twice",
-        "planner/policy.py",
+        "planner/policy/policy.py",
         "        view.counters[EVICTIONS] += 1\n",
         "        view.counters[EVICTIONS] += 2\n",
     ),
@@ -339,33 +339,33 @@ TABLES = (
 HOST = (
     Mutant(
         "a failed allocation keeps its bytes of the budget",
-        "tiers/chunk_store.py",
+        "tiers/host_pool/chunk_store.py",
         "                self._end_move(n_bytes)\n                self._budget.release(self.account, n_bytes)\n",
         "                self._end_move(n_bytes)\n",
-        ("tests/tiers/test_host_pool_allocator.py",),
+        ("tests/tiers/host_pool/test_allocator.py",),
     ),
     Mutant(
         "the bounce minimum is counted wrong",
-        "tiers/bounce_blocks.py",
+        "tiers/host_pool/bounce_blocks.py",
         "                budget.add_bounce(account, n_bytes)\n",
         "                budget.add_bounce(account, n_bytes // 2)\n",
     ),
     Mutant(
         "chunks are counted as asked for, not as the allocator rounds them",
-        "tiers/chunk_store.py",
+        "tiers/host_pool/chunk_store.py",
         "        n_bytes = self._device.pinned_allocation_bytes(n_blocks * size.block_bytes) if n_blocks else 0\n",
         "        n_bytes = n_blocks * size.block_bytes if n_blocks else 0\n",
     ),
     Mutant(
         "a pool does not shrink when it is resized",
-        "tiers/chunk_store.py",
+        "tiers/host_pool/chunk_store.py",
         "        self._budget.set_claim(self.account, self._claim(budget_bytes))\n",
         "        self.account.claim_bytes = self._claim(budget_bytes)\n",
         _POOL,
     ),
     Mutant(
         "a failed read leaves a copy in L2",
-        "tiers/filler.py",
+        "tiers/fill/filler.py",
         "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n"
         "        self._pool.commit(staged)\n",
         "        self._pool.commit(staged)\n"
@@ -373,14 +373,14 @@ HOST = (
     ),
     Mutant(
         "L2 evicts a block that a queued copy reads",
-        "tiers/size_class.py",
+        "tiers/host_pool/size_class.py",
         "if not block.users and block.is_quiet()",
         "if not block.users",
         _POOL,
     ),
     Mutant(
         "a bounce block is used while a queued copy reads it",
-        "tiers/bounce_blocks.py",
+        "tiers/host_pool/bounce_blocks.py",
         "            if block.is_quiet():\n                return block\n",
         "            if True:\n                return block\n",
     ),
@@ -392,46 +392,46 @@ HOST = (
     ),
     Mutant(
         "two fills read one expert at a time",
-        "tiers/host_pool.py",
+        "tiers/host_pool/pool.py",
         "            if block.state is BlockState.RESIDENT:\n                self._lend_copy(staged, block)\n"
         "            else:\n                wait_interruptibly(self._changed)\n            return None\n",
         "            self._lend_copy(staged, block)\n            return None\n",
-        ("tests/tiers/test_host_pool.py", "tests/tiers/test_prefetch.py"),
+        ("tests/tiers/host_pool/test_pool.py", "tests/tiers/fill/test_prefetch.py"),
     ),
 )
 
 FILES_AND_THREADS = (
     Mutant(
         "a file that was written to is believed",
-        "tiers/file_identity.py",
+        "tiers/model/file_identity.py",
         "            stat.st_mtime_ns == self.mtime_ns\n            and stat.st_size == self.n_bytes\n",
         "            stat.st_size == self.n_bytes\n",
         _FILES,
     ),
     Mutant(
         "close does not join the fill threads",
-        "tiers/fill_workers.py",
+        "tiers/fill/workers.py",
         "            thread.join()\n",
         "            pass\n",
-        ("tests/tiers/test_fill_workers.py", "tests/testing/test_soak.py"),
+        ("tests/tiers/fill/test_workers.py", "tests/testing/test_soak.py"),
     ),
     Mutant(
         "drain returns while a prefetch still runs",
-        "tiers/fill_workers.py",
+        "tiers/fill/workers.py",
         "            while self._background or self._background_running:\n",
         "            while self._background:\n",
-        ("tests/tiers/test_fill_workers.py", "tests/tiers/test_prefetch.py"),
+        ("tests/tiers/fill/test_workers.py", "tests/tiers/fill/test_prefetch.py"),
     ),
     Mutant(
         "a failed read counts as bytes read",
-        "tiers/counted_source.py",
+        "tiers/file/counted_source.py",
         "                self._failures += 1\n            raise\n",
         "                self._failures += 1\n                self._bytes_read += span.n_bytes\n            raise\n",
-        (MACHINE, "tests/tiers/test_fill_faults.py"),
+        (MACHINE, "tests/tiers/fill/test_faults.py"),
     ),
     Mutant(
         "cancelled prefetches are not forgotten",
-        "tiers/prefetcher.py",
+        "tiers/fill/prefetcher.py",
         "            self._waiting.difference_update(cancelled)\n",
         "            pass\n",
     ),
@@ -442,21 +442,21 @@ _INTERRUPTED = ("tests/tiers/test_interrupted.py",)
 INTERRUPTS = (
     Mutant(
         "a release is interrupted before it begins",
-        "tiers/lease.py",
+        "tiers/access/lease.py",
         "    @not_interrupted_at_entry\n    def release(",
         "    def release(",
         _INTERRUPTED,
     ),
     Mutant(
         "a release that is interrupted is not finished",
-        "tiers/lease.py",
+        "tiers/access/lease.py",
         "            with interrupts_deferred():\n                self._end()\n            raise\n",
         "            raise\n",
         _INTERRUPTED,
     ),
     Mutant(
         "an interrupt comes between acquire and the block",
-        "tiers/lease.py",
+        "tiers/access/lease.py",
         "        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block\n"
         "            self._require_live()\n",
         "        self._require_live()\n",
@@ -471,14 +471,14 @@ INTERRUPTS = (
     ),
     Mutant(
         "misses are served where interrupts come",
-        "tiers/lease.py",
+        "tiers/access/lease.py",
         "                with interrupts_deferred():\n                    self._holder.drop_part(self, self._held)\n",
         "                if True:\n                    self._holder.drop_part(self, self._held)\n",
         _INTERRUPTED,
     ),
     Mutant(
         "slots that hits have taken are not noted as pinned",
-        "planner/locked_calls.py",
+        "planner/policy/calls/locked_calls.py",
         "            if status == 0:\n                held[n] = 1\n",
         "",
         _INTERRUPTED,
@@ -499,14 +499,14 @@ INTERRUPTS = (
     ),
     Mutant(
         "a child of fork waits for threads that are not there",
-        "tiers/usage.py",
+        "tiers/access/usage.py",
         "        usage.note_fork()\n",
         "        pass\n",
         _INTERRUPTED,
     ),
     Mutant(
         "a drain cannot be interrupted",
-        "tiers/fill_workers.py",
+        "tiers/fill/workers.py",
         "                wait_interruptibly(self._changed)\n",
         "                self._changed.wait()\n",
         _INTERRUPTED,
@@ -514,46 +514,46 @@ INTERRUPTS = (
 )
 
 _SLICES = (
-    "tests/tiers/test_tensor_cut.py",
-    "tests/tiers/test_split_source.py",
-    "tests/tiers/test_slice_set.py",
+    "tests/tiers/split/test_tensor_cut.py",
+    "tests/tiers/split/test_split_source.py",
+    "tests/tiers/split/test_slice_set.py",
 )
 
 SLICES = (
     Mutant(
         "what was read for another device is thrown away",
-        "tiers/split_source.py",
+        "tiers/split/split_source.py",
         "self._kept.put((ref, other), slice_)",
         "pass",
         _SLICES,
     ),
     Mutant(
         "two devices read one matrix at a time",
-        "tiers/split_source.py",
+        "tiers/split/split_source.py",
         "and ref in self._reading:",
         "and False:",
         _SLICES,
     ),
     Mutant(
         "the pieces of a slice lie on top of each other",
-        "tiers/tensor_cut.py",
+        "tiers/split/tensor_cut.py",
         "at += end - begin",
         "at = 0",
         _SLICES,
     ),
     Mutant(
         "a cut inside of a block is taken",
-        "tiers/tensor_cut.py",
+        "tiers/split/tensor_cut.py",
         "if edge % block:",
         "if False:",
         _SLICES,
     ),
     Mutant(
         "kernels may read past a row into bytes of another type",
-        "tiers/slot_layout.py",
+        "tiers/model/slot_layout.py",
         "wasteful or not _can_be_read_past(matrices, offsets, stride)",
         "wasteful",
-        ("tests/tiers/test_slot_layout.py",),
+        ("tests/tiers/model/test_slot_layout.py",),
     ),
 )
 

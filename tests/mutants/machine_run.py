@@ -15,7 +15,7 @@ from expertier.hip.device import Device
 from expertier.testing.fake_device import FakeDevice
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.testing.tier_machine import TierMachine
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 
 HANG_S = 540  # below the limit that run.py sets
 SEED = 20261129

@@ -20,7 +20,7 @@ LIMIT_S = 150
 FIRST_LIMIT_S = 1800
 _CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
 _MAKE_ALL = (
-    "from expertier.engine_adapter.open_engine import prepare_engine; prepare_engine(); "
+    "from expertier.engine_adapter.open import prepare_engine; prepare_engine(); "
     "from fake_ggml_gpu import build_fake_gpu; build_fake_gpu()"
 )
 

@@ -12,12 +12,12 @@ import openai
 import pytest
 
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
+from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine
-from expertier.engine_adapter.server import ServerOptions, TieredServer
-from expertier.engine_adapter.synth import TINY_SHAPE, write_model
-from expertier.tiers.config import TierConfig
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
+from expertier.engine_adapter.open import open_engine
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.table import ExpertTable
 from waits import child_process
 
 Connect = Callable[..., openai.OpenAI]

@@ -14,10 +14,10 @@ from pathlib import Path
 import h11
 import pytest
 
-from expertier.engine_adapter import server_guard
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
-from expertier.engine_adapter.request_limits import MAX_BODY_BYTES
-from expertier.engine_adapter.server_guard import ServerGuard, private_socket
+from expertier.engine_adapter.hosts.server import guard as server_guard
+from expertier.engine_adapter.hosts.server.guard import ServerGuard, private_socket
+from expertier.engine_adapter.hosts.server.request_limits import MAX_BODY_BYTES
 from expertier.errors import ConfigError
 from served import open_files, tasks
 from waits import wait_until
@@ -294,7 +294,7 @@ def test_closing_ends_connections_and_a_taken_address_is_refused():
 def test_without_the_package_everything_else_works(monkeypatch):
     """The command line imports the guard whatever is asked of it."""
     monkeypatch.setitem(sys.modules, "h11", None)
-    monkeypatch.delitem(sys.modules, "expertier.engine_adapter.guarded_connection")
+    monkeypatch.delitem(sys.modules, "expertier.engine_adapter.hosts.server.guarded_connection")
     fresh = runpy.run_path(server_guard.__file__)
     with pytest.raises(ConfigError, match="serving needs the package h11"):
         fresh["ServerGuard"]("127.0.0.1", 0, AllowedHosts.of("127.0.0.1"))

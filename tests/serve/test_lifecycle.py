@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import openai
 import pytest
 
-from expertier.engine_adapter.server import ServerOptions, TieredServer
+from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer
 from expertier.errors import BudgetError, ConfigError, EngineError
-from expertier.tiers.config import TierConfig
+from expertier.tiers.config.config import TierConfig
 from gguf_files import write_model
 from http_asking import JSON, ask, refused
 from served import complete, open_files, tasks

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from expertier.engine_adapter.metrics import MetricsServer, TierCollector
+from expertier.engine_adapter.telemetry.metrics import MetricsServer, TierCollector
 from expertier.errors import ConfigError
 from served import complete
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.synth import TINY_SHAPE
+from expertier.engine_adapter.models.synth import TINY_SHAPE
 from expertier.errors import DecodeError
 from tiered_runs import make_tiers
 from waits import Running, wait_until

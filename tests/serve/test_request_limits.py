@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from expertier.engine_adapter import request_limits as limits
-from expertier.engine_adapter.request_limits import RefusedRequestError, checked_body
+from expertier.engine_adapter.hosts.server import request_limits as limits
+from expertier.engine_adapter.hosts.server.request_limits import RefusedRequestError, checked_body
 
 
 def nested(n: int, begin: str = "[", end: str = "]", middle: str = "") -> str:

@@ -11,8 +11,8 @@ import threading
 
 import pytest
 
-from expertier.engine_adapter.signals import on_signal
-from expertier.engine_adapter.telemetry import (
+from expertier.engine_adapter.telemetry.signals import on_signal
+from expertier.engine_adapter.telemetry.telemetry import (
     Telemetry,
     event_line,
     limited_by,
@@ -21,9 +21,9 @@ from expertier.engine_adapter.telemetry import (
     show_events,
 )
 from expertier.hip import open_device
-from expertier.tiers.config import TierConfig
+from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from gguf_files import write_model
 
 

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
-from expertier.engine_adapter.metrics import MetricsServer, TierCollector
+from expertier.engine_adapter.telemetry.metrics import MetricsServer, TierCollector
 from expertier.errors import ConfigError
 from http_asking import COMPLETION, JSON, ask, refused
 from served import complete

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.synth_blocks import WEIGHT_TYPES
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.synth_blocks import WEIGHT_TYPES
 from tiered_runs import SMALL
 
 _BASE = replace(SMALL, layers=2, seed=14)

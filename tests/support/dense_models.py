@@ -7,8 +7,8 @@ from pathlib import Path
 
 import gguf
 
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.synth import write_model
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.synth import write_model
 
 _DROPPED = ("GGUF.", "general.architecture", "general.alignment")
 

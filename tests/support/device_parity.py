@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.tiered_model import TieredModel
-from expertier.tiers.config import TierConfig
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.llama_cpp.generation import generate
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.table import ExpertTable
 from tiered_runs import SMALL, prompt_tokens
 
 POOL_BYTES = 64 << 20

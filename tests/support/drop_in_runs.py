@@ -24,11 +24,10 @@ import numpy as np
 import pytest
 
 from architecture_models import MODELS, slot_counts
-from expertier.engine_adapter import engine_tiers
-from expertier.engine_adapter.engine_device import device_of
-from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp_python import Llama
-from expertier.engine_adapter.synth import write_model
+from expertier.engine_adapter.hosts.llama_cpp_python import Llama
+from expertier.engine_adapter.llama_cpp import LoadedEngine, engine_tiers
+from expertier.engine_adapter.models.synth import write_model
+from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import (
     BudgetError,
     BusyError,
@@ -38,7 +37,7 @@ from expertier.errors import (
     NotMoeError,
     SourceError,
 )
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from failing_reads import FailingReads
 from gguf_files import write_model as write_raw_model

@@ -25,7 +25,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import pytest
 
-from expertier.tiers.host_budget import process_budget
+from expertier.tiers.host_pool.budget import process_budget
 
 HANG_S = 240
 _INNER = "in_process"

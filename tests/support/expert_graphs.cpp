@@ -1,5 +1,5 @@
 // Graphs around a layer's experts, as an engine may build them, by name. Each is run on a device and its outputs are
-// copied out, so that tests/engine_adapter/test_expert_graphs.py can compare the proxy with the CPU device.
+// copied out, so that tests/engine_adapter/ggml_proxy/test_expert_graphs.py can compare the proxy with the CPU device.
 
 #include "ggml-backend-impl.h"
 #include "ggml-cpp.h"

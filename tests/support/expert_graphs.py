@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from expertier.engine_adapter.llama_cpp.tier_binding import TierBinding
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.binding.tier_binding import TierBinding
+from expertier.tiers.model.table import ExpertTable
 from native_build import build_library
 
 SOURCE = Path(__file__).with_suffix(".cpp")

@@ -15,7 +15,7 @@ from typing import IO
 
 import pytest
 
-from expertier.cli import main
+from expertier.cli.app import main
 
 
 @dataclass(frozen=True)

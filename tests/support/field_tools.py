@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
-from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
+from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.hip.host import HostDevice
-from expertier.tiers.span import Span
+from expertier.tiers.model.span import Span
 from gguf_files import BytesSource, ModelFile
 from tiered_runs import SMALL, prompt_tokens, run_model
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from expertier.engine_adapter import skeleton
-from expertier.engine_adapter.loader_view import EXPERTS, HEADER, LoaderView, loader_view
+from expertier.engine_adapter.llama_cpp import skeleton
+from expertier.engine_adapter.llama_cpp.loader_view import EXPERTS, HEADER, LoaderView, loader_view
 from expertier.errors import ModelError
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 
 ROOM_BYTES = 1 * MIB

@@ -22,7 +22,7 @@ from expertier.engine_adapter.build.headers import _check, _download
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import ExpertierError
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from tiered_runs import make_tiers
 
 GENERATOR = "tests/test-llama-archs.cpp"

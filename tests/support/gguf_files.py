@@ -10,9 +10,9 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from expertier.tiers.lease import Lease, Part
-from expertier.tiers.span import Span
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.access.lease import Lease, Part
+from expertier.tiers.model.span import Span
+from expertier.tiers.model.table import ExpertTable
 
 GATE_UP_DOWN = ("gate", "up", "down")
 

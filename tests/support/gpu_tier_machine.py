@@ -12,13 +12,13 @@ import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.kernel_cache import compiled
-from expertier.hip.kernel_module import KernelModule
-from expertier.hip.libraries import load_compiler
-from expertier.hip.memory import DeviceBuffer, PinnedBuffer
-from expertier.hip.runtime import Stream
-from expertier.hip.runtime_compiler import RuntimeCompiler
+from expertier.hip.driver.libraries import load_compiler
+from expertier.hip.driver.memory import DeviceBuffer, PinnedBuffer
+from expertier.hip.driver.runtime import Stream
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.kernels.cache import compiled
+from expertier.hip.kernels.compiler import RuntimeCompiler
+from expertier.hip.kernels.module import KernelModule
 from expertier.testing.tier_machine import Read, Seen, TierMachine
 
 SPIN = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from expertier.testing import PatternSource
-from expertier.tiers.span import Span
+from expertier.tiers.model.span import Span
 
 
 class HeldSource:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import expertier as et
-from expertier.planner.allocate import plan_layers
+from expertier.planner.budget.allocate import plan_layers
 from expertier.testing import FakeDevice
 from interrupt_at import at_every_instruction, expertier_folders, standard_library
 from interrupted_tiers import (

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from expertier.engine_adapter.build.cache import locked, make_subfolder, move_into_place, staging
-from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, LINK_FLAGS, find_compiler
-from expertier.engine_adapter.build.header_root import HEADER_FOLDERS
+from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, LINK_FLAGS, find_compiler, include_flags
 from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import XLLAMACPP
+from expertier.engine_adapter.build.plugin import installed_sources
 
 LIMIT_S = 600
 _PARALLEL = 2
@@ -53,11 +53,11 @@ def build_library(
 
 def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str], link_flags: Sequence[str]) -> None:
     headers = ensure_headers(XLLAMACPP)
-    includes = [part for folder in HEADER_FOLDERS for part in ("-isystem", str(headers / folder))]
+    includes = include_flags(installed_sources(), headers)
     compiler = find_compiler().command
 
     def compile_one(source: Path) -> Path:
-        made = output.with_name(f"{source.stem}.o")
+        made = output.with_name(f"{source.parent.name}-{source.stem}.o")
         command = [*compiler, *COMPILE_FLAGS, *flags, *includes, "-c", str(source), "-o", str(made)]
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return made

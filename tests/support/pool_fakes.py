@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from expertier.errors import DeviceError
-from expertier.hip.fault_plan import FaultPlan
-from expertier.tiers.host_pool import HostPool
-from expertier.tiers.staged import Staged
+from expertier.hip.faults.plan import FaultPlan
+from expertier.tiers.host_pool.pool import HostPool
+from expertier.tiers.host_pool.staged import Staged
 from expertier.units import round_up
 
 PAGE = 4096

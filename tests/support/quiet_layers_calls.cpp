@@ -1,6 +1,6 @@
-// QuietLayers of ggml_proxy/quiet_layers.h, for Python.
+// QuietLayers of ggml_proxy/prefetch/quiet_layers.h, for Python.
 
-#include "quiet_layers.h"
+#include "prefetch/quiet_layers.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

@@ -1,6 +1,6 @@
-// Makes engine_adapter/ggml_proxy/reach.h callable from Python.
+// Makes engine_adapter/ggml_proxy/prefetch/reach.h callable from Python.
 
-#include "reach.h"
+#include "prefetch/reach.h"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

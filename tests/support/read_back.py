@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.tiers.layer import ExpertLayer
-from expertier.tiers.matrix import ExpertMatrix
+from expertier.tiers.model.layer import ExpertLayer
+from expertier.tiers.model.matrix import ExpertMatrix
 
 
 class EngineModel:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import expertier as et
 from device_contract import read
-from expertier.hip.gpu_device import GpuDevice
-from expertier.hip.virtual_memory import LEAST_CHUNK_BYTES
+from expertier.hip.gpu.device import GpuDevice
+from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
 from expertier.testing import LayerShape, PatternSource, synthetic_table
-from expertier.tiers.slot_layout import GUARD_BYTES
+from expertier.tiers.model.slot_layout import GUARD_BYTES
 
 CHUNK = LEAST_CHUNK_BYTES
 SHAPE = {"n_embd": 1024, "n_ff": 1536}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from device_parity import compare_on
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
 from expertier.errors import EngineError
 
 

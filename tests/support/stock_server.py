@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from expertier.engine_adapter.server import ServerOptions, stock_params
+from expertier.engine_adapter.hosts.server.server import ServerOptions, stock_params
 
 if __name__ == "__main__":
     import xllamacpp

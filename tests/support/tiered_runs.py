@@ -8,15 +8,15 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine, ProxyCounters
+from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.engine_adapter.llama_cpp.model import LoadCounts
-from expertier.engine_adapter.synth import ModelShape, write_model
+from expertier.engine_adapter.models.synth import ModelShape, write_model
 from expertier.hip import open_device
-from expertier.tiers.config import TierConfig
+from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
-from expertier.tiers.stats import TierStats
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.shared.stats import TierStats
 
 PREFILL_TOKENS = 300
 DECODE_TOKENS = 128

@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
-from expertier.engine_adapter.lookup_log import LookupLog
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.trace_ids import read_trace_ids
-from expertier.engine_adapter.trace_model import default_width
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.trace_ids import read_trace_ids
+from expertier.engine_adapter.models.trace_model import default_width
 from expertier.planner import PolicyKind
-from expertier.planner.residency import Residency
+from expertier.planner.policy.residency import Residency
 from expertier.tiers.manager import TierManager
 
 I32 = npt.NDArray[np.int32]

@@ -10,8 +10,8 @@ import expertier as et
 from expertier.hip.device import Device
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
-from expertier.tiers.budget import all_copies_bytes
-from expertier.tiers.slot_layout import GUARD_BYTES
+from expertier.tiers.config.budget import all_copies_bytes
+from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.tiers.tier_set import DevicePart, TierSet
 from waits import joined
 

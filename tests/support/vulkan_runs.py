@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from device_parity import POOL_BYTES, compare_on
-from expertier.engine_adapter.engine_device import device_names
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
+from expertier.engine_adapter.placement.engine_device import device_names
 from tiered_runs import SMALL, prompt_tokens
 
 DEVICE = "Vulkan0"

@@ -24,9 +24,9 @@ from waits import child_process
 
 LIMIT_S = 300
 _PRELOADED = (
-    "expertier.cli",
-    "expertier.engine_adapter.tiered_model",
-    "expertier.engine_adapter.measured_run",
+    "expertier.cli.app",
+    "expertier.engine_adapter.llama_cpp.tiered_model",
+    "expertier.engine_adapter.hosts.measured_run",
 )
 
 
@@ -100,10 +100,10 @@ def _warm_up() -> None:
         __import__(module)
     sys.argv = ["expertier", "inspect", "nowhere.gguf"]
     with redirect_stderr(io.StringIO()), suppress(SystemExit):
-        sys.modules["expertier.cli"].main()
+        sys.modules["expertier.cli.app"].main()
 
 
 if __name__ == "__main__":
     _warm_up()
     _become(_serve())
-    sys.modules["expertier.cli"].main()
+    sys.modules["expertier.cli.app"].main()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertier.testing import FakeClock, LayerShape, PatternSource, synthetic_table
-from expertier.tiers.span import Span
+from expertier.tiers.model.span import Span
 
 
 @given(st.integers(0, 10_000), st.integers(1, 200), st.integers(0, 50), st.integers(0, 3))

@@ -12,12 +12,12 @@ import pytest
 
 import expertier as et
 from expertier.errors import BudgetError, BusyError, DeviceError, LeaseError, SourceError
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
-from expertier.planner.allocate import LayerPlan
+from expertier.planner.budget.allocate import LayerPlan
 from expertier.testing import FakeDevice
-from expertier.tiers.lease import Lease
+from expertier.tiers.access.lease import Lease
 from gguf_files import Block, ModelFile, write_model
 
 POOL_BYTES = 3 * 4096

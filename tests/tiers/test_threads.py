@@ -11,10 +11,10 @@ import pytest
 
 import expertier as et
 from expertier.errors import BusyError, SourceError
-from expertier.hip.fault_plan import FaultPlan
+from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
-from expertier.tiers.faulty_source import FaultySource
-from expertier.tiers.span import Span
+from expertier.tiers.file.faulty_source import FaultySource
+from expertier.tiers.model.span import Span
 from gguf_files import Block, BytesSource, ModelFile, write_model
 from waits import Running, is_waiting, joined, wait_until, when_waiting
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 import expertier as et
 from expertier.errors import BudgetError, BusyError, SourceError
 from expertier.hip.host import HostDevice
-from expertier.planner.allocate import floor_bytes, full_bytes
-from expertier.planner.ledger import DeviceNeeds
+from expertier.planner.budget.allocate import floor_bytes, full_bytes
+from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.testing.fake_device import FakeDevice
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
-from expertier.tiers.budget import all_copies_bytes
-from expertier.tiers.host_budget import process_budget
-from expertier.tiers.stats import summed
+from expertier.tiers.config.budget import all_copies_bytes
+from expertier.tiers.host_pool.budget import process_budget
+from expertier.tiers.shared.stats import summed
 from expertier.tiers.tier_set import DevicePart, TierSet, managers
 from expertier.units import MIB
 from gguf_files import Block, ModelFile, write_model

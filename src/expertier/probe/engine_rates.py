@@ -20,17 +20,17 @@ from statistics import median
 
 import numpy as np
 
-from expertier.engine_adapter.engine_device import has_own_memory
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.tiered_model import TieredModel
-from expertier.engine_adapter.trace_model import FIRST_TOKEN, write_trace_model
-from expertier.planner.allocate import full_bytes
-from expertier.planner.rates import PathRate
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, write_trace_model
+from expertier.engine_adapter.placement.engine_device import has_own_memory
+from expertier.planner.budget.allocate import full_bytes
+from expertier.planner.predict.rates import PathRate
 from expertier.temporary_folder import temporary_folder
-from expertier.tiers.config import TierConfig
-from expertier.tiers.model_geometry import read_geometry
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.geometry import read_geometry
+from expertier.tiers.model.table import ExpertTable
 
 _TOP_K = 4
 _STEPS, _WARM, _PROMPT = 36, 4, 64

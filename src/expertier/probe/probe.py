@@ -18,13 +18,13 @@ from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.errors import ConfigError
 from expertier.failures import reason, remedy
-from expertier.hip.cache_folder import cache_subfolder
 from expertier.hip.device import Device
-from expertier.planner.rates import MachineRates, PathRate
+from expertier.hip.kernels.cache_folder import cache_subfolder
+from expertier.planner.predict.rates import MachineRates, PathRate
 from expertier.probe.device_rates import DeviceRates, measure_device
 from expertier.probe.engine_rates import EngineRates, measure_engine
 from expertier.probe.file_rates import FileRates, measure_file
-from expertier.tiers.host_memory import total_bytes
+from expertier.tiers.shared.host_memory import total_bytes
 from expertier.trusted_folder import require_trusted
 from expertier.units import MIB, mib
 from expertier.whole_file import check_output, output

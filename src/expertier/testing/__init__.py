@@ -11,13 +11,13 @@ The package needs nothing beyond expertier's own dependencies, save `tier_machin
 
 from __future__ import annotations
 
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
 from expertier.testing.fake_clock import FakeClock
 from expertier.testing.fake_device import FakeDevice
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
-from expertier.tiers.faulty_source import FaultySource
+from expertier.tiers.file.faulty_source import FaultySource
 
 __all__ = [
     "FakeClock",

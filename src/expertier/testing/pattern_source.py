@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from expertier.tiers.span import Span
+from expertier.tiers.model.span import Span
 
 _WORD = 8
 _ODD = np.uint64(0x9E3779B97F4A7C15)

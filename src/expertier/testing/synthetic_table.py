@@ -8,11 +8,11 @@ from pathlib import Path
 
 import gguf
 
-from expertier.tiers.file_identity import FileIdentity
-from expertier.tiers.layer import ExpertLayer
-from expertier.tiers.matrix import ExpertMatrix, Role
-from expertier.tiers.model_file import ModelFile
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.file_identity import FileIdentity
+from expertier.tiers.model.layer import ExpertLayer
+from expertier.tiers.model.matrix import ExpertMatrix, Role
+from expertier.tiers.model.model_file import ModelFile
+from expertier.tiers.model.table import ExpertTable
 
 _ALIGNMENT = 32
 

@@ -80,14 +80,15 @@ def toy_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ToyCompiler
 
 @pytest.fixture
 def toy_sources(tmp_path: Path) -> Path:
-    """A folder of C++ sources: two files of the proxy, one of the host, one header."""
+    """A folder of C++ sources: two files of the proxy in a room each, one of the host, one header."""
     folder = tmp_path / "sources"
-    folder.mkdir()
-    start = '#include "toy.h"\nextern "C" __attribute__((visibility("default")))'
-    (folder / "toy.h").write_text("int hidden();\n")
-    (folder / "proxy.cpp").write_text(f"{start} int toy_proxy() {{ return hidden(); }}\n")
-    (folder / "shared.cpp").write_text('#include "toy.h"\nint hidden() { return 42; }\n')
-    (folder / "host_toy.cpp").write_text(f"{start} int toy_host() {{ return 7; }}\n")
+    for room in ("ggml_proxy/one", "ggml_proxy/other", "llama_host"):
+        (folder / room).mkdir(parents=True)
+    start = '#include "one/toy.h"\nextern "C" __attribute__((visibility("default")))'
+    (folder / "ggml_proxy/one/toy.h").write_text("int hidden();\n")
+    (folder / "ggml_proxy/one/proxy.cpp").write_text(f"{start} int toy_proxy() {{ return hidden(); }}\n")
+    (folder / "ggml_proxy/other/shared.cpp").write_text('#include "one/toy.h"\nint hidden() { return 42; }\n')
+    (folder / "llama_host/toy.cpp").write_text(f"{start} int toy_host() {{ return 7; }}\n")
     return folder
 
 

@@ -78,14 +78,14 @@ def test_one_compiler_under_two_names_is_one(toy_compiler: ToyCompiler) -> None:
     assert len(list(list_compilers({"PATH": str(toy_compiler.folder)}))) == 1
 
 
-def test_sources_are_split_by_their_names(toy_sources: Path) -> None:
+def test_sources_are_split_by_their_folders(toy_sources: Path) -> None:
     proxy, host = list_sources(toy_sources)
     assert [path.name for path in proxy] == ["proxy.cpp", "shared.cpp"]
-    assert [path.name for path in host] == ["host_toy.cpp"]
+    assert [path.name for path in host] == ["toy.cpp"]
 
 
 def test_missing_sources_say_to_reinstall(toy_sources: Path) -> None:
-    (toy_sources / "host_toy.cpp").unlink()
+    (toy_sources / "llama_host/toy.cpp").unlink()
     with pytest.raises(BuildError, match=r"0 of the host.*reinstall"):
         list_sources(toy_sources)
 
@@ -96,13 +96,13 @@ def test_every_file_is_compiled_and_each_library_linked(
     messages: list[str] = []
     output = tmp_path / "out"
     proxy, host = compile_libraries(find_compiler(), toy_sources, toy_llama, output, messages.append)
-    assert sorted(toy_compiler.made[:3]) == ["host_toy.o", "proxy.o", "shared.o"]
+    assert sorted(toy_compiler.made[:3]) == ["llama_host-toy.o", "one-proxy.o", "other-shared.o"]
     assert toy_compiler.made[3:] == [PROXY_LIBRARY, HOST_LIBRARY]
-    assert "proxy.o" in proxy.read_text()
-    assert "shared.o" in proxy.read_text()
-    assert "host_toy.o" not in proxy.read_text()
-    assert "host_toy.o" in host.read_text()
-    made = (output / "objects/proxy.o").read_text()
+    assert "one-proxy.o" in proxy.read_text()
+    assert "other-shared.o" in proxy.read_text()
+    assert "llama_host-toy.o" not in proxy.read_text()
+    assert "llama_host-toy.o" in host.read_text()
+    made = (output / "objects/one-proxy.o").read_text()
     assert all(flag in made for flag in COMPILE_FLAGS)
     assert made.count("-isystem") == 3
     assert all(f"{toy_llama}/{name}" in made for name in ("include", "ggml/include", "ggml/src"))
@@ -121,7 +121,9 @@ def test_real_libraries_work_and_hide_what_is_not_exported(
 
 
 def test_symbols_of_the_engine_may_stay_open(toy_sources: Path, toy_llama: Path, tmp_path: Path) -> None:
-    (toy_sources / "shared.cpp").write_text('extern "C" int llama_x(); int hidden() { return llama_x(); }')
+    (toy_sources / "ggml_proxy/other/shared.cpp").write_text(
+        'extern "C" int llama_x(); int hidden() { return llama_x(); }'
+    )
     proxy, _ = compile_libraries(find_compiler(), toy_sources, toy_llama, tmp_path / "out")
     with pytest.raises(OSError, match="llama_x"):
         ctypes.CDLL(str(proxy), mode=2)  # RTLD_NOW
@@ -130,7 +132,7 @@ def test_symbols_of_the_engine_may_stay_open(toy_sources: Path, toy_llama: Path,
 def test_a_compile_error_shows_the_command_and_the_last_lines(
     toy_sources: Path, toy_llama: Path, tmp_path: Path
 ) -> None:
-    (toy_sources / "shared.cpp").write_text("int hidden() { return no_such_name; }\n")
+    (toy_sources / "ggml_proxy/other/shared.cpp").write_text("int hidden() { return no_such_name; }\n")
     with pytest.raises(BuildError) as caught:
         compile_libraries(find_compiler(), toy_sources, toy_llama, tmp_path / "out")
     message = str(caught.value)
@@ -140,6 +142,6 @@ def test_a_compile_error_shows_the_command_and_the_last_lines(
 
 
 def test_a_missing_return_is_an_error(toy_sources: Path, toy_llama: Path, tmp_path: Path) -> None:
-    (toy_sources / "shared.cpp").write_text("int hidden() {}\n")
+    (toy_sources / "ggml_proxy/other/shared.cpp").write_text("int hidden() {}\n")
     with pytest.raises(BuildError, match="return"):
         compile_libraries(find_compiler(), toy_sources, toy_llama, tmp_path / "out")

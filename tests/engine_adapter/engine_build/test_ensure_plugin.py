@@ -117,7 +117,7 @@ def test_every_input_makes_another_plugin(
     builder: Builder, toy_compiler: ToyCompiler, toy_llama: Path, cache: Path
 ) -> None:
     builder.ensure()
-    (builder.sources / "toy.h").write_text("int hidden(); // changed\n")
+    (builder.sources / "ggml_proxy/one/toy.h").write_text("int hidden(); // changed\n")
     builder.ensure()
     (toy_llama / "include/llama.h").write_text("#pragma once // changed\n")
     builder.ensure()

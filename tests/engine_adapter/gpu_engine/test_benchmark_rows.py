@@ -25,7 +25,7 @@ def test_each_row_replays(gpus: GpuSession, split):
         from gpu.opening import Placement
         from gpu.rows import Row
 
-        from expertier.tiers.table import ExpertTable
+        from expertier.tiers.model.table import ExpertTable
 
         model = ensure_model(gpus.folder, "small", steps=STEPS + 2, trace=None, say=lambda _: None)
         table = ExpertTable.from_gguf(model.path)

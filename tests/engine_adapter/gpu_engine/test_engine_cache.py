@@ -7,9 +7,9 @@ import re
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.llama_cpp.generation import generate
+from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.models import logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from tiered_runs import prompt_tokens, run_model, write_small_model

@@ -8,11 +8,11 @@ from itertools import cycle
 import pytest
 
 from architecture_models import MODELS
-from expertier.engine_adapter import slab_compute
+from expertier.engine_adapter.binding import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DeviceError
-from expertier.planner.allocate import LayerPlan
-from expertier.planner.quotas import Proposal
+from expertier.planner.budget.allocate import LayerPlan
+from expertier.planner.budget.quotas import Proposal
 from expertier.units import MIB
 from fake_ggml_gpu.computing import FailingMoves, assert_sound, computing_model, counts_of, opened_gate
 from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from architecture_models import MODELS
-from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LlamaContext
-from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import BudgetError, DecodeError, DeviceError, EngineError, SourceError
-from expertier.planner.context_memory import ContextShape
-from expertier.tiers.config import TierConfig
-from expertier.tiers.table import ExpertTable
+from expertier.planner.budget.context_memory import ContextShape
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from failing_reads import FailingReads
 from fake_ggml_gpu.models import (

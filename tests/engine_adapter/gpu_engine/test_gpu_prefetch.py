@@ -10,8 +10,8 @@ import pytest
 
 from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel, ProxyCounters
-from expertier.engine_adapter.trace_model import trace_shape, trace_tokens, write_trace_model
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.models.trace_model import trace_shape, trace_tokens, write_trace_model
+from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.gates import open_gate, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,

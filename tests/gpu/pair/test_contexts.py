@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from at_once import run_at_once
-from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
+from expertier.engine_adapter.llama_cpp.generation import generate
 from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path
 from real_devices.models import (
     EVERY_SPLIT,

@@ -12,20 +12,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.engine_device import device_of
-from expertier.engine_adapter.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.place_blocks import place_blocks
-from expertier.engine_adapter.place_slices import open_slice_tiers
-from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.placement.blocks import place_blocks
+from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import ConfigError, UnsupportedLayoutError
-from expertier.planner.allocate import LayerPlan
-from expertier.tiers.config import TierConfig
+from expertier.planner.budget.allocate import LayerPlan
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.manager import TierManager
+from expertier.tiers.model.slot_layout import GUARD_BYTES
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.slice_set import SliceSet
-from expertier.tiers.slot_layout import GUARD_BYTES
-from expertier.tiers.split_mode import SplitMode
-from expertier.tiers.table import ExpertTable
 from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
 from real_devices.driver import number_of, ordinal_of

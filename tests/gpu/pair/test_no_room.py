@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.engine_device import device_of
-from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import BudgetError, DeviceError
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from fake_ggml_gpu.models import assert_same, logits_of
 from real_devices.models import (

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from expertier.engine_adapter import slab_compute
-from expertier.engine_adapter.engine_device import EngineDevice, device_of
+from expertier.engine_adapter.binding import slab_compute
+from expertier.engine_adapter.binding.slab_compute import ComputeCounts
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.slab_compute import ComputeCounts
+from expertier.engine_adapter.placement.engine_device import EngineDevice, device_of
 from expertier.errors import DeviceError
-from expertier.tiers.config import TierConfig
+from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from fake_ggml_gpu.models import DEVICE, gpu_model
 from fake_ggml_gpu.process import GpuSession

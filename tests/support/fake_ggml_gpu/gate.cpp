@@ -1,4 +1,4 @@
-// The driver calls that the gate of decode graphs makes (engine_adapter/ggml_proxy/gate.h), and its kernels, compiled for
+// The driver calls that the gate of decode graphs makes (engine_adapter/ggml_proxy/lookup/gate.h), and its kernels, compiled for
 // this machine: events are ggml's own, as on CUDA and HIP, and streams are ours.
 
 #include "backend.h"
@@ -243,7 +243,7 @@ int32_t event_record(void * event, void * stream) {
 
 } // namespace fake_gpu
 
-// As expertier_gate of ggml_proxy/abi.h, with a new stream of the device: all but the numbers.
+// As expertier_gate of ggml_proxy/abi/abi.h, with a new stream of the device: all but the numbers.
 EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
     using namespace fake_gpu;
     out[0] = reinterpret_cast<void *>(launch);

@@ -9,7 +9,7 @@ from importlib.resources import files
 from itertools import count, takewhile
 from pathlib import Path
 
-from expertier.engine_adapter import proxy_abi as abi
+from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from native_build import build_library
 

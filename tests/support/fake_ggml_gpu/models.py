@@ -13,14 +13,14 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.engine_device import device_of
-from expertier.engine_adapter.generation import generate
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.model_shape import ModelShape
-from expertier.engine_adapter.synth import write_model
-from expertier.tiers.config import TierConfig
+from expertier.engine_adapter.llama_cpp.generation import generate
+from expertier.engine_adapter.models.model_shape import ModelShape
+from expertier.engine_adapter.models.synth import write_model
+from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.process import GpuSession
 from waits import joined
 

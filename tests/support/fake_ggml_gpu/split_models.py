@@ -8,12 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from architecture_models import MODELS
-from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.placement import Placement
-from expertier.tiers.block_weights import read_block_weights
-from expertier.tiers.config import TierConfig
-from expertier.tiers.table import ExpertTable
+from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.engine_adapter.placement.placement import Placement
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.model.block_weights import read_block_weights
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, TierSet
 from fake_ggml_gpu.models import Logits, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession

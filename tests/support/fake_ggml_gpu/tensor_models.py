@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.tiered_model import TieredModel
-from expertier.tiers.config import TierConfig
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.split_mode import SplitMode
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.slice_set import SliceSet
-from expertier.tiers.split_mode import SplitMode
-from expertier.tiers.table import ExpertTable
 from fake_ggml_gpu.models import Logits, logits_of
 from fake_ggml_gpu.process import GpuSession
 

@@ -14,13 +14,13 @@ import pytest
 
 from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.tiered_model import TieredModel
+from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.errors import EngineError
-from expertier.planner.context_memory import ContextShape
-from expertier.tiers.config import TierConfig
+from expertier.planner.budget.context_memory import ContextShape
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.manager import TierManager
-from expertier.tiers.split_mode import SplitMode
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import Logits, logits_of, model_path
 from real_devices.process import DeviceSession

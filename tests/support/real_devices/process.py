@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from engine_process import EngineProcess, in_process
-from expertier.engine_adapter.engine_device import device_of
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.open_engine import open_engine
+from expertier.engine_adapter.open import open_engine
+from expertier.engine_adapter.placement.engine_device import device_of
 from fake_ggml_gpu.library import FakeGpus
 from waits import wait_until_listening
 

@@ -11,8 +11,8 @@ from typing import TypeVar
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize
 
-from expertier.hip.fault_plan import FaultPlan
-from expertier.planner.policy_kind import PolicyKind
+from expertier.hip.faults.plan import FaultPlan
+from expertier.planner.policy.kind import PolicyKind
 from expertier.testing.tier_machine.engine_calls import EngineCalls
 from expertier.testing.tier_machine.hooks import Read, TierHooks
 from expertier.testing.tier_machine.inside import Inside
@@ -27,7 +27,7 @@ from expertier.testing.tier_machine.model import (
     slots_of,
 )
 from expertier.testing.tier_machine.watched import WatchedDevice, WatchedSource
-from expertier.tiers.config import TierConfig
+from expertier.tiers.config.config import TierConfig
 
 T = TypeVar("T")
 

@@ -6,13 +6,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from expertier.errors import BudgetError, BusyError
-from expertier.planner.allocate import LayerPlan, floor_bytes
-from expertier.planner.shrink import shrink
+from expertier.planner.budget.allocate import LayerPlan, floor_bytes
+from expertier.planner.budget.shrink import shrink
 from expertier.testing.tier_machine.base import PAGE, MachineBase, faults, stream_choices
 from expertier.testing.tier_machine.hooks import Read
 from expertier.testing.tier_machine.leases import EVENTS
 from expertier.testing.tier_machine.model import Fault, View
-from expertier.tiers.slot_layout import GUARD_BYTES, RANGE_ALIGNMENT
+from expertier.tiers.model.slot_layout import GUARD_BYTES, RANGE_ALIGNMENT
 from expertier.units import round_up
 
 move_faults = faults("copy_within", "zero", "stream_wait_event", *EVENTS)

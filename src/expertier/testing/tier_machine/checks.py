@@ -11,7 +11,7 @@ from hypothesis.stateful import invariant
 from expertier.testing.fake_device import FakeDevice
 from expertier.testing.tier_machine.base import PAGE, MachineBase
 from expertier.testing.tier_machine.model import EngineCall, Held
-from expertier.tiers.slot_layout import GUARD_BYTES
+from expertier.tiers.model.slot_layout import GUARD_BYTES
 
 MOVES_DOWN_TOO = {"used_bytes", "slots", "rounding_bytes", "compute_bytes", "budget_bytes", "memory_bytes"}
 

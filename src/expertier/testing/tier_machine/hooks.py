@@ -12,10 +12,10 @@ from expertier.testing.fake_device import FakeDevice
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.testing.tier_machine.engine_calls import EngineCalls, TableEngine
-from expertier.tiers.byte_source import ByteSource
-from expertier.tiers.config import TierConfig
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.manager import TierManager
-from expertier.tiers.table import ExpertTable
+from expertier.tiers.model.table import ExpertTable
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from expertier.testing.tier_machine.model import ExpertKey, View
 from expertier.tiers.manager import TierManager
-from expertier.tiers.slot_layout import Place
+from expertier.tiers.model.slot_layout import Place
 
 
 class Inside:

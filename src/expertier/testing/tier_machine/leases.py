@@ -14,7 +14,7 @@ from expertier.testing.tier_machine.base import (
     stream_choices,
 )
 from expertier.testing.tier_machine.model import ExpertKey, Fault, Held, View, slots_of
-from expertier.tiers.lease import Lease
+from expertier.tiers.access.lease import Lease
 
 EVENTS = ("create_event", "record_event")  # without them the tiers wait for the device instead
 MOVES = ("copy_within", "zero", "stream_wait_event")  # of a move that is put off when it fails

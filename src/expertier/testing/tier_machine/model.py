@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import DeviceError, SourceError
-from expertier.tiers.lease import Lease, Part
-from expertier.tiers.stats import TierStats
+from expertier.tiers.access.lease import Lease, Part
+from expertier.tiers.shared.stats import TierStats
 
 I32 = npt.NDArray[np.int32]
 ExpertKey: TypeAlias = tuple[int, int]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from expertier.hip.device import Device
-from expertier.hip.fault_plan import FaultPlan
-from expertier.hip.faults import FaultyDevice
-from expertier.tiers.byte_source import ByteSource
-from expertier.tiers.faulty_source import FaultySource
-from expertier.tiers.span import Span
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
+from expertier.tiers.file.byte_source import ByteSource
+from expertier.tiers.file.faulty_source import FaultySource
+from expertier.tiers.model.span import Span
 
 
 class WatchedDevice(FaultyDevice):

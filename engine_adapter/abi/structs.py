@@ -1,0 +1,462 @@
+"""ctypes mirrors of our own C structs (ggml_proxy/abi/abi.h, llama_host/abi.h), and the signatures of both libraries.
+
+Only structs that expertier itself defines are mirrored: the engine's structs stay in C++ (D14).
+"""
+
+from __future__ import annotations
+
+import ctypes as ct
+
+PROXY_ABI = 10  # EXPERTIER_ABI in abi.h
+HOST_ABI = 9  # EXPERTIER_HOST_ABI in llama_host/abi.h
+
+_INT32_POINTER = ct.POINTER(ct.c_int32)
+
+FillCallback = ct.CFUNCTYPE(
+    None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, _INT32_POINTER, _INT32_POINTER
+)
+LoadCallback = ct.CFUNCTYPE(
+    None, ct.c_void_p, ct.c_int32, ct.c_int32, _INT32_POINTER, ct.c_uint64, _INT32_POINTER
+)
+ReadCallback = ct.CFUNCTYPE(
+    None, ct.c_void_p, ct.c_int32, ct.c_int32, ct.c_uint64, ct.c_uint64, ct.c_void_p, _INT32_POINTER
+)
+MoveCallback = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_uint64, _INT32_POINTER)
+LookCallback = ct.CFUNCTYPE(None, ct.c_void_p, _INT32_POINTER)
+LoadGoesOn = ct.CFUNCTYPE(ct.c_int32)
+FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
+FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
+TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
+
+
+POLICY_FUNCTIONS = (
+    "begin",
+    "complete",
+    "abort",
+    "release",
+    "resident_first",
+    "hold_ready",
+    "is_whole",
+    "version",
+    "replaced",
+    "begin_prefetch_into",
+    "coldest",
+)
+
+
+class Policy(ct.Structure):
+    """expertier_policy: addresses of the compiled policy functions."""
+
+    _fields_ = tuple((name, ct.c_void_p) for name in POLICY_FUNCTIONS)
+
+
+class Gate(ct.Structure):
+    """expertier_gate: addresses of driver calls, of kernels and of a stream; patience, look-ahead, captures."""
+
+    _fields_ = (
+        ("launch", ct.c_void_p),
+        ("stream_wait", ct.c_void_p),
+        ("event_record", ct.c_void_p),
+        ("function", ct.c_void_p),
+        ("stream", ct.c_void_p),
+        ("patience", ct.c_uint32),
+        ("predict", ct.c_void_p),
+        ("event_query", ct.c_void_p),
+        ("layers_ahead", ct.c_int32),
+        ("prefetch_pauses", ct.c_int32),
+        ("copy", ct.c_void_p),
+        ("capture_begin", ct.c_void_p),
+        ("capture_end", ct.c_void_p),
+        ("graph_instantiate", ct.c_void_p),
+        ("graph_launch", ct.c_void_p),
+        ("graph_exec_destroy", ct.c_void_p),
+        ("graph_destroy", ct.c_void_p),
+        ("graph_exec_update", ct.c_void_p),
+    )
+
+
+class Matrix(ct.Structure):
+    """expertier_matrix: one expert matrix of a layer, over all slots."""
+
+    _fields_ = (
+        ("name", ct.c_char_p),
+        ("type", ct.c_int32),
+        ("ne0", ct.c_int64),
+        ("ne1", ct.c_int64),
+        ("expert_bytes", ct.c_uint64),
+        ("offset", ct.c_uint64),
+        ("stride", ct.c_uint64),
+        ("staged_offset", ct.c_uint64),
+        ("staged_stride", ct.c_uint64),
+    )
+
+
+class Copy(ct.Structure):
+    """expertier_copy: one piece of an expert, in a host block, in a slot and in a staged layer."""
+
+    _fields_ = tuple(
+        (name, ct.c_uint64)
+        for name in ("source", "offset", "stride", "staged_offset", "staged_stride", "n_bytes")
+    )
+
+
+class Layer(ct.Structure):
+    """expertier_layer: one layer's experts and slots."""
+
+    _fields_ = (
+        ("n_experts", ct.c_int32),
+        ("n_slots", ct.c_int32),
+        ("n_matrices", ct.c_int32),
+        ("matrices", ct.POINTER(Matrix)),
+        ("n_copies", ct.c_int32),
+        ("copies", ct.POINTER(Copy)),
+        ("staged_bytes", ct.c_uint64),
+        ("first_copy", ct.c_int64),
+    )
+
+
+class HostCopies(ct.Structure):
+    """expertier_host_copies: addresses of the arrays of tiers/host_pool/copy_directory.py."""
+
+    _fields_ = tuple((name, ct.c_void_p) for name in ("lock", "address", "readers", "used", "hits"))
+
+
+class Binding(ct.Structure):
+    """expertier_binding: a model's tiers as handed to the proxy."""
+
+    _fields_ = (
+        ("abi", ct.c_int32),
+        ("n_layers", ct.c_int32),
+        ("layers", ct.POINTER(Layer)),
+        ("slab_base", ct.c_void_p),
+        ("slab_bytes", ct.c_uint64),
+        ("directory", ct.c_void_p),
+        ("locks", ct.c_void_p),
+        ("policy", Policy),
+        ("fill", FillCallback),
+        ("load", LoadCallback),
+        ("read", ReadCallback),
+        ("fill_context", ct.c_void_p),
+        ("host_copies", HostCopies),
+        ("sees_all", ct.c_int32),
+        ("stream_tokens", ct.c_int32),
+    )
+
+
+class Compute(ct.Structure):
+    """expertier_compute: the slab's low end, for the engine's compute buffers."""
+
+    _fields_ = (
+        ("move", MoveCallback),
+        ("context", ct.c_void_p),
+        ("binding", ct.POINTER(Binding)),
+        ("compute_bytes", ct.c_uint64),
+        ("most_bytes", ct.c_uint64),
+        ("move_cost_bytes", ct.c_int64),
+        ("cut_cost_bytes", ct.c_int64),
+        ("look", LookCallback),
+        ("look_graphs", ct.c_int32),
+    )
+
+
+class ComputeCounts(ct.Structure):
+    """expertier_compute_counts: what of the slab the engine computes in, and the moves of the boundary."""
+
+    _fields_ = tuple(
+        (name, ct.c_int64)
+        for name in (
+            "moves_up",
+            "moves_down",
+            "failed_moves",
+            "quota_moves",
+            "move_ns",
+            "drain_ns",
+            "queue_ns",
+            "wait_ns",
+            "copies",
+            "boundary_bytes",
+            "needed_bytes",
+            "buffers",
+            "buffer_bytes",
+        )
+    )
+
+
+class Counters(ct.Structure):
+    """expertier_counters: what the proxy counted for one binding."""
+
+    _fields_ = tuple(
+        (name, ct.c_int64)
+        for name in (
+            "graphs",
+            "slices",
+            "lookups",
+            "lookup_ns",
+            "fills",
+            "fill_ns",
+            "id_reads",
+            "pass_calls",
+            "passes",
+            "whole_calls",
+            "host_fills",
+            "gated_calls",
+            "gate_waits",
+            "captures",
+            "captured_runs",
+            "gate_retreats",
+            "gates_late",
+            "predicted",
+            "predicted_right",
+            "missing",
+            "missing_predicted",
+            "prefetches",
+            "prefetches_useful",
+            "prefetches_in_time",
+            "prefetch_bytes",
+            "prefetch_wasted_bytes",
+            "prefetch_pauses",
+            "prefetch_layers",
+            "staged_calls",
+            "staged_bytes",
+            "dropped_writes",
+        )
+    )
+
+
+class File(ct.Structure):
+    """expertier_file: a file of the model, and which file its path must still name."""
+
+    _fields_ = (
+        ("path", ct.c_char_p),
+        ("n_bytes", ct.c_int64),
+        ("mtime_ns", ct.c_int64),
+        ("ctime_ns", ct.c_int64),
+        ("inode", ct.c_int64),
+        ("device", ct.c_int64),
+    )
+
+
+class Extent(ct.Structure):
+    """expertier_extent: bytes of what the loader sees, and where they come from."""
+
+    _fields_ = (
+        ("begin", ct.c_int64),
+        ("end", ct.c_int64),
+        ("file", ct.c_int32),
+        ("offset", ct.c_int64),
+    )
+
+
+class Placed(ct.Structure):
+    """expertier_placed: a device of ours and what of the model is placed on it."""
+
+    _fields_ = (
+        ("device", ct.c_void_p),
+        ("experts_type", ct.c_void_p),
+        ("experts_regex", ct.c_char_p),
+        ("units", ct.c_int32),
+    )
+
+
+class ModelOptions(ct.Structure):
+    """expertier_model_options: how the host shim opens a model."""
+
+    _fields_ = (
+        ("abi", ct.c_int32),
+        ("path", ct.c_char_p),
+        ("placed", ct.POINTER(Placed)),
+        ("n_placed", ct.c_int32),
+        ("device_names", ct.c_char_p),
+        ("files", ct.POINTER(File)),
+        ("n_files", ct.c_int32),
+        ("extents", ct.POINTER(Extent)),
+        ("n_extents", ct.c_int32),
+        ("header", ct.c_char_p),
+        ("experts_in_ram", ct.c_int32),
+        ("is_mapped", ct.c_int32),
+        ("repack", ct.c_int32),
+        ("params", ct.c_void_p),
+        ("params_bytes", ct.c_uint64),
+        ("splits_tensors", ct.c_int32),
+        ("tensor_split", ct.POINTER(ct.c_float)),
+        ("is_measured", ct.c_int32),
+        ("goes_on", LoadGoesOn),
+    )
+
+
+class HostLive(ct.Structure):
+    """expertier_host_live: models and contexts of the host library that are open."""
+
+    _fields_ = (("models", ct.c_int32), ("contexts", ct.c_int32))
+
+
+class WholeTensor(ct.Structure):
+    """expertier_whole_tensor: a tensor that may be split among devices."""
+
+    _fields_ = (("name", ct.c_char_p), ("type", ct.c_int32), ("ne", ct.c_int64 * 4))
+
+
+MAX_SEGMENTS = 16  # EXPERTIER_MAX_SEGMENTS in split_abi.h
+MAX_SPLIT_DEVICES = 16  # EXPERTIER_MAX_SPLIT_DEVICES
+
+
+class Split(ct.Structure):
+    """expertier_split: how the engine divides one tensor among devices."""
+
+    _fields_ = (
+        ("axis", ct.c_int32),
+        ("n_segments", ct.c_int32),
+        ("repeats", ct.c_uint32 * MAX_SEGMENTS),
+        ("ne", ct.c_int64 * (MAX_SEGMENTS * MAX_SPLIT_DEVICES)),
+    )
+
+
+class LoadCounts(ct.Structure):
+    """expertier_load_counts: bytes that the loader read."""
+
+    _fields_ = (("bytes_read", ct.c_int64), ("expert_bytes", ct.c_int64))
+
+
+class ContextOptions(ct.Structure):
+    """expertier_context_options: how the host shim opens a context."""
+
+    _fields_ = (
+        ("abi", ct.c_int32),
+        ("n_ctx", ct.c_int32),
+        ("n_batch", ct.c_int32),
+        ("n_ubatch", ct.c_int32),
+        ("n_seq_max", ct.c_int32),
+        ("n_threads", ct.c_int32),
+        ("flash_attention", ct.c_int32),
+        ("moe_cache_bytes", ct.c_uint64),
+        ("tensors_path", ct.c_char_p),
+    )
+
+
+_BLOCK_SIZE = (ct.c_int32, (ct.c_int32, ct.POINTER(ct.c_int64), ct.POINTER(ct.c_int64)))  # 0: no such type
+_TEXT = (ct.c_char_p, ct.c_size_t)  # a buffer for a message, and its size
+
+_PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
+    "expertier_proxy_abi": (ct.c_int32, ()),
+    "expertier_proxy_api_version": (ct.c_int32, ()),
+    "expertier_proxy_block_size": _BLOCK_SIZE,
+    "expertier_proxy_device_name": (ct.c_char_p, (ct.c_int32,)),
+    "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
+    "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
+    "expertier_proxy_can_wrap": (ct.c_int32, ()),
+    "expertier_tiers_open_compute": (ct.c_int32, (ct.c_void_p, ct.POINTER(Compute), *_TEXT)),
+    "expertier_tiers_compute_counts": (None, (ct.c_void_p, ct.POINTER(ComputeCounts))),
+    "expertier_tiers_unbind": (None, (ct.c_void_p,)),
+    "expertier_tiers_begin_load": (None, (ct.c_void_p,)),
+    "expertier_tiers_end_load": (None, ()),
+    "expertier_tiers_set_default": (None, (ct.c_void_p,)),
+    "expertier_tiers_unplaced": (ct.c_int32, (ct.c_void_p, *_TEXT)),
+    "expertier_show_only": (None, (ct.POINTER(ct.c_char_p), ct.c_int32, ct.c_int32)),
+    "expertier_show_all": (None, ()),
+    "expertier_tiers_set_fills": (None, (ct.c_void_p, ct.c_int32)),
+    "expertier_tiers_device_name": (ct.c_char_p, (ct.c_void_p,)),
+    "expertier_tiers_buffer_name": (ct.c_char_p, (ct.c_void_p,)),
+    "expertier_tiers_device": (ct.c_void_p, (ct.c_void_p,)),
+    "expertier_tiers_buffer_type": (ct.c_void_p, (ct.c_void_p,)),
+    "expertier_split_buffer_type": (
+        ct.c_void_p,
+        (ct.POINTER(ct.c_void_p), ct.c_int32, ct.POINTER(ct.c_char_p), ct.POINTER(Split), ct.c_int32, *_TEXT),
+    ),
+    "expertier_name_split_type": (ct.c_char_p, (ct.c_void_p, ct.c_void_p)),
+    "expertier_take_error": (ct.c_int32, _TEXT),
+    "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
+    "expertier_device_is_host": (ct.c_int32, (ct.c_char_p,)),
+    "expertier_device_memory": (
+        ct.c_int32,
+        (ct.c_char_p, ct.POINTER(ct.c_int64), ct.POINTER(ct.c_int64)),
+    ),
+    "expertier_memory_alloc": (ct.c_int64, (ct.c_char_p, ct.c_int32, ct.c_uint64)),
+    "expertier_memory_free": (ct.c_int32, (ct.c_uint64,)),
+    "expertier_memory_copy_in": (ct.c_int32, (ct.c_uint64, ct.c_void_p, ct.c_uint64)),
+    "expertier_memory_copy_out": (ct.c_int32, (ct.c_void_p, ct.c_uint64, ct.c_uint64)),
+    "expertier_memory_relocate": (
+        ct.c_int32,
+        (ct.c_uint64, ct.c_void_p, ct.c_int64, ct.c_void_p, ct.c_int64),
+    ),
+    "expertier_memory_finish": (ct.c_int32, (ct.c_uint64,)),
+    "expertier_memory_zero": (ct.c_int32, (ct.c_uint64, ct.c_uint64)),
+}
+
+_HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
+    "expertier_host_abi": (ct.c_int32, ()),
+    "expertier_host_start": (None, ()),
+    "expertier_host_defaults": (ct.c_char_p, ()),
+    "expertier_host_take_log": (ct.c_int64, (ct.c_int32, *_TEXT)),
+    "expertier_host_block_size": _BLOCK_SIZE,
+    "expertier_host_devices": (ct.c_char_p, ()),
+    "expertier_host_count_live": (None, (ct.POINTER(HostLive),)),
+    "expertier_host_stock_devices": (ct.c_void_p, ()),
+    "expertier_host_mul_mat_id": (
+        ct.c_int32,
+        (
+            ct.c_void_p,
+            ct.c_void_p,
+            ct.c_char_p,
+            ct.c_int64,
+            ct.c_int64,
+            ct.c_int64,
+            ct.c_void_p,
+            ct.c_void_p,
+            ct.c_int64,
+            ct.c_int64,
+            ct.c_void_p,
+        ),
+    ),
+    "expertier_model_open": (ct.c_void_p, (ct.POINTER(ModelOptions), *_TEXT)),
+    "expertier_model_splits": (
+        ct.c_int32,
+        (ct.c_void_p, ct.c_int32, ct.POINTER(WholeTensor), ct.c_int32, ct.POINTER(Split)),
+    ),
+    "expertier_model_close": (None, (ct.c_void_p,)),
+    "expertier_model_hand_over": (ct.c_void_p, (ct.c_void_p,)),
+    "expertier_model_load_counts": (None, (ct.c_void_p, ct.POINTER(LoadCounts))),
+    "expertier_model_n_vocab": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_model_n_ctx_train": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_model_tokenize": (
+        ct.c_int32,
+        (ct.c_void_p, ct.c_char_p, ct.c_int32, _INT32_POINTER, ct.c_int32),
+    ),
+    "expertier_model_piece": (ct.c_int32, (ct.c_void_p, ct.c_int32, ct.c_char_p, ct.c_int32)),
+    "expertier_model_is_end": (ct.c_int32, (ct.c_void_p, ct.c_int32)),
+    "expertier_context_open": (ct.c_void_p, (ct.c_void_p, ct.POINTER(ContextOptions), *_TEXT)),
+    "expertier_context_close": (None, (ct.c_void_p,)),
+    "expertier_context_end_tensors": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_context_n_ctx": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_context_n_batch": (ct.c_int32, (ct.c_void_p,)),
+    "expertier_context_abort": (None, (ct.c_void_p,)),
+    "expertier_context_decode": (
+        ct.c_int32,
+        (ct.c_void_p, _INT32_POINTER, ct.c_int32, ct.c_int32, ct.c_int32, ct.c_int32),
+    ),
+    "expertier_context_decode_each": (
+        ct.c_int32,
+        (ct.c_void_p, _INT32_POINTER, _INT32_POINTER, _INT32_POINTER, ct.c_int32),
+    ),
+    "expertier_context_logits": (ct.POINTER(ct.c_float), (ct.c_void_p, ct.c_int32)),
+    "expertier_context_forget": (ct.c_int32, (ct.c_void_p, ct.c_int32, ct.c_int32)),
+    "expertier_context_discard": (None, (ct.c_void_p, ct.c_int32, ct.c_int32)),
+    "expertier_context_set_sampler": (ct.c_int32, (ct.c_void_p, ct.c_float, ct.c_uint32)),
+    "expertier_context_sample": (ct.c_int32, (ct.c_void_p,)),
+}
+
+
+def declare_proxy(library: ct.CDLL) -> None:
+    """Give the proxy library's functions their signatures."""
+    _declare(library, _PROXY_FUNCTIONS)
+
+
+def declare_host(library: ct.CDLL) -> None:
+    """Give the host library's functions their signatures."""
+    _declare(library, _HOST_FUNCTIONS)
+
+
+def _declare(library: ct.CDLL, functions: dict[str, tuple[object, tuple[object, ...]]]) -> None:
+    for name, (result, arguments) in functions.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments

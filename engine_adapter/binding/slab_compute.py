@@ -1,0 +1,183 @@
+"""The slab's low end, where the engine computes (ggml_proxy/slab/compute_region.h), and moves of the slots."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.binding.bound_structs import BoundStructs
+from expertier.errors import ConfigError, EngineError
+from expertier.planner.budget.quotas import Proposal
+from expertier.tiers.manager import TierManager
+from expertier.tiers.slots.rebalance import log_move
+
+_log = logging.getLogger(__name__)
+
+MOVE_COST_BYTES = 1 << 28
+"""Missed bytes that are worth a move of the boundary down and up again, beside those that it gives room to.
+
+Each of the two took 2.4 milliseconds on an H200 (docs/measurements.md, "The boundary under an engine"), whose link
+brings so many bytes in five.
+"""
+
+CUT_LAYER_BYTES = 256 << 10
+"""What a graph costs, in missed bytes, for each layer that has lost its slot for every expert to the boundary.
+
+Its ids are looked up where they would be slot ids: that takes about as long as a link of PCIe 5 needs for so many.
+"""
+
+LOOK_GRAPHS = 64
+"""How many graphs come between two looks at demand: a look takes about as long as two misses."""
+
+_ERROR_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ComputeCounts:
+    """What the engine has of the slab, in bytes, and how often the boundary or the numbers of slots have moved.
+
+    Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
+    `wait_ns` waiting for them, the rest deciding, in part while they run; before that `drain_ns` waiting for what the
+    engine had queued.
+    """
+
+    moves_up: int
+    moves_down: int
+    failed_moves: int
+    quota_moves: int
+    move_ns: int
+    drain_ns: int
+    queue_ns: int
+    wait_ns: int
+    copies: int
+    boundary_bytes: int
+    needed_bytes: int
+    buffers: int
+    buffer_bytes: int
+
+
+def computes_in_slab(proxy: ct.CDLL, wanted: bool | Literal["auto"], device: str) -> bool:
+    """Whether the engine's compute buffers on ggml's device `device` are to lie in the slab.
+
+    `auto` wants that on CUDA. A release of llama.cpp that allocates weights by the same call cannot have it.
+
+    Raises:
+        ConfigError: it was asked for on a device whose backend ends the process at a part of a buffer.
+    """
+    if wanted is True and device.startswith("RPC"):
+        raise ConfigError(
+            f"MOE_SLAB_COMPUTE=1 was asked for on {device}: RPC's backend knows whole buffers only; set it to `auto`"
+        )
+    if wanted == "auto":
+        wanted = re.fullmatch(r"CUDA\d+", device, re.ASCII) is not None
+    return wanted and bool(proxy.expertier_proxy_can_wrap())
+
+
+def follows_demand(wanted: bool | Literal["auto"], device: str) -> bool:
+    """Whether numbers of slots are to follow demand under an engine on ggml's device `device`.
+
+    `auto` wants that where a device moves its own memory at once, not in host memory and not over a network; and not
+    on ROCm and Vulkan, where nobody has run it.
+    """
+    return not device.startswith(("CPU", "RPC", "ROCm", "Vulkan")) if wanted == "auto" else wanted
+
+
+class SlabCompute:
+    """A bound engine's compute buffers in the slab of its tiers, and slots that move, until the tiers are unbound."""
+
+    def __init__(
+        self,
+        proxy: ct.CDLL,
+        tiers: int,
+        manager: TierManager,
+        structs: BoundStructs,
+        note_error: Callable[[BaseException], None],
+        miss_costs: Callable[[], Sequence[float]] | None,
+    ) -> None:
+        """Open the region for the proxy's `tiers`; `note_error` gets what made a move fail.
+
+        Numbers of slots follow demand by `miss_costs`, what a miss of each layer costs by now; None: they stay.
+
+        Raises:
+            EngineError: the proxy refused.
+        """
+        self._proxy = proxy
+        self._tiers = tiers
+        self._manager = manager
+        self._structs = structs
+        self._note_error = note_error
+        self._miss_costs = miss_costs
+        self._proposal: Proposal | None = None  # what the next move is for
+        self._told = True  # whether all is written down for C++ that the last move has changed
+        self._move = abi.MoveCallback(self._serve_move)
+        self._look = abi.LookCallback(self._serve_look) if miss_costs is not None else abi.LookCallback()
+        self._struct = abi.Compute(
+            move=self._move,
+            context=None,
+            binding=ct.pointer(structs.binding),
+            compute_bytes=manager.compute_bytes,
+            most_bytes=manager.most_compute_bytes if manager.engine_computes else 0,
+            move_cost_bytes=MOVE_COST_BYTES,
+            cut_cost_bytes=CUT_LAYER_BYTES * manager.n_cut_layers,
+            look=self._look,
+            look_graphs=LOOK_GRAPHS,
+        )
+        error = ct.create_string_buffer(_ERROR_BYTES)
+        if not proxy.expertier_tiers_open_compute(tiers, ct.byref(self._struct), error, len(error)):
+            raise EngineError(
+                f"the engine's slots cannot move: {error.value.decode(errors='replace')}; set "
+                "MOE_SLAB_COMPUTE=0 and MOE_REBALANCE=0"
+            )
+        _log.info(
+            "event=slab_compute enabled=%d compute_bytes=%d", manager.engine_computes, manager.compute_bytes
+        )
+
+    def counts(self) -> ComputeCounts:
+        """Return what the region holds, and its moves so far."""
+        counts = abi.ComputeCounts()
+        self._proxy.expertier_tiers_compute_counts(self._tiers, ct.byref(counts))
+        return ComputeCounts(**{field.name: getattr(counts, field.name) for field in fields(ComputeCounts)})
+
+    def _serve_move(self, _context: Any, n_bytes: int, done: Any) -> None:
+        """Move the boundary, and slots to other layers where that is why; C++ takes the new layout over in any case.
+
+        It believes in the move as `done` says.
+        """
+        proposal, self._proposal = self._proposal, None
+        self._told = False
+        try:
+            try:
+                self._manager.move_boundary(
+                    n_bytes, proposal.plan if proposal is not None else None, meanwhile=self._tell
+                )
+            finally:
+                if not self._told:  # nothing had to move, or it failed
+                    self._tell()
+            if proposal is not None:
+                log_move(proposal)
+            done[0] = abi.FILLED
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._note_error(error)
+
+    def _tell(self) -> None:
+        """Write down for C++ where the slots lie now."""
+        manager, struct = self._manager, self._struct
+        self._structs.rewrite(manager.engine_layout())
+        struct.cut_cost_bytes = CUT_LAYER_BYTES * manager.n_cut_layers
+        # With work left to do before slots are used, nothing counts as free: the next graph asks again.
+        struct.compute_bytes = manager.compute_bytes * manager.slots_are_sound
+        self._told = True
+
+    def _serve_look(self, _context: Any, wants: Any) -> None:
+        """Say whether other numbers of slots pay; then C++ asks for a move to where the boundary is."""
+        try:
+            assert self._miss_costs is not None
+            self._proposal = self._manager.propose_quotas(self._miss_costs())
+            wants[0] = self._proposal is not None
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._note_error(error)

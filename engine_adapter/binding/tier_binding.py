@@ -1,0 +1,315 @@
+"""A tier manager bound to the proxy: the structs that C++ reads, and the callback that serves its misses."""
+
+from __future__ import annotations
+
+import ctypes as ct
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Protocol
+
+import numpy as np
+
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.binding.bound_structs import BoundStructs
+from expertier.engine_adapter.binding.decode_gate import DecodeGate, open_gate
+from expertier.engine_adapter.binding.lookup_log import LookupLog
+from expertier.engine_adapter.binding.miss_costs import miss_costs
+from expertier.engine_adapter.binding.slab_compute import ComputeCounts, SlabCompute, follows_demand
+from expertier.engine_adapter.opening import closed_when_dropped
+from expertier.errors import BusyError, EngineError
+from expertier.interrupts import interrupts_deferred
+from expertier.tiers.manager import TierManager
+
+_log = logging.getLogger(__name__)
+
+_ERROR_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class ProxyCounters:
+    """What the proxy counted for one model: calls, and nanoseconds where a name ends in `_ns`."""
+
+    graphs: int
+    slices: int
+    lookups: int
+    lookup_ns: int
+    fills: int
+    fill_ns: int
+    id_reads: int
+    pass_calls: int
+    passes: int
+    whole_calls: int
+    host_fills: int
+    gated_calls: int
+    gate_waits: int
+    captures: int
+    captured_runs: int
+    gate_retreats: int
+    gates_late: int
+    predicted: int
+    predicted_right: int
+    missing: int
+    missing_predicted: int
+    prefetches: int
+    prefetches_useful: int
+    prefetches_in_time: int
+    prefetch_bytes: int
+    prefetch_wasted_bytes: int
+    prefetch_pauses: int
+    prefetch_layers: int
+    staged_calls: int
+    staged_bytes: int
+    dropped_writes: int
+
+    def as_dict(self) -> dict[str, int]:
+        """Return the counters by name."""
+        return asdict(self)
+
+
+class ProxyHolder(Protocol):
+    """Anything that has our proxy library: an engine of this process, or a tool that we run in."""
+
+    @property
+    def proxy(self) -> ct.CDLL:
+        """The library, with its functions declared."""
+
+
+class TierBinding:
+    """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
+
+    _handle: int | None = None
+    _gate: DecodeGate | None = None
+
+    def __init__(
+        self,
+        engine: ProxyHolder,
+        manager: TierManager,
+        inner_device: str = "CPU",
+        lookups: LookupLog | None = None,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """Bind, until `close`; `layers` are the model's numbers of the manager's layers, where these are not all.
+
+        Raises:
+            EngineError: the proxy cannot use the tiers on that device. BusyError: an engine is bound already.
+        """
+        self._engine = engine
+        self._manager = manager
+        self._lookups = lookups  # C++ keeps the address of its callback
+        self._serves_all_loads = False
+        self.on_fill: Callable[[BaseException | None], None] | None = None
+        """Called after each fill, with what made it fail; on the engine's thread, so it must be quick."""
+        self._fill_errors = threading.local()  # a fill runs on the thread whose batch needs it
+        try:
+            with interrupts_deferred():
+                self._bind(inner_device, layers)
+        except BaseException:
+            self.close()  # where it is bound: the end of the region raised
+            raise
+
+    def _bind(self, inner_device: str, layers: Sequence[int] | None) -> None:
+        engine, manager, lookups = self._engine, self._manager, self._lookups
+        described = manager.bind_engine()
+        try:
+            # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
+            self._fill = abi.FillCallback(self._serve_misses)
+            self._load = abi.LoadCallback(self._serve_staged)
+            self._read = abi.ReadCallback(self._serve_read)
+            self._structs = BoundStructs(described, self._fill, self._load, self._read, lookups, layers)
+            self._structs.binding.stream_tokens = manager.stream_tokens
+            error = ct.create_string_buffer(_ERROR_BYTES)
+            self._handle = engine.proxy.expertier_tiers_bind(
+                ct.byref(self._structs.binding), inner_device.encode(), error, len(error)
+            )
+            if not self._handle:
+                raise EngineError(
+                    f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
+                )
+            self._compute: SlabCompute | None = None
+            follows = follows_demand(manager.follow_demand, inner_device)
+            if manager.engine_computes or follows:
+                self._compute = SlabCompute(
+                    engine.proxy,
+                    self._handle,
+                    manager,
+                    self._structs,
+                    self._note_error,
+                    self._miss_costs if follows else None,
+                )
+            self._gate = open_gate(
+                engine.proxy,
+                self._handle,
+                inner_device,
+                manager.decode_gate,
+                prefetch=manager.decode_prefetch,
+                capture=manager.decode_capture,
+                expert_bytes=max(layer.expert_bytes for layer in manager.table.layers),
+            )
+        except BaseException:
+            handle, self._handle = self._handle, None
+            if handle:
+                engine.proxy.expertier_tiers_unbind(handle)
+            manager.unbind_engine()
+            raise
+
+    def _miss_costs(self) -> list[float]:
+        return miss_costs(self._manager.table.n_layers, self.counters())
+
+    @property
+    def device(self) -> int:
+        """Address of the ggml device that the model's layers are placed on."""
+        return int(self._engine.proxy.expertier_tiers_device(self._open_handle()))
+
+    @property
+    def buffer_type(self) -> int:
+        """Address of the ggml buffer type that the expert tensors are placed in."""
+        return int(self._engine.proxy.expertier_tiers_buffer_type(self._open_handle()))
+
+    @property
+    def manager(self) -> TierManager:
+        """The tiers that are bound."""
+        return self._manager
+
+    @property
+    def address(self) -> int:
+        """Where the proxy library has the binding."""
+        return self._open_handle()
+
+    @property
+    def parts(self) -> tuple[TierBinding, ...]:
+        """The bindings of the single devices: this one."""
+        return (self,)
+
+    def begin_load(self) -> None:
+        """Have expert tensors that this thread's loads place in this buffer type belong to these tiers."""
+        self._engine.proxy.expertier_tiers_begin_load(self._open_handle())
+
+    def end_load(self) -> None:
+        """End what `begin_load` began, of all tiers on this thread."""
+        self._engine.proxy.expertier_tiers_end_load()
+
+    def serve_all_loads(self) -> None:
+        """Have expert tensors that the engine's own threads load belong to these tiers, until `close`."""
+        self._engine.proxy.expertier_tiers_set_default(self._open_handle())
+        self._serves_all_loads = True
+
+    def serve_misses(self) -> None:
+        """Have misses filled again, after one of the two below."""
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_SERVED)
+
+    def blank_next_graph(self) -> None:
+        """Have the misses of the next graph, whose output nobody reads, be zeros; graphs after it wait.
+
+        For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
+        """
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_BLANK)
+
+    def refuse_misses(self) -> None:
+        """Have batches that miss fail instead of asking Python; returns once no fill is running."""
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_REFUSED)
+
+    @property
+    def device_name(self) -> str:
+        """Name of the device that layers are placed on, for the engine's own options."""
+        return str(self._engine.proxy.expertier_tiers_device_name(self._open_handle()).decode())
+
+    @property
+    def buffer_type_name(self) -> str:
+        """Name of the buffer type that experts are placed in, for the engine's own options."""
+        return str(self._engine.proxy.expertier_tiers_buffer_name(self._open_handle()).decode())
+
+    def find_unplaced(self) -> str:
+        """Return the first expert tensor that the engine has not placed here though it should have; empty: none."""
+        text = ct.create_string_buffer(_ERROR_BYTES)
+        self._engine.proxy.expertier_tiers_unplaced(self._open_handle(), text, len(text))
+        return text.value.decode()
+
+    def counters(self) -> ProxyCounters:
+        """Return what the proxy has counted so far."""
+        counters = abi.Counters()
+        self._engine.proxy.expertier_tiers_counters(self._open_handle(), ct.byref(counters))
+        return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
+
+    def compute_counts(self) -> ComputeCounts | None:
+        """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""
+        self._open_handle()
+        return self._compute.counts() if self._compute is not None else None
+
+    def take_error(self) -> tuple[str, BaseException | None]:
+        """Return and clear this thread's last message of the proxy, and the exception of its last failed fill."""
+        cause = getattr(self._fill_errors, "last", None)
+        self._fill_errors.last = None
+        text = ct.create_string_buffer(_ERROR_BYTES)
+        if not self._engine.proxy.expertier_take_error(text, len(text)):
+            return "", cause
+        return text.value.decode(errors="replace"), cause
+
+    def close(self) -> None:
+        """Unbind, once the engine has freed the model; a second call does nothing.
+
+        Raises:
+            BusyError: the engine still holds slots, or computes in the slab; the binding stays, so that it can be
+                closed again.
+        """
+        with interrupts_deferred():
+            if self._handle is not None:
+                if self._compute is not None and (n_buffers := self._compute.counts().buffers):
+                    raise BusyError(
+                        f"{n_buffers} compute buffers of the engine lie in the slab of these tiers: free its contexts "
+                        "first"
+                    )
+                self._manager.unbind_engine()
+                handle, self._handle = self._handle, None
+                if self._serves_all_loads:
+                    self._engine.proxy.expertier_tiers_set_default(None)
+                self._engine.proxy.expertier_tiers_unbind(handle)
+                if self._gate is not None:
+                    self._gate.close()
+
+    __del__ = closed_when_dropped
+
+    def _open_handle(self) -> int:
+        if self._handle is None:
+            raise EngineError("the model's tiers were asked for after it was closed; open the model again")
+        return self._handle
+
+    def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any, done: Any) -> None:
+        """Fill slots for the engine; it believes in the bytes only where `done` says so."""
+
+        def fill(wanted: Any) -> None:
+            self._manager.fill(layer, wanted, np.ctypeslib.as_array(slots, (n,)).copy())
+
+        self._serve(n, experts, done, fill)
+
+    def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
+        """Copy experts into a staged layer for the engine, which believes in them as above."""
+        self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
+
+    def _serve_read(
+        self, _context: Any, layer: int, matrix: int, offset: int, n_bytes: int, address: int, done: Any
+    ) -> None:
+        """Copy what the engine reads of a matrix for itself to host memory; it believes in it as above."""
+        try:
+            target = (ct.c_uint8 * n_bytes).from_address(address)
+            self._manager.read_back(layer, matrix, offset, memoryview(target).cast("B"))
+            done[0] = abi.FILLED
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._note_error(error)
+            _log.error("what the engine read back of layer %d could not be read: %s", layer, error)
+
+    def _serve(self, n: int, experts: Any, done: Any, serve: Callable[[Any], None]) -> None:
+        try:
+            serve(np.ctypeslib.as_array(experts, (n,)).copy())
+            done[0] = abi.FILLED
+            if self.on_fill is not None:
+                self.on_fill(None)
+        except BaseException as error:  # nothing may propagate into the engine's C++ frames
+            self._note_error(error)
+            if self.on_fill is not None:
+                self.on_fill(error)
+
+    def _note_error(self, error: BaseException) -> None:
+        """Keep what made this thread's batch fail."""
+        self._fill_errors.last = error

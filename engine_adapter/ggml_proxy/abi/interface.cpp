@@ -1,0 +1,216 @@
+// The functions that Python calls: bind a model's tiers to a proxy device, load under them, read counters and errors.
+
+#include "abi/abi.h"
+#include "abi/block_size.h"
+#include "residency/bound_tiers.h"
+#include "slab/compute_buffer.h"
+#include "slab/compute_region.h"
+#include "backend/device.h"
+#include "backend/expert_buffer.h"
+#include "prefetch/predictor.h"
+#include "backend/wrapper_type.h"
+#include "residency/tiers.h"
+
+#include <cstdio>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+
+using namespace expertier;
+
+namespace {
+
+void copy_text(const std::string & text, char * out, size_t size) {
+    if (out && size) {
+        snprintf(out, size, "%s", text.c_str());
+    }
+}
+
+ProxyDevice * proxy_over(const char * inner_name) {
+    for (ProxyDevice * proxy : proxies()) {
+        if (strcmp(ggml_backend_dev_name(proxy->inner), inner_name) == 0) {
+            return proxy;
+        }
+    }
+    return nullptr;
+}
+
+} // namespace
+
+EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
+
+EXPERTIER_EXPORT int32_t expertier_proxy_api_version(void) { return GGML_BACKEND_API_VERSION; }
+
+// As expertier_host_block_size, where there is no host library.
+EXPERTIER_EXPORT int32_t expertier_proxy_block_size(int32_t type, int64_t * elements, int64_t * n_bytes) {
+    return block_size(type, elements, n_bytes);
+}
+
+// Whether compute buffers can lie in the slab, as far as this release of the engine goes: 1 or 0.
+EXPERTIER_EXPORT int32_t expertier_proxy_can_wrap(void) { return can_wrap(); }
+
+// The engine's own devices that have a proxy, in the engine's order; null after the last.
+EXPERTIER_EXPORT const char * expertier_proxy_device_name(int32_t index) {
+    const std::vector<ProxyDevice *> & all = proxies();
+    return index >= 0 && (size_t) index < all.size() ? ggml_backend_dev_name(all[index]->inner) : nullptr;
+}
+
+// Binds tiers to the proxy over device `inner_name`; null and `error` filled when that cannot be.
+EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding * binding, const char * inner_name,
+                                                        char * error, size_t error_size) {
+    if (binding->abi != EXPERTIER_ABI) {
+        copy_text("the proxy library speaks interface " + std::to_string(EXPERTIER_ABI) + ", Python speaks " +
+                      std::to_string(binding->abi) + "; run `expertier engine build`",
+                  error, error_size);
+        return nullptr;
+    }
+    ProxyDevice * device = proxy_over(inner_name);
+    if (device == nullptr) {
+        copy_text(std::string("no proxy for device ") + inner_name, error, error_size);
+        return nullptr;
+    }
+    try {
+        return new expertier_tiers{ std::make_shared<Tiers>(*binding, *device), device };
+    } catch (const std::exception & problem) {
+        copy_text(problem.what(), error, error_size);
+        return nullptr;
+    }
+}
+
+// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With 1, too, `error` may say
+// why nothing is predicted.
+EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const expertier_gate * driver, char * error,
+                                                   size_t error_size) {
+    try {
+        copy_text(self->tiers->open_gate(*driver), error, error_size);
+        return 1;
+    } catch (const std::exception & problem) {
+        copy_text(problem.what(), error, error_size);
+        return 0;
+    }
+}
+
+// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and has
+// numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
+EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, const expertier_compute * compute,
+                                                      char * error, size_t error_size) {
+    try {
+        const bool computes = compute->most_bytes > 0;
+        if (computes && !can_wrap()) {
+            throw std::runtime_error("this release of llama.cpp allocates weights and compute buffers by the same call");
+        }
+        std::shared_ptr<ComputeRegion> region = self->tiers->new_compute_region(*compute);
+        if (computes) {
+            try_out(region, self->device->inner);
+        }
+        self->region = std::move(region);
+        self->tiers->count_misses_for(self->region);
+        self->device->add_region(self->region);
+        return 1;
+    } catch (const std::exception & problem) {
+        copy_text(problem.what(), error, error_size);
+        return 0;
+    }
+}
+
+EXPERTIER_EXPORT void expertier_tiers_compute_counts(expertier_tiers * self, expertier_compute_counts * out) {
+    *out = self->region ? self->region->counts() : expertier_compute_counts{};
+}
+
+// The tiers live on until the engine has freed the buffers that use them; compute buffers must have been freed.
+EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) {
+    if (self->region) {
+        self->device->remove_region(self->region);
+        self->region->close();
+        self->tiers->count_misses_for(nullptr);
+    }
+    delete self;
+}
+
+// Between these two, expert tensors that the calling thread's loads place in the buffer type of `self` belong to it.
+// A model on several devices begins with each of its tiers, and ends once.
+EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { add_loading_tiers(self->tiers); }
+EXPERTIER_EXPORT void expertier_tiers_end_load(void) { add_loading_tiers(nullptr); }
+
+// Expert tensors that any other thread's loads place there belong to `self` from now on; null: to nobody any more.
+EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {
+    add_default_tiers(self ? self->tiers : nullptr);
+}
+
+// The first expert tensor that the engine has not placed here though it should have; 0: there is none.
+EXPERTIER_EXPORT int32_t expertier_tiers_unplaced(expertier_tiers * self, char * name, size_t name_size) {
+    const std::string found = self->tiers->find_unplaced();
+    copy_text(found, name, name_size);
+    return !found.empty();
+}
+
+// Until all of them are shown again, loads that choose GPUs by themselves find these alone: proxies over the devices
+// of these names (as expertier_tiers_bind takes them), of which there are `n`; also loads that split tensors, if asked.
+EXPERTIER_EXPORT void expertier_show_only(const char * const * inner_names, int32_t n, int32_t splits_tensors) {
+    std::vector<const ProxyDevice *> shown;
+    for (int32_t i = 0; i < n; i++) {
+        if (const ProxyDevice * proxy = proxy_over(inner_names[i])) {
+            shown.push_back(proxy);
+        }
+    }
+    show_only(shown, splits_tensors != 0);
+}
+EXPERTIER_EXPORT void expertier_show_all(void) { show_all(); }
+
+// How misses are served from now on (expertier_fills); returns once no fill runs that began before. To be called
+// without the interpreter's lock, which such a fill may wait for.
+EXPERTIER_EXPORT void expertier_tiers_set_fills(expertier_tiers * self, int32_t fills) {
+    self->tiers->set_fills((expertier_fills) fills);
+}
+
+// Names for the engine's own options: the device to place layers on and the buffer type to place experts in.
+EXPERTIER_EXPORT const char * expertier_tiers_device_name(expertier_tiers * self) { return self->device->name.c_str(); }
+EXPERTIER_EXPORT const char * expertier_tiers_buffer_name(expertier_tiers * self) {
+    return self->device->buffer_name.c_str();
+}
+
+// ggml objects for the host shim: the device to place layers on and the buffer type to place experts in.
+EXPERTIER_EXPORT void * expertier_tiers_device(expertier_tiers * self) { return &self->device->compute; }
+EXPERTIER_EXPORT void * expertier_tiers_buffer_type(expertier_tiers * self) { return &self->device->experts; }
+
+// Copies and clears the calling thread's last error; 0 when there was none.
+EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
+    const std::string text = Tiers::take_error();
+    copy_text(text, error, error_size);
+    return !text.empty();
+}
+
+EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier_counters * out) {
+    const Tiers::Counters & from = self->tiers->counters;
+    out->graphs                  = from.graphs;
+    out->slices                  = from.slices;
+    out->lookups                 = from.lookups;
+    out->lookup_ns               = from.lookup_ns;
+    out->fills                   = from.fills;
+    out->fill_ns                 = from.fill_ns;
+    out->id_reads                = from.id_reads;
+    out->pass_calls              = from.pass_calls;
+    out->passes                  = from.passes;
+    out->whole_calls             = from.whole_calls;
+    out->host_fills              = from.host_fills;
+    out->gated_calls             = from.gated_calls;
+    out->gate_waits              = from.gate_waits;
+    out->captures                = from.captures;
+    out->captured_runs           = from.captured_runs;
+    out->gate_retreats           = from.gate_retreats;
+    out->predicted = from.predicted;
+    out->predicted_right = from.predicted_right;
+    out->missing = from.missing;
+    out->missing_predicted = from.missing_predicted;
+    out->prefetches = from.prefetches;
+    out->prefetches_useful = from.prefetches_useful;
+    out->prefetches_in_time = from.prefetches_in_time;
+    out->prefetch_bytes = from.prefetch_bytes;
+    out->prefetch_wasted_bytes = from.prefetch_wasted_bytes;
+    out->prefetch_pauses = from.prefetch_pauses;
+    out->gates_late = from.gates_late;
+    out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
+    out->staged_calls            = from.staged_calls;
+    out->staged_bytes            = from.staged_bytes;
+    out->dropped_writes          = from.dropped_writes;
+}

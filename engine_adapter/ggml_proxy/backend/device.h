@@ -1,0 +1,69 @@
+// The proxy devices: each wraps one real ggml device, with a second, naming device for its expert buffer type.
+#pragma once
+
+#include "lookup/gate_pass.h"
+#include "ggml-backend-impl.h"
+#include "backend/run_lock.h"
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace expertier {
+
+class ComputeRegion;
+struct ProxyBackend;
+
+struct ProxyDevice {
+    ggml_backend_dev_t       inner;       // the real device
+    std::string              name;        // "TIER_" and the inner device's name
+    std::string              buffer_name; // "EXPERTS_" and the inner device's name, for --override-tensor
+    std::string              description;
+    ggml_backend_device      compute;     // runs graphs; type GPU, so that layers are placed on it
+    ggml_backend_device      naming;      // only carries the expert buffer type, so that it can be found by name
+    ggml_backend_buffer_type experts;
+    std::atomic<ggml_backend_buffer_type_t> named{ nullptr }; // what the naming device carries instead of `experts`
+    std::atomic<int>         n_backends{ 0 }; // streams that may use the slots at the same time
+    std::atomic<bool>        is_hidden{ false };
+    enum ggml_backend_dev_type (*inner_type)(ggml_backend_dev_t) = nullptr; // the real device's own, while it is hidden
+    ggml_backend_buffer_type_t (*inner_buffer_type)(ggml_backend_dev_t) = nullptr;
+    ggml_backend_buffer_type wrapper; // the compute device's default type while there are compute regions
+    RunLock                  runs;    // graphs on this device, and moves of its slots
+    GatePass                 gates;   // graphs that make the device wait for the host
+
+    // Where the engine may compute: a region a model whose tiers are bound.
+    std::vector<std::shared_ptr<ComputeRegion>> compute_regions();
+    void                                        follow_demand(); // of all that are bound (ComputeRegion)
+    bool                                        has_regions() const { return n_regions > 0; }
+    void                                        add_region(std::shared_ptr<ComputeRegion> region);
+    void                                        remove_region(const std::shared_ptr<ComputeRegion> & region);
+
+    std::mutex                                  backends_mutex; // guards `backends`
+    std::vector<ProxyBackend *>                 backends;
+    std::mutex                                  regions_mutex; // guards `regions`
+    std::vector<std::shared_ptr<ComputeRegion>> regions; // the first ones have room to compute in
+    std::atomic<int>                            n_regions{ 0 }; // of these
+    std::atomic<int>                            n_bound{ 0 };   // of all
+};
+
+// The proxy that `device` is the compute device of; null for any other device.
+ProxyDevice * find_proxy(ggml_backend_dev_t device);
+
+// Makes a proxy for every device that is registered now; `registry` becomes their registry entry.
+void make_proxies(ggml_backend_reg_t registry);
+
+const std::vector<ProxyDevice *> & proxies();
+
+// Has every GPU but these proxies say that it is an integrated one, of which the engine takes none where there are
+// others: for a host that lets nobody choose its devices. Not while another thread loads a model. Where it is to split
+// tensors, the engine asks no device what it is, and takes all whose memory is not the CPU's: then the others say that
+// theirs is, until one that is shown is first used.
+void show_only(const std::vector<const ProxyDevice *> & shown, bool splits_tensors);
+void show_all();
+
+// The default buffer type of a real device, whatever it says while it is hidden.
+ggml_backend_buffer_type_t own_buffer_type(ggml_backend_dev_t device);
+
+} // namespace expertier

@@ -1,0 +1,32 @@
+// What the engine reads of expert tensors for itself (saving a model, dumping tensors, copies to other backends): the
+// file's bytes.
+#pragma once
+
+#include "residency/tiers.h"
+
+#include <cstddef>
+#include <map>
+
+namespace expertier {
+
+// The expert tensors of a buffer by their addresses: the engine reads by copies of tensors and by views, which have others.
+class Readable {
+  public:
+    void add(const ggml_tensor * tensor, Tiers & tiers, MatrixRef ref);
+
+    // Copies `n_rows` pieces of `size` bytes of `tensor`, the first at `offset` and each `stride` bytes after the one
+    // before, to `out`, where they are `out_stride` apart. There is no way to say that a read failed but to throw:
+    // std::runtime_error, with the tiers' error set.
+    void read(const ggml_tensor * tensor, void * out, size_t offset, size_t size, size_t n_rows = 1, size_t stride = 0,
+              size_t out_stride = 0) const;
+
+  private:
+    struct Matrix {
+        size_t    n_bytes;
+        Tiers *   tiers;
+        MatrixRef ref;
+    };
+    std::map<const char *, Matrix> by_address_;
+};
+
+} // namespace expertier

@@ -1,0 +1,121 @@
+#include "backend/split_buffer.h"
+
+#include "abi/abi.h"
+#include "residency/bound_tiers.h"
+#include "abi/split_abi.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace expertier {
+
+namespace {
+
+using Splits = std::map<std::string, expertier_split>;
+
+bool are_equal(const Splits & a, const Splits & b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const auto & one, const auto & other) {
+        return one.first == other.first && memcmp(&one.second, &other.second, sizeof(expertier_split)) == 0;
+    });
+}
+
+// What a Meta device of ours asks about its tensors. ggml keeps such devices until the process ends, and so do we.
+struct SplitExperts {
+    std::vector<ggml_backend_dev_t> devices;
+    Splits                          splits;
+    ggml_backend_buffer_type_t      type = nullptr;
+};
+
+constexpr char lost_name[] = "Meta()";
+constexpr char our_name[]  = "Tier()";
+static_assert(sizeof(lost_name) == sizeof(our_name));
+
+std::mutex                                 mutex; // ggml's own tables of Meta devices have none
+std::vector<std::unique_ptr<SplitExperts>> all;
+
+ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * context) {
+    const SplitExperts &          self  = *static_cast<const SplitExperts *>(context);
+    ggml_backend_meta_split_state state = {};
+    state.axis       = GGML_BACKEND_SPLIT_AXIS_MIRRORED; // of a tensor that is none of ours: no slot has its shape
+    state.nr[0]      = 1;
+    state.n_segments = 1;
+    const auto found = self.splits.find(tensor->name);
+    if (found != self.splits.end()) {
+        const expertier_split & split = found->second;
+        state.axis                    = (ggml_backend_meta_split_axis) split.axis;
+        state.n_segments              = (uint32_t) split.n_segments;
+        std::copy_n(split.repeats, split.n_segments, state.nr);
+        std::copy_n(split.ne, split.n_segments * self.devices.size(), state.ne);
+    }
+    return state;
+}
+
+// The engine's loader takes buffer types of one name for one. In releases that lose the names of the parts, all Meta types
+// are called the same; then ours gets another name of the same length, where theirs is kept. Options of its tools end a
+// name at a comma, so that none is left in ours.
+void tell_apart(ggml_backend_buffer_type_t type) {
+    char * name = const_cast<char *>(ggml_backend_buft_name(type));
+    std::replace(name, name + strlen(name), ',', '+');
+    if (strcmp(name, lost_name) == 0) {
+        memcpy(name, our_name, sizeof(our_name));
+    } else if (strstr(name, "EXPERTS_") == nullptr && strcmp(name, our_name) != 0) {
+        throw std::runtime_error(std::string("its buffer type for split tensors is called ") + name +
+                                 ", which does not say what lies in it");
+    }
+}
+
+ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && devices, Splits && splits) {
+    std::lock_guard<std::mutex> guard(mutex);
+    for (const auto & known : all) { // the same model again
+        if (known->type && known->devices == devices && are_equal(known->splits, splits)) {
+            return known->type;
+        }
+    }
+    all.push_back(std::make_unique<SplitExperts>(SplitExperts{ std::move(devices), std::move(splits), nullptr }));
+    SplitExperts &     self = *all.back();
+    ggml_backend_dev_t meta = ggml_backend_meta_device(self.devices.data(), self.devices.size(), split_of, &self);
+    ExpertsAsDefault   asked;
+    ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(meta); // kept by ggml from now on
+    tell_apart(type);
+    self.type = type;
+    return type;
+}
+
+} // namespace
+
+} // namespace expertier
+
+// The ggml buffer type for expert tensors that are split among the devices of `tiers`: `splits[i]` is that of the tensor
+// `names[i]`. Null and `error` filled when that cannot be.
+EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * tiers, int32_t n_tiers,
+                                                    const char * const * names, const expertier_split * splits,
+                                                    int32_t n_splits, char * error, size_t error_size) {
+    try {
+        std::vector<ggml_backend_dev_t> devices;
+        for (int32_t i = 0; i < n_tiers; i++) {
+            devices.push_back(&tiers[i]->device->compute);
+        }
+        expertier::Splits by_name;
+        for (int32_t i = 0; i < n_splits; i++) {
+            by_name.emplace(names[i], splits[i]);
+        }
+        return expertier::buffer_type(std::move(devices), std::move(by_name));
+    } catch (const std::exception & problem) {
+        snprintf(error, error_size, "%s", problem.what());
+        return nullptr;
+    }
+}
+
+// Has the engine find `type` by its name among its devices' buffer types, until it is null: for a host that loads a model by
+// itself. Returns the name.
+EXPERTIER_EXPORT const char * expertier_name_split_type(expertier_tiers * tiers, ggml_backend_buffer_type_t type) {
+    tiers->device->named = type;
+    return type ? ggml_backend_buft_name(type) : "";
+}

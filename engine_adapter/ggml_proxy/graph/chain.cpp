@@ -1,0 +1,164 @@
+#include "graph/chain.h"
+
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
+#include <algorithm>
+
+namespace expertier {
+
+namespace {
+
+bool contains(const std::vector<ggml_tensor *> & nodes, const ggml_tensor * tensor) {
+    return std::find(nodes.begin(), nodes.end(), tensor) != nodes.end();
+}
+
+bool reads(const ggml_tensor * node, const std::vector<ggml_tensor *> & nodes) {
+    if (node->view_src && contains(nodes, node->view_src)) {
+        return true;
+    }
+    for (int i = 0; i < GGML_MAX_SRC; i++) {
+        if (node->src[i] && contains(nodes, node->src[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// How often `nodes` read `tensor`, counted as the engine counts uses.
+int count_reads(const std::vector<ggml_tensor *> & nodes, const ggml_tensor * tensor) {
+    int n = 0;
+    for (const ggml_tensor * node : nodes) {
+        n += (int) std::count(node->src, node->src + GGML_MAX_SRC, tensor);
+    }
+    return n;
+}
+
+// One row of `n_used` experts a token, so that a row of it can stand alone.
+bool has_expert_rows(const ggml_tensor * tensor, const ExpertCall & call) {
+    return tensor->type == GGML_TYPE_F32 && tensor->ne[1] == call.n_used && tensor->ne[2] == call.n_tokens &&
+           tensor->ne[3] == 1 && ggml_is_contiguous(tensor) && tensor->view_src == nullptr;
+}
+
+// The same columns of all rows of a chain node, as gate and up are of a fused gate_up.
+bool is_column_view(const ggml_tensor * node, const ExpertChain & chain) {
+    const ggml_tensor * rows = node->src[0];
+    if (node->op != GGML_OP_VIEW || node->view_src != rows || !contains(chain.nodes, rows)) {
+        return false;
+    }
+    return node->type == rows->type && std::equal(node->nb, node->nb + GGML_MAX_DIMS - 1, rows->nb) &&
+           std::equal(node->ne + 1, node->ne + GGML_MAX_DIMS, rows->ne + 1) &&
+           node->view_offs + ggml_row_size(node->type, node->ne[0]) <= rows->nb[1];
+}
+
+void add_input(ExpertChain & chain, const ggml_tensor * rows) {
+    if (std::find(chain.inputs.begin(), chain.inputs.end(), rows) == chain.inputs.end()) {
+        chain.inputs.push_back(rows);
+    }
+}
+
+// Memory that is nobody else's, however late it is read.
+bool is_weight(const ggml_tensor * tensor) {
+    return tensor->op == GGML_OP_NONE && tensor->buffer && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
+}
+
+// Whether `node` changes the rows of `input` after they were made.
+bool changes(const ggml_tensor * node, const ggml_tensor * input) {
+    const ggml_tensor * memory = input->view_src ? input->view_src : input;
+    return node->view_src == memory && node != input && !is_view_op(node);
+}
+
+// Whether `node` computes each row from the same row of chain nodes, and perhaps of factors or terms from outside,
+// which become inputs of the chain.
+bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall & call) {
+    if (!(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
+        return false;
+    }
+    int  first_outside = GGML_MAX_SRC; // sources from here on need not be rows
+    bool takes_rows    = false;        // from outside, as the second source
+    switch (node->op) {
+        case GGML_OP_GLU:
+        case GGML_OP_UNARY:
+        case GGML_OP_SQR:
+        case GGML_OP_SCALE:
+        case GGML_OP_CLAMP:
+            break;
+        case GGML_OP_ADD:
+        case GGML_OP_MUL:
+            takes_rows = true;
+            break;
+        case GGML_OP_ADD_ID: // rows, biases of all experts, expert ids
+            if (!is_weight(node->src[1]) || node->src[2] != call.ids) {
+                return false;
+            }
+            first_outside = 1;
+            break;
+        default:
+            return false;
+    }
+    if (!has_expert_rows(node, call)) {
+        return false;
+    }
+    for (int i = 0; i < first_outside; i++) {
+        const ggml_tensor * source = node->src[i];
+        if (source == nullptr || contains(chain.nodes, source)) {
+            continue;
+        }
+        if (i != 1 || !takes_rows || !has_expert_rows(source, call)) {
+            return false;
+        }
+        add_input(chain, source);
+    }
+    return true;
+}
+
+} // namespace
+
+ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
+    ExpertChain      chain;
+    std::vector<int> indices; // of chain.nodes in the graph
+    for (int i = call.first; i <= call.last; i++) {
+        ggml_tensor * node = graph->nodes[i];
+        if (belongs(call, node)) {
+            ggml_tensor * rows = node->src[1];
+            if (!has_expert_rows(node, call)) {
+                return {};
+            }
+            if (!contains(chain.nodes, rows)) {
+                if (!ggml_is_contiguous(rows) || reads(rows, chain.nodes)) {
+                    return {};
+                }
+                add_input(chain, rows);
+            }
+        } else if (!reads(node, chain.nodes)) {
+            chain.others.push_back(i);
+            continue;
+        } else if (!is_column_view(node, chain) && !is_row_wise(node, chain, call)) {
+            return {};
+        }
+        chain.nodes.push_back(node);
+        indices.push_back(i);
+    }
+
+    // The others run first, so an input must keep its rows from when it was made.
+    for (int i : chain.others) {
+        for (const ggml_tensor * input : chain.inputs) {
+            if (changes(graph->nodes[i], input)) {
+                return {};
+            }
+        }
+    }
+    // Only the last node's rows are written: nobody else may look at the others'. The graph may be a part of a
+    // larger one, whose readers only the use counts know.
+    for (size_t i = 0; i + 1 < chain.nodes.size(); i++) {
+        if ((chain.nodes[i]->flags & GGML_TENSOR_FLAG_OUTPUT) ||
+            count_reads(chain.nodes, chain.nodes[i]) != ggml_node_get_use_count(graph, indices[i])) {
+            return {};
+        }
+    }
+    return chain;
+}
+
+ExpertChain single_node_chain(ggml_tensor * node) { return { { node }, {}, { node->src[1] } }; }
+
+} // namespace expertier

@@ -1,0 +1,1 @@
+"""Programs that run a model through the tiers."""

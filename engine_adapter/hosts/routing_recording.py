@@ -1,0 +1,50 @@
+"""The routing of a live run, written to a file: `expertier run --record-routing FILE`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+from expertier.engine_adapter.binding.lookup_log import LookupLog
+from expertier.interrupts import interrupts_deferred
+from expertier.planner.traces.archive import write_trace
+from expertier.planner.traces.recorder import RoutingRecorder
+from expertier.planner.traces.trace import Phase
+from expertier.tiers.model.table import ExpertTable
+from expertier.whole_file import check_output
+
+
+class RoutingRecording:
+    """Records what a model's engine looks up, and writes it at the end of the `with` block, however that ends."""
+
+    def __init__(self, path: Path, table: ExpertTable, *, n_ubatch: int) -> None:
+        """Start with nothing; `n_ubatch` is the most rows that the engine runs at once.
+
+        Raises ConfigError where `path` cannot be written, so that a long run does not end in that.
+        """
+        check_output(path, "recorded routing")
+        self._path = path
+        self.log = LookupLog()
+        """For `TieredModel.open`."""
+        self._recorder = RoutingRecorder(
+            [layer.n_experts for layer in table.layers],
+            [layer.block for layer in table.layers],
+            [layer.expert_bytes for layer in table.layers],
+            rows_at_once=n_ubatch,
+        )
+
+    def after_batch(self, phase: Phase, rows: int) -> None:
+        """Take in what a batch of `rows` rows looked up; for `generate`."""
+        with interrupts_deferred():
+            self._recorder.add(self.log.take(), phase, rows)
+
+    def __enter__(self) -> RoutingRecording:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with interrupts_deferred():
+            recorded = self._recorder.trace()
+            if recorded.n_calls:
+                write_trace(self._path, recorded)

@@ -1,0 +1,1 @@
+"""The wheel's llama-server in this process."""

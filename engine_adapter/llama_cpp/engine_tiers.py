@@ -1,0 +1,71 @@
+"""The tiers of a model on the engine's own devices, with room left for what else the engine puts there."""
+
+from __future__ import annotations
+
+import ctypes as ct
+from typing import NamedTuple
+
+from expertier.engine_adapter.binding.slab_compute import computes_in_slab
+from expertier.engine_adapter.placement.blocks import DeviceChoice, place_blocks
+from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.engine_adapter.placement.placement import Placement
+from expertier.errors import ConfigError
+from expertier.planner.budget.context_memory import ContextShape
+from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.room import require_host_room
+from expertier.tiers.config.split_mode import SplitMode
+from expertier.tiers.manager import TierManager
+from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import DevicePart, Tiers, TierSet
+
+
+class EngineTiers(NamedTuple):
+    """Tiers, and where the model's blocks are to be placed for them."""
+
+    tiers: Tiers
+    placement: Placement
+
+
+def open_engine_tiers(
+    proxy: ct.CDLL, table: ExpertTable, config: TierConfig, shape: ContextShape | None = None
+) -> EngineTiers:
+    """Make tiers on the engine's devices that `config.engine_device` names, for contexts of `shape` altogether.
+
+    Raises:
+        BudgetError: a budget is below what the model needs; it names the device where there are several. DeviceError:
+            there is no such device, or it has no memory left. ConfigError: the devices cannot share the model.
+    """
+    if config.split_mode is not SplitMode.LAYER:
+        raise ConfigError(
+            f"MOE_SPLIT_MODE={config.split_mode} was asked for here, where the host loads the model by itself: only "
+            "`expertier run`, `serve` and TieredModel split tensors; use MOE_SPLIT_MODE=layer"
+        )
+    placement = place_blocks(proxy, table, config, shape)
+    devices = [device_of(proxy, name) for name in placement.devices]
+
+    def compute_bytes(name: str, needs: DeviceNeeds) -> int:
+        return needs.compute_wide if computes_in_slab(proxy, config.slab_compute, name) else 0
+
+    if placement.is_split:
+        choice = DeviceChoice.of(table, config, shape)
+        parts = []
+        for name, device, layers, blocks in zip(
+            placement.devices, devices, placement.layers(table), placement.blocks(), strict=True
+        ):
+            needs = choice.part(device, blocks)
+            parts.append(DevicePart(device, layers, needs, compute_bytes(name, needs)))
+        return EngineTiers(TierSet(table, parts, config=config), placement)
+    (device,) = devices
+    if not device.has_own_memory:
+        require_host_room(config, table, shape)
+        return EngineTiers(TierManager(table, device=device, config=config), placement)
+    needs = DeviceChoice.of(table, config, shape).whole(device)
+    manager = TierManager(
+        table,
+        device=device,
+        config=config,
+        needs=needs,
+        compute_bytes=compute_bytes(placement.devices[0], needs),
+    )
+    return EngineTiers(manager, placement)

@@ -1,0 +1,267 @@
+// Runs batches: one context of a model with its key-value cache, its logits and its sampler.
+
+#include "llama_host/abi.h"
+#include "llama_host/guard.h"
+#include "llama_host/live.h"
+#include "llama_host/log.h"
+#include "llama_host/model.h"
+#include "llama_host/tensors.h"
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+using namespace expertier;
+
+struct expertier_context : Counted<expertier_context> {
+    llama_context *   context  = nullptr;
+    llama_sampler *   sampler  = nullptr;
+    llama_batch       batch    = {};
+    int32_t           n_batch  = 0;
+    bool              has_rows = false; // the last batch ended well, so there are logits
+    std::vector<char> is_lost; // a sequence: what the cache held of it went with a batch that failed
+    std::atomic<bool> aborted{ false };
+    TensorFile        tensors;
+};
+
+namespace {
+
+bool is_aborted(void * self) { return static_cast<expertier_context *>(self)->aborted; }
+
+constexpr int32_t no_room = 1, invalid_batch = -1; // the engine's statuses of a batch that it did not begin
+constexpr int32_t threw = -100;                    // decode: the engine threw, for want of memory most likely
+constexpr int32_t lost  = -101;                    // decode: the sequence must start anew, at position 0
+
+// Greedy at temperature 0, else from top-k 40, top-p 0.95, min-p 0.05.
+llama_sampler * new_sampler(float temperature, uint32_t seed) {
+    llama_sampler * sampler = llama_sampler_chain_init(llama_sampler_chain_default_params());
+    if (temperature <= 0) {
+        llama_sampler_chain_add(sampler, llama_sampler_init_greedy());
+        return sampler;
+    }
+    llama_sampler_chain_add(sampler, llama_sampler_init_top_k(40));
+    llama_sampler_chain_add(sampler, llama_sampler_init_top_p(0.95f, 1));
+    llama_sampler_chain_add(sampler, llama_sampler_init_min_p(0.05f, 1));
+    llama_sampler_chain_add(sampler, llama_sampler_init_temp(temperature));
+    llama_sampler_chain_add(sampler, llama_sampler_init_dist(seed));
+    return sampler;
+}
+
+// Not every release has a cache of its own; false where it was asked for and there is none.
+template <typename P> auto set_moe_cache(P & params, uint64_t n_bytes, int)
+    -> decltype(params.moe_cache_size, bool()) {
+    params.moe_cache_size = n_bytes;
+    return true;
+}
+template <typename P> bool set_moe_cache(P &, uint64_t n_bytes, long) { return n_bytes == 0; }
+
+bool is_sequence(const expertier_context * self, int32_t sequence) {
+    return sequence >= 0 && sequence < (int32_t) self->is_lost.size(); // of another, the engine ends the process
+}
+
+} // namespace
+
+EXPERTIER_EXPORT void expertier_host_count_live(expertier_host_live * out) {
+    out->models   = Counted<expertier_model>::live();
+    out->contexts = Counted<expertier_context>::live();
+}
+
+EXPERTIER_EXPORT void expertier_context_close(expertier_context * self) {
+    if (self->sampler) {
+        llama_sampler_free(self->sampler);
+    }
+    if (self->n_batch) {
+        llama_batch_free(self->batch);
+    }
+    if (self->context) {
+        llama_free(self->context);
+    }
+    delete self;
+}
+
+// Null and `error` filled when the engine refuses the context.
+EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *                 model,
+                                                            const expertier_context_options * options, char * error,
+                                                            size_t error_size) {
+    if (options->abi != EXPERTIER_HOST_ABI) {
+        snprintf(error, error_size, "the host library speaks another interface; run `expertier engine build`");
+        return nullptr;
+    }
+    llama_context_params params = llama_context_default_params();
+    params.n_ctx                = options->n_ctx;
+    params.n_batch              = options->n_batch;
+    params.n_ubatch             = options->n_ubatch;
+    params.n_seq_max            = options->n_seq_max;
+    params.n_threads            = options->n_threads;
+    params.n_threads_batch      = options->n_threads;
+    params.flash_attn_type      = (llama_flash_attn_type) options->flash_attention;
+    if (!set_moe_cache(params, options->moe_cache_bytes, 0)) {
+        snprintf(error, error_size, "this release of llama.cpp has no cache of experts of its own (moe_cache_size)");
+        return nullptr;
+    }
+
+    return guarded<expertier_context *>(nullptr, [&]() -> expertier_context * {
+        snprintf(error, error_size, "out of memory");
+        std::unique_ptr<expertier_context, decltype(&expertier_context_close)> self(new expertier_context,
+                                                                                    expertier_context_close);
+        params.abort_callback      = is_aborted;
+        params.abort_callback_data = self.get();
+        if (options->tensors_path) {
+            if (!self->tensors.open(options->tensors_path)) {
+                snprintf(error, error_size, "%s: %s", options->tensors_path, strerror(errno));
+                return nullptr;
+            }
+            params.cb_eval           = TensorFile::evaluated;
+            params.cb_eval_user_data = &self->tensors;
+        }
+        self->context = llama_init_from_model(model->model, params);
+        if (self->context == nullptr) {
+            snprintf(error, error_size, "%s", take_engine_log(GGML_LOG_LEVEL_WARN).c_str());
+            return nullptr;
+        }
+        self->is_lost.resize(llama_n_seq_max(self->context));
+        self->n_batch = (int32_t) llama_n_batch(self->context); // what the engine made of what was asked for
+        self->batch   = llama_batch_init(self->n_batch, 0, 1);
+        self->sampler = new_sampler(0, 0);
+        return self.release();
+    });
+}
+
+// Ends the file of what was computed; 0 when not all of it could be written.
+EXPERTIER_EXPORT int32_t expertier_context_end_tensors(expertier_context * self) { return self->tensors.close(); }
+
+EXPERTIER_EXPORT int32_t expertier_context_n_batch(const expertier_context * self) { return self->n_batch; }
+
+// Tokens that fit in the key-value cache: the engine rounds up what was asked for.
+EXPERTIER_EXPORT int32_t expertier_context_n_ctx(const expertier_context * self) {
+    return (int32_t) llama_n_ctx(self->context);
+}
+
+// Removes what the cache holds of `sequence` from `position` on. 0 when there is no such sequence, or when the model
+// has recurrent layers: these keep one state, of which no part can be removed.
+EXPERTIER_EXPORT int32_t expertier_context_forget(expertier_context * self, int32_t sequence, int32_t position) {
+    if (!is_sequence(self, sequence)) {
+        return 0;
+    }
+    const bool done = guarded(false, [&] {
+        return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1);
+    });
+    if (done && position <= 0) {
+        self->is_lost[sequence] = false;
+    }
+    return done;
+}
+
+// Undoes the last batch: its results are gone, and what the cache holds of `sequence` from `position` on, or all of
+// it where no part can be removed.
+EXPERTIER_EXPORT void expertier_context_discard(expertier_context * self, int32_t sequence, int32_t position) {
+    self->has_rows = false;
+    if (!expertier_context_forget(self, sequence, position) && is_sequence(self, sequence)) {
+        expertier_context_forget(self, sequence, 0);
+        self->is_lost[sequence] = position > 0; // the engine would go on from there without what came before
+    }
+}
+
+namespace {
+
+void put_token(expertier_context * self, int32_t i, int32_t token, int32_t position, int32_t sequence, bool has_logits) {
+    self->batch.token[i]     = token;
+    self->batch.pos[i]       = position;
+    self->batch.n_seq_id[i]  = 1;
+    self->batch.seq_id[i][0] = sequence;
+    self->batch.logits[i]    = has_logits;
+}
+
+// Calls `use(sequence, position)` for the first token of each sequence in the batch, whose tokens lie together.
+template <typename U> void each_sequence(const llama_batch & batch, U use) {
+    for (int32_t i = 0; i < batch.n_tokens; i++) {
+        if (i == 0 || batch.seq_id[i][0] != batch.seq_id[i - 1][0]) {
+            use(batch.seq_id[i][0], batch.pos[i]);
+        }
+    }
+}
+
+// Runs the `n` tokens that were put; the engine's own status. What the batch has begun is undone where it fails.
+int32_t run_batch(expertier_context * self, int32_t n) {
+    self->has_rows       = false;
+    self->aborted        = false;
+    self->batch.n_tokens = n;
+    const int32_t status = guarded(threw, [&] {
+        take_engine_log(GGML_LOG_LEVEL_NONE); // what is there is not about this batch
+        bool is_lost = false;
+        each_sequence(self->batch, [&](int32_t sequence, int32_t position) {
+            is_lost = is_lost || (position > 0 && is_sequence(self, sequence) && self->is_lost[sequence]);
+        });
+        if (is_lost) {
+            return lost;
+        }
+        const int32_t result = llama_decode(self->context, self->batch);
+        llama_synchronize(self->context);
+        return result;
+    });
+    if (status == 0) {
+        self->has_rows = true;
+    }
+    each_sequence(self->batch, [&](int32_t sequence, int32_t position) {
+        if (status == 0) {
+            if (is_sequence(self, sequence)) {
+                self->is_lost[sequence] = false;
+            }
+        } else if (status != invalid_batch && status != no_room && status != lost) {
+            expertier_context_discard(self, sequence, position);
+        }
+    });
+    return status;
+}
+
+} // namespace
+
+// Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; the engine's own status. Logits are kept
+// for all of them, or for the last one only. A batch that was not begun leaves the cache as it was; one that failed is
+// discarded.
+EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
+                                                  int32_t position, int32_t sequence, int32_t all_logits) {
+    for (int32_t i = 0; i < n; i++) {
+        put_token(self, i, tokens[i], position + i, sequence, all_logits || i == n - 1);
+    }
+    return run_batch(self, n);
+}
+
+// Runs one token each of `n` sequences, all different, in one batch; else as expertier_context_decode, with logits for
+// every one of them.
+EXPERTIER_EXPORT int32_t expertier_context_decode_each(expertier_context * self, const int32_t * tokens,
+                                                       const int32_t * positions, const int32_t * sequences,
+                                                       int32_t n) {
+    for (int32_t i = 0; i < n; i++) {
+        put_token(self, i, tokens[i], positions[i], sequences[i], true);
+    }
+    return run_batch(self, n);
+}
+
+// Ends a running decode of another thread, or of a callback inside it, at the engine's next chance (status 2).
+EXPERTIER_EXPORT void expertier_context_abort(expertier_context * self) { self->aborted = true; }
+
+// Logits of token `index` of the last batch, counted from its end when negative; null when none were kept.
+EXPERTIER_EXPORT const float * expertier_context_logits(expertier_context * self, int32_t index) {
+    return self->has_rows ? guarded<const float *>(nullptr, [&] { return llama_get_logits_ith(self->context, index); })
+                          : nullptr;
+}
+
+// Sets how expertier_context_sample picks; 0 when memory ran out, and nothing has changed.
+EXPERTIER_EXPORT int32_t expertier_context_set_sampler(expertier_context * self, float temperature, uint32_t seed) {
+    return guarded(0, [&] {
+        llama_sampler * sampler = new_sampler(temperature, seed);
+        llama_sampler_free(self->sampler);
+        self->sampler = sampler;
+        return 1;
+    });
+}
+
+// The next token after the last batch; -1 when it kept no logits.
+EXPERTIER_EXPORT int32_t expertier_context_sample(expertier_context * self) {
+    return self->has_rows ? guarded(-1, [&] { return llama_sampler_sample(self->sampler, self->context, -1); }) : -1;
+}

@@ -1,0 +1,15 @@
+// A model that the engine has loaded, with the files it was loaded from.
+#pragma once
+
+#include "llama_host/file.h"
+#include "llama_host/live.h"
+#include "llama.h"
+
+#include <vector>
+
+struct expertier_model : expertier::Counted<expertier_model> {
+    expertier::ModelFiles files;
+    std::vector<float>    tensor_split; // the engine keeps the pointer
+    llama_model *         model      = nullptr;
+    bool                  owns_model = true; // else someone else frees it, before this is closed
+};

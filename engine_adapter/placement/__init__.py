@@ -1,0 +1,1 @@
+"""Which devices a model lies on, and how many of its blocks on each."""

@@ -1,0 +1,1 @@
+"""What is told of the tiers: log lines, metrics, answers to signals."""

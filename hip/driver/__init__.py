@@ -1,0 +1,1 @@
+"""A vendor's driver: its calls, its memory, its streams, and one GPU of it."""

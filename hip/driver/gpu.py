@@ -1,0 +1,216 @@
+"""One GPU of a driver: its calls, made with the GPU current in the calling thread."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from ctypes import byref
+from typing import Any, TypeVar
+
+from expertier.errors import DeviceError, DriverError
+from expertier.hip.driver.codes import Code
+from expertier.hip.driver.driver import Driver
+from expertier.hip.driver.structs import device_memory
+from expertier.hip.driver.vendor import Vendor
+from expertier.units import mib
+
+_R = TypeVar("_R")
+
+_NAME_BYTES = 256
+_PROPERTIES_BYTES = 8192  # hipDeviceProp_t of 6.0 and newer has 1472; room for what is appended
+_ARCHITECTURE_OFFSET = 1160
+_CUDA_MAJOR, _CUDA_MINOR = 75, 76  # attributes: the compute capability
+_HOST_FLAGS = 0x1 | 0x2  # portable: pinned for every GPU; mapped: kernels may read it
+_BLOCKED_EVENT = 0x2  # no timing
+
+
+class Gpu:
+    """A GPU by its number, and the driver calls on it. Thread-safe.
+
+    Each call finds the GPU current in the calling thread, and leaves the thread's own choice as it was: an
+    engine's thread may be working on another GPU.
+    """
+
+    _closed = True  # until the constructor has a context to give back
+
+    def __init__(self, driver: Driver, ordinal: int) -> None:
+        """Check that the GPU is there and take its context. Raises `DeviceError`."""
+        self.driver = driver
+        self.ordinal = ordinal
+        count = driver.device_count()
+        if not 0 <= ordinal < count:
+            raise DeviceError(
+                f"asked for {driver.vendor}:{ordinal}: {driver.path} has {count} devices, numbered from 0"
+            )
+        self.version = driver.version()
+        if self.version < driver.traits.oldest_version:
+            raise DeviceError(
+                f"{driver.path} is version {driver.traits.version_text(self.version)}; the oldest that works "
+                f"is {driver.traits.version_text(driver.traits.oldest_version)}: install a newer driver"
+            )
+        is_cuda = driver.vendor is Vendor.CUDA
+        self._context = driver.handle("context_retain", ordinal) if is_cuda else 0
+        self._wanted = self._context if is_cuda else ordinal
+        self._names_of_current = ("context_get", "context_set") if is_cuda else ("get_device", "set_device")
+        self._make_current: Callable[[], Any] = ctypes.c_void_p if is_cuda else ctypes.c_int
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """The device as `open_device` takes it, such as `hip:0`."""
+        return f"{self.driver.vendor}:{self.ordinal}"
+
+    # -- calls with this GPU current ------------------------------------------------------------------------
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Make a call; `DriverError` for any code but success."""
+        before = self._enter()
+        try:
+            self.driver.call(name, *arguments)
+        finally:
+            self._leave(before)
+
+    def ask(self, name: str, *arguments: Any) -> bool:
+        """Make a call that says whether something is done."""
+        before = self._enter()
+        try:
+            return self.driver.ask(name, *arguments)
+        finally:
+            self._leave(before)
+
+    def handle(self, name: str, *arguments: Any) -> int:
+        """Make a call whose first argument receives a handle or an address, and return that."""
+        out = ctypes.c_void_p()
+        self.call(name, ctypes.byref(out), *arguments)
+        return out.value or 0
+
+    def take_memory(self, name: str, n_bytes: int, *arguments: Any, what: str) -> int:
+        """Make a call that returns memory or a handle to it; the error has bytes asked and free."""
+        try:
+            return self.handle(name, n_bytes, *arguments)
+        except DriverError as error:
+            raise self.explain(error, f"asked {self.name} for {mib(n_bytes)} of {what}") from error
+
+    def explain(self, error: DriverError, doing: str) -> DriverError:
+        """Return `error` with what was being done and how much memory the GPU has free."""
+        try:
+            free, total = self.memory()
+            state = f"{mib(free)} of {mib(total)} are free on the GPU"
+        except DriverError as second:
+            state = f"its free memory cannot be read either ({second})"
+        advice = "; lower the budgets or free memory" if error.code == Code.OUT_OF_MEMORY else ""
+        return DriverError(f"{doing}: {error}; {state}{advice}", call=error.call, code=error.code)
+
+    def within(self, function: Callable[..., _R], *arguments: Any) -> _R:
+        """Return what `function` returns, which makes calls of the driver's, with the GPU current meanwhile."""
+        before = self._enter()
+        try:
+            return function(*arguments)
+        finally:
+            self._leave(before)
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Keep the GPU current in this thread, for calls of the driver's that are not made through this object."""
+        before = self._enter()
+        try:
+            yield
+        finally:
+            self._leave(before)
+
+    # -- what the GPU is ------------------------------------------------------------------------------------
+
+    def product(self) -> str:
+        """Return the vendor's name for the GPU."""
+        buffer = ctypes.create_string_buffer(_NAME_BYTES)
+        self.driver.call("device_name", buffer, _NAME_BYTES, self.ordinal)
+        return buffer.value.decode(errors="replace")
+
+    def architecture(self) -> str:
+        """Return what the runtime compiler calls it: `gfx906:sramecc+:xnack-`, `sm_90`."""
+        if self.driver.vendor is Vendor.CUDA:
+            return f"sm_{self.attribute(_CUDA_MAJOR)}{self.attribute(_CUDA_MINOR)}"
+        properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
+        self.driver.call("properties", properties, self.ordinal)
+        return ctypes.string_at(ctypes.addressof(properties) + _ARCHITECTURE_OFFSET).decode(errors="replace")
+
+    def attribute(self, number: int) -> int:
+        """Return a device attribute by the vendor's number."""
+        return self.driver.integer("attribute", number, self.ordinal)
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes of device memory that are free, and all."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("memory_info", ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def granularity(self) -> int:
+        """Return the granularity of virtual memory that the driver reports."""
+        out = ctypes.c_size_t()
+        self.call("granularity", ctypes.byref(out), ctypes.byref(device_memory(self.ordinal)), 0)
+        return out.value
+
+    def can_access(self, other: Gpu) -> bool:
+        """Whether this GPU can reach the other's memory, so says the driver."""
+        if self.driver is not other.driver:
+            return False
+        return bool(self.driver.integer("can_access_peer", self.ordinal, other.ordinal))
+
+    def allow_peer(self, other: Gpu) -> None:
+        """Let this GPU's copies and kernels reach the other's plain allocations."""
+        peer = other._context if self.driver.vendor is Vendor.CUDA else other.ordinal
+        before = self._enter()
+        try:
+            code = self.driver.raw("enable_peer", peer, 0)
+        finally:
+            self._leave(before)
+        if code not in (Code.SUCCESS, Code.PEER_ALREADY_ENABLED):
+            raise self.driver.error("enable_peer", code, f"giving {self.name} access to {other.name}")
+        if code:
+            self.driver.forget_error()
+
+    # -- pieces of work that several objects need -----------------------------------------------------------
+
+    def host_alloc(self, n_bytes: int) -> int:
+        """Return new pinned host memory, for all GPUs of the driver; an error rather than pageable memory."""
+        return self.take_memory("host_alloc", n_bytes, _HOST_FLAGS, what="pinned host memory")
+
+    def new_event(self, *, timing: bool = False) -> int:
+        """Return a new event."""
+        return self.handle("event_create", 0 if timing else _BLOCKED_EVENT)
+
+    def synchronize(self) -> None:
+        """Wait for all work of the GPU."""
+        self.call("synchronize")
+
+    def close(self) -> None:
+        """Give the context back; a second call does nothing."""
+        if not self._closed:
+            self._closed = True
+            if self.driver.vendor is Vendor.CUDA:
+                self.driver.call("context_release", self.ordinal)
+
+    def __del__(self) -> None:
+        """Give the context back where nobody did: what is on the GPU complains for itself."""
+        if not self._closed and not sys.is_finalizing():
+            with suppress(DriverError):
+                self.close()
+
+    def _enter(self) -> int | None:
+        """Make the GPU current; return what was, or None where nothing changed."""
+        names = self._names_of_current
+        out = self._make_current()
+        code = self.driver.raw(names[0], byref(out))
+        if code:
+            raise self.driver.error(names[0], code)
+        before = out.value or 0
+        if before == self._wanted:
+            return None
+        self.driver.call(names[1], self._wanted)
+        return before
+
+    def _leave(self, before: int | None) -> None:
+        if before is not None:
+            self.driver.raw(self._names_of_current[1], before)

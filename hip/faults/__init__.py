@@ -1,0 +1,1 @@
+"""Calls of a device that fail on purpose."""

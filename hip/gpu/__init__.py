@@ -1,0 +1,1 @@
+"""A GPU as a device of the tiers."""

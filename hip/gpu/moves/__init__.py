@@ -1,0 +1,1 @@
+"""Moves of many pieces of memory with few launches."""

@@ -1,0 +1,1 @@
+"""Virtual memory management: address space that physical memory is put under."""

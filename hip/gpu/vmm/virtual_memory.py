@@ -1,0 +1,161 @@
+"""Address space that physical memory is put under, and taken from, piece by piece.
+
+    base                                            base + reserved_bytes
+     │ chunk 0 │ chunk 1 │ ... │     nothing yet     │
+     └────────── n_bytes ──────┘
+     grow_to: create, map and grant a chunk at the end;   shrink_to: unmap and release the last ones
+
+Drivers' defects decide the form: chunks are large and whole mappings (one handle may be one open file, parts cannot
+be unmapped), and nothing is unmapped before the work that uses it is done (unmapping does not wait for streams).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from expertier.errors import DriverError
+from expertier.hip.driver.codes import Code
+from expertier.hip.driver.gpu import Gpu
+from expertier.hip.driver.ownership import Owned
+from expertier.hip.driver.runtime import Stream
+from expertier.hip.driver.structs import device_memory, read_write
+from expertier.units import MIB, mib, round_up
+
+LEAST_GRANULARITY_BYTES = 2 * MIB
+"""Used where a driver reports less: ROCm 7.2 reports 4 KiB, and such mappings fault."""
+
+LEAST_CHUNK_BYTES = 64 * MIB
+MOST_CHUNKS = 256
+"""How many chunks a range may have: well below the limit of open files that a handle may count towards."""
+
+
+class Waitable(Protocol):
+    """Something that is done at some time: a fence or an event."""
+
+    def wait(self) -> None:
+        """Block until it is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    address: int
+    handle: int
+
+
+def chunk_bytes_for(gpu: Gpu, reserved_bytes: int) -> int:
+    """Return the size of the chunks of a range: 64 MiB, or more where there would be too many."""
+    granularity = max(gpu.granularity(), LEAST_GRANULARITY_BYTES)
+    return round_up(max(LEAST_CHUNK_BYTES, -(-reserved_bytes // MOST_CHUNKS)), granularity)
+
+
+class VirtualRange(Owned):
+    """A range of addresses of a GPU whose first `n_bytes` have physical memory. Not thread-safe.
+
+    `peers` are the other GPUs that get access to every chunk. Its memory is zeroed when it is new.
+    """
+
+    def __init__(
+        self,
+        gpu: Gpu,
+        reserved_bytes: int,
+        *,
+        chunk_bytes: int | None = None,
+        peers: Sequence[Gpu] = (),
+        access_from_base: bool = False,
+    ) -> None:
+        """Reserve addresses; no memory yet. Raises `DriverError`.
+
+        `chunk_bytes` is by default `chunk_bytes_for`. With `access_from_base`, access is granted anew to all
+        chunks each time, for drivers that refuse it for any but a range's first mapping.
+        """
+        self.gpu = gpu
+        self.chunk_bytes = chunk_bytes or chunk_bytes_for(gpu, reserved_bytes)
+        self.reserved_bytes = round_up(reserved_bytes, self.chunk_bytes)
+        self.access_from_base = access_from_base
+        # Peers first, the owner last: what is granted last is what some drivers keep.
+        self._access = read_write([*(peer.ordinal for peer in peers), gpu.ordinal])
+        self._chunks: list[_Chunk] = []
+        self.address = gpu.take_memory("reserve", self.reserved_bytes, 0, None, 0, what="address space")
+        self._closed = False
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes from the base that have memory."""
+        return len(self._chunks) * self.chunk_bytes
+
+    def grow_to(self, n_bytes: int) -> None:
+        """Put memory under at least the first `n_bytes`; on `DriverError` everything is as before."""
+        if n_bytes > self.reserved_bytes:
+            raise ValueError(f"asked for {mib(n_bytes)} in a range of {mib(self.reserved_bytes)}")
+        before = len(self._chunks)
+        try:
+            while self.n_bytes < n_bytes:
+                self._add_chunk()
+            if self.n_bytes > before * self.chunk_bytes:
+                self._clear(before)
+        except BaseException:
+            self._drop_chunks(before)
+            raise
+
+    def shrink_to(self, n_bytes: int, after: Iterable[Waitable] | None = None) -> None:
+        """Take the memory of whole chunks beyond `n_bytes` away, once the work that uses it is done.
+
+        That is what `after` waits for; without it, all work of the GPU. Raises `DriverError`.
+        """
+        keep = -(-n_bytes // self.chunk_bytes)
+        if keep >= len(self._chunks):
+            return
+        if after is None:
+            self.gpu.synchronize()
+        else:
+            for waitable in after:
+                waitable.wait()
+        self._drop_chunks(keep)
+
+    def _add_chunk(self) -> None:
+        address = self.address + self.n_bytes
+        properties = device_memory(self.gpu.ordinal)
+        try:
+            handle = self.gpu.handle("create", self.chunk_bytes, ctypes.byref(properties), 0)
+        except DriverError as error:
+            doing = f"asked {self.gpu.name} for a chunk of {mib(self.chunk_bytes)} after {len(self._chunks)} others"
+            raised = self.gpu.explain(error, doing)
+            if error.code == Code.OUT_OF_MEMORY and self.gpu.memory()[0] >= self.chunk_bytes:
+                raised.args = (
+                    f"{raised}; the memory is there: the driver may be at the limit of open files",
+                )
+            raise raised from error
+        try:
+            self.gpu.call("map", address, self.chunk_bytes, 0, handle, 0)
+        except BaseException:
+            self.gpu.call("release", handle)
+            raise
+        self._chunks.append(_Chunk(address, handle))
+        begin = self.address if self.access_from_base else address
+        size = self.n_bytes if self.access_from_base else self.chunk_bytes
+        self.gpu.call("set_access", begin, size, self._access, len(self._access))
+
+    def _clear(self, first: int) -> None:
+        with Stream(self.gpu) as stream:
+            begin = self.address + first * self.chunk_bytes
+            self.gpu.call("fill", begin, 0, self.address + self.n_bytes - begin, stream.handle)
+            stream.synchronize()
+
+    def _drop_chunks(self, keep: int) -> None:
+        while len(self._chunks) > keep:
+            chunk = self._chunks[-1]
+            self.gpu.call("unmap", chunk.address, self.chunk_bytes)
+            self._chunks.pop()
+            self.gpu.call("release", chunk.handle)
+
+    def _release(self) -> None:
+        # Unmapped before the addresses go: some drivers refuse the other order, or keep the memory.
+        self.shrink_to(0)
+        self.gpu.call("unreserve", self.address, self.reserved_bytes)
+
+    def __repr__(self) -> str:
+        """Name the range for a message."""
+        return f"VirtualRange({self.gpu.name}, {self.n_bytes} of {self.reserved_bytes} bytes at {self.address:#x})"

@@ -1,0 +1,71 @@
+"""Compiled kernels on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from importlib.resources import files
+from pathlib import Path
+
+from expertier.errors import ConfigError
+from expertier.hip.kernels.cache_folder import cache_subfolder
+from expertier.hip.kernels.compiler import RuntimeCompiler
+from expertier.whole_file import write_whole
+
+_log = logging.getLogger(__name__)
+
+
+def kernel_source(name: str) -> str:
+    """Return a kernel source file that ships with the package."""
+    return files("expertier.hip.kernels").joinpath(name).read_text(encoding="utf-8")
+
+
+def compiled(compiler: RuntimeCompiler, source: str, architecture: str) -> bytes:
+    """Return machine code for `source`, from the disk where it was compiled before.
+
+    The key has all that the code depends on: the source, the architecture, the options, and the compiler by
+    name, version and file. A cache folder that cannot be used costs time and a warning. Raises `DeviceError`.
+    """
+    path = _place(compiler, source, architecture)
+    if path is not None:
+        try:
+            content = path.read_bytes()
+            if content[:32] == hashlib.sha256(content[32:]).digest():
+                return content[32:]
+            _log.warning("%s is damaged; compiling again", path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            _log.warning("compiled kernels cannot be read from %s (%s); compiling again", path, error)
+    code = compiler.compile(source, architecture)
+    if path is not None:
+        try:
+            write_whole(path, hashlib.sha256(code).digest() + code)
+        except OSError as error:
+            _log.warning("compiled kernels cannot be kept in %s: %s", path, error)
+    return code
+
+
+def _place(compiler: RuntimeCompiler, source: str, architecture: str) -> Path | None:
+    parts = [
+        source,
+        *compiler.options(architecture),
+        compiler.path,
+        compiler.version(),
+        _stamp(compiler.path),
+    ]
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+    try:
+        return cache_subfolder("kernels") / f"{compiler.vendor}-{architecture.split(':')[0]}-{key}.bin"
+    except (OSError, ConfigError) as error:
+        _log.warning("compiled kernels cannot be kept: %s", error)
+        return None
+
+
+def _stamp(path: str) -> str:
+    """Return size and time of the library's file, or nothing where the loader found it by its bare name."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return ""
+    return f"{status.st_size} {status.st_mtime_ns}"

@@ -1,0 +1,1 @@
+"""Who gets how much memory: slots, ledgers, devices."""

@@ -1,0 +1,1 @@
+"""Which expert leaves a slot: tables, the policy's functions, and the policies."""

@@ -1,0 +1,1 @@
+"""The policy's functions as Python, C and compiled code call them."""

@@ -1,0 +1,247 @@
+"""The policy's calls together with the layer's lock: taken, used and given back in one compiled call.
+
+CPython looks for signals between two instructions of Python code, and runs none in here: an exception never comes
+between the lock and what gives it back, as an engine's threads wait for it without a limit.
+
+`held` are the slots of a call's n experts, and behind them whether these are pinned: n + 1 numbers, the last of them 0
+at first. It says what is to be undone, whenever the caller was interrupted; letting go of what is not pinned does
+nothing. Those that may block let go of the interpreter's lock; the `try_` ones keep it, and return BUSY where another
+thread has the layer's, and have done nothing then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, wraps
+from typing import Any, TypeVar, cast
+
+from numba import int64, types
+
+from expertier.compiled_functions import kept_njit
+from expertier.interrupts import interrupts_deferred
+from expertier.planner.policy.outcome import FINISH, Outcome
+from expertier.planner.policy.tables import (
+    COMPILED,
+    COMPLETE,
+    I32,
+    READY,
+    RELEASE,
+    RESIDENT_FIRST,
+    LayerView,
+    accepts,
+    compiled,
+    layer_view,
+    source_stamp,
+)
+
+if COMPILED:
+    from expertier.planner.policy.calls import c_calls as how
+else:
+    from expertier.planner.policy.calls import interpreted as how  # type: ignore[no-redef]
+
+LOCK_BYTES = 128
+CONDITION_OFFSET = 64
+
+_BUSY = int(Outcome.BUSY)
+_BAD_CALL = int(Outcome.BAD_CALL)
+_BAD_EXPERT = int(Outcome.BAD_EXPERT)
+_LOOK_AGAIN = int(Outcome.LOOK_AGAIN)
+
+_ARRAY = types.Array(types.int32, 1, "C")
+_F = TypeVar("_F", bound=Callable[..., int])
+
+
+@dataclass(frozen=True, slots=True)
+class LockedCalls:
+    """The functions; each takes a directory's address, the locks' address and a layer first."""
+
+    take_hits: Callable[[int, int, int, I32, I32], int]
+    give_back: Callable[[int, int, int, I32], int]
+    try_take: Callable[[int, int, int, I32, I32, I32], int]
+    take: Callable[[int, int, int, I32, I32, I32, int, int], int]
+    try_settle: Callable[[int, int, int, int, I32], int]
+    settle: Callable[[int, int, int, int, I32], int]
+    resident_first: Callable[[int, int, int, I32], int]
+    begin_prefetch: Callable[[int, int, int, int], int]
+
+
+@cache
+def locked_calls() -> LockedCalls:
+    """Return the calls; the first time compiles them or loads them from the on-disk cache."""
+    return _build(source_stamp())
+
+
+def _compiled(*arguments: Any, nogil: bool = False) -> Callable[[_F], _F]:
+    """Compile for these arguments, at once, from the on-disk cache where that holds it."""
+    if not COMPILED:
+        return _deferred
+    return kept_njit(int64(*arguments), nogil=nogil)
+
+
+def _deferred(function: _F) -> _F:
+    """Keep interrupts out of a function that is not compiled."""
+
+    @wraps(function)
+    def call(*arguments: Any) -> int:
+        with interrupts_deferred():
+            return function(*arguments)
+
+    return cast(_F, call)
+
+
+@compiled
+def _is_filling(view: LayerView) -> bool:
+    return bool(((view.owner >= 0) & (view.state & READY == 0)).any())
+
+
+def _build(stamp: int) -> LockedCalls:
+    """Compile. `stamp` is a cell of each, and so part of its key in Numba's cache."""
+
+    @_compiled(int64, int64, int64, _ARRAY, _ARRAY)
+    def take_hits(directory: int, locks: int, layer: int, experts: I32, held: I32) -> int:
+        n = len(experts)
+        if not accepts(directory, layer, stamp) or len(held) != n + 1:
+            return _BAD_CALL
+        mutex = locks + layer * LOCK_BYTES
+        if how.try_lock(mutex) != 0:
+            return _BUSY
+        view = layer_view(directory, layer)
+        status = 0
+        for expert in experts:
+            if expert < 0 or expert >= len(view.slot_of):
+                status = _BAD_EXPERT
+                break
+            slot = view.slot_of[expert]
+            if slot < 0 or view.state[slot] & READY == 0:
+                status += 1
+        if status == 0:
+            status = how.begin(directory, layer, experts, held, held)  # writes no `miss_index`: all hit
+            if status == 0:
+                held[n] = 1
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, _ARRAY)
+    def give_back(directory: int, locks: int, layer: int, held: I32) -> int:
+        n = len(held) - 1
+        if n < 0 or not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        if held[n] == 0:
+            return 0
+        mutex = locks + layer * LOCK_BYTES
+        if how.try_lock(mutex) != 0:
+            return _BUSY
+        status = how.on_slots(directory, RELEASE, layer, held[:n])
+        if status == 0:
+            held[n] = 0
+            how.notify_all(mutex + CONDITION_OFFSET)
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, _ARRAY, _ARRAY, _ARRAY)
+    def try_take(directory: int, locks: int, layer: int, experts: I32, held: I32, miss_index: I32) -> int:
+        n = len(experts)
+        if not accepts(directory, layer, stamp) or len(held) != n + 1 or len(miss_index) < n:
+            return _BAD_CALL
+        mutex = locks + layer * LOCK_BYTES
+        if how.try_lock(mutex) != 0:
+            return _BUSY
+        status = how.begin(directory, layer, experts, held, miss_index)
+        if status >= 0:
+            held[n] = 1
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, _ARRAY, _ARRAY, _ARRAY, int64, int64, nogil=True)
+    def take(
+        directory: int,
+        locks: int,
+        layer: int,
+        experts: I32,
+        held: I32,
+        miss_index: I32,
+        deadline: int,
+        waits: int,
+    ) -> int:
+        n = len(experts)
+        if not accepts(directory, layer, stamp) or len(held) != n + 1 or len(miss_index) < n:
+            return _BAD_CALL
+        mutex = locks + layer * LOCK_BYTES
+        if how.lock(mutex) != 0:
+            return _BAD_CALL
+        view = layer_view(directory, layer)
+        status = how.begin(directory, layer, experts, held, miss_index)
+        if status == _BUSY and (waits != 0 or _is_filling(view)):
+            how.wait_until(mutex + CONDITION_OFFSET, mutex, deadline)
+            status = how.begin(directory, layer, experts, held, miss_index)
+        if status >= 0:
+            held[n] = 1
+        elif status == _BUSY and _is_filling(view):
+            status = _LOOK_AGAIN
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, int64, _ARRAY)
+    def try_settle(directory: int, locks: int, entry: int, layer: int, held: I32) -> int:
+        n = len(held) - 1
+        if n < 0 or not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        if held[n] == 0:
+            return 0
+        mutex = locks + layer * LOCK_BYTES
+        if how.try_lock(mutex) != 0:
+            return _BUSY
+        status = how.on_slots(directory, COMPLETE if entry == FINISH else entry, layer, held[:n])
+        if status >= 0 and entry == FINISH:
+            status = how.on_slots(directory, RELEASE, layer, held[:n])
+        if status >= 0 and entry != COMPLETE:
+            held[n] = 0
+        how.notify_all(mutex + CONDITION_OFFSET)
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, int64, _ARRAY, nogil=True)
+    def settle(directory: int, locks: int, entry: int, layer: int, held: I32) -> int:
+        n = len(held) - 1
+        if n < 0 or not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        if held[n] == 0:
+            return 0
+        mutex = locks + layer * LOCK_BYTES
+        if how.lock(mutex) != 0:
+            return _BAD_CALL
+        status = how.on_slots(directory, COMPLETE if entry == FINISH else entry, layer, held[:n])
+        if status >= 0 and entry == FINISH:
+            status = how.on_slots(directory, RELEASE, layer, held[:n])
+        if status >= 0 and entry != COMPLETE:
+            held[n] = 0
+        how.notify_all(mutex + CONDITION_OFFSET)
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, _ARRAY, nogil=True)
+    def resident_first(directory: int, locks: int, layer: int, experts: I32) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        mutex = locks + layer * LOCK_BYTES
+        if how.lock(mutex) != 0:
+            return _BAD_CALL
+        status = how.on_slots(directory, RESIDENT_FIRST, layer, experts)
+        how.unlock(mutex)
+        return status
+
+    @_compiled(int64, int64, int64, int64, nogil=True)
+    def begin_prefetch(directory: int, locks: int, layer: int, expert: int) -> int:
+        if not accepts(directory, layer, stamp):
+            return _BAD_CALL
+        mutex = locks + layer * LOCK_BYTES
+        if how.lock(mutex) != 0:
+            return _BAD_CALL
+        status = how.on_expert(directory, layer, expert)
+        how.unlock(mutex)
+        return status
+
+    return LockedCalls(
+        take_hits, give_back, try_take, take, try_settle, settle, resident_first, begin_prefetch
+    )

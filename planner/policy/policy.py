@@ -1,0 +1,404 @@
+"""The residency policy: look-up, admission and eviction as functions over one layer's tables (`tables.py`).
+
+A slot is in one of three states, and these calls are the arrows between them:
+
+            begin (for a missing expert)               complete
+    FREE ─────────────────────────────────► FILLING ─────────────► READY
+      ▲                                       │  ▲                   │
+      └─────────────── abort ─────────────────┘  └─ begin (evicts) ──┘
+
+`begin_prefetch` and `begin_prefetch_into` take the same two arrows as `begin`, for an expert that nobody has
+asked for yet. All pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING
+ones, are never victims.
+
+The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
+touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was
+changed. The same code serves Python (`residency.py`), C++ threads without the interpreter's lock
+(`native.py`) and, with `NUMBA_DISABLE_JIT=1`, the interpreter.
+
+Who leaves first is the affair of the files in `policies/`: their `step` and `use` are compiled into a `begin`
+of their own. Nothing else depends on the policy.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+import numpy as np
+
+from expertier.planner.policy.outcome import Outcome
+from expertier.planner.policy.rule import Rule
+from expertier.planner.policy.tables import (
+    ABORTS,
+    CALLS,
+    EVICTIONS,
+    FILLS,
+    HITS,
+    I32,
+    MISSES,
+    PINNED,
+    PINNED_BIT,
+    PREFETCHES,
+    RANK_FREE,
+    RANK_SPECULATIVE,
+    READY,
+    SLOT_BITS,
+    SPECULATIVE,
+    USEFUL,
+    WASTED,
+    LayerView,
+    compiled,
+)
+
+_BUSY = int(Outcome.BUSY)
+_TOO_MANY = int(Outcome.TOO_MANY)
+_BAD_EXPERT = int(Outcome.BAD_EXPERT)
+_BAD_CALL = int(Outcome.BAD_CALL)
+_PRESENT = int(Outcome.PRESENT)
+
+# These change no number that has been checked; they tell the compiler that it is no negative index.
+_SLOT_MASK = (1 << SLOT_BITS) - 1
+_EXPERT_MASK = (1 << 31) - 1
+
+
+@compiled
+def _in_range(slots: I32, n: int, limit: int) -> bool:
+    """Whether the first `n` of `slots` are slots of a layer that has `limit` of them."""
+    if n < 0:
+        return False
+    for i in range(n):  # noqa: SIM110 (Numba compiles no generator inside all())
+        if slots[i] < 0 or slots[i] >= limit:
+            return False
+    return True
+
+
+@compiled
+def _idle(view: LayerView, experts: I32, n: int) -> int:
+    """Return how many slots nobody holds, those of `experts` left out."""
+    found = 0
+    for slot in range(len(view.pins)):
+        found += view.pins[slot] == 0
+    for i in range(n):
+        slot = view.slot_of[experts[i] & _EXPERT_MASK]
+        if slot >= 0:
+            found -= view.pins[slot] == 0
+    return found
+
+
+@compiled
+def _victim(view: LayerView) -> int:
+    """Return the unpinned slot to take next, FREE ones first; -1 if all are pinned."""
+    lowest = PINNED
+    for slot in range(len(view.order)):
+        # No branch: this becomes a minimum over vectors.
+        lowest = min(lowest, view.order[slot] | (np.int64(view.pins[slot] != 0) << PINNED_BIT))
+    return lowest & _SLOT_MASK if lowest < PINNED else -1
+
+
+@compiled
+def _place_for(view: LayerView, expert: int) -> int:
+    """Return the unpinned slot for a missing expert; -1 if all are pinned.
+
+    Where a layer has a slot for each expert, that of the expert's own number: once all are there, ids are slot
+    numbers, and the experts lie as kernels like them best, in order.
+    """
+    if len(view.owner) == len(view.slot_of) and view.owner[expert] < 0:
+        return expert
+    return _victim(view)
+
+
+@compiled
+def _occupy(view: LayerView, slot: int, expert: int, state: int) -> None:
+    """Put `expert` into an unpinned slot, FILLING and pinned once; who was there is evicted."""
+    former = view.owner[slot]
+    view.evicted[slot] = former
+    if former >= 0:
+        view.slot_of[former] = -1
+        view.counters[EVICTIONS] += 1
+        if view.state[slot] & SPECULATIVE:
+            view.counters[WASTED] += 1
+    view.owner[slot] = expert
+    view.state[slot] = state
+    view.pins[slot] = 1
+    view.slot_of[expert] = slot
+
+
+def begin_for(policy: str) -> Any:
+    """Compile `begin` with the `step` and `use` of the module named `policy`.
+
+        begin(view, experts, n, slots, miss_index) -> int
+
+    Looks up `n` distinct experts of a layer, chooses slots for the missing ones and pins all of them.
+    Returns the number of misses or an `Outcome`. `slots[i]` becomes the slot of `experts[i]`, relative to the
+    layer; `miss_index[j]` the index in `experts` of the j-th miss, in order. Misses are FILLING until
+    `complete` or `abort`; `evicted` of their slots says which expert each one replaced. An expert named twice
+    is served, too, and must be released as often.
+    """
+    rule = cast(Rule, sys.modules[policy])
+
+    @compiled
+    def begin(view: LayerView, experts: I32, n: int, slots: I32, miss_index: I32) -> int:
+        if n < 0:
+            return _BAD_CALL
+        if n > len(view.owner):
+            return _TOO_MANY
+
+        n_missing = 0
+        ready = READY
+        for i in range(n):
+            expert = experts[i]
+            if expert < 0 or expert >= len(view.slot_of):
+                return _BAD_EXPERT
+            slot = view.slot_of[expert]
+            if slot < 0:
+                n_missing += 1
+            else:
+                ready &= view.state[slot]
+        if ready == 0 or (n_missing > 0 and _idle(view, experts, n) < n_missing):
+            return _BUSY
+        if n == 0:
+            return 0
+
+        now = view.counters[CALLS] + 1
+        view.counters[CALLS] = now
+        rule.step(view, experts, n, n_missing, now)
+        if n_missing == 0:
+            for i in range(n):
+                slot = view.slot_of[experts[i] & _EXPERT_MASK] & _SLOT_MASK
+                slots[i] = slot
+                view.pins[slot] += 1
+                if view.state[slot] != READY:
+                    view.state[slot] = READY
+                    view.counters[USEFUL] += 1
+            for i in range(n):
+                slot = slots[i] & _SLOT_MASK
+                view.order[slot] = (rule.use(view, experts[i] & _EXPERT_MASK, now) << SLOT_BITS) | slot
+            view.counters[HITS] += n
+            return 0
+
+        for i in range(n):
+            expert = experts[i] & _EXPERT_MASK
+            slot = view.slot_of[expert]
+            slots[i] = slot
+            if slot >= 0:
+                view.pins[slot] += 1
+                view.order[slot] = (rule.use(view, expert, now) << SLOT_BITS) | slot
+                if view.state[slot] != READY:
+                    view.state[slot] = READY
+                    view.counters[USEFUL] += 1
+        n_misses = 0
+        for i in range(n):
+            if slots[i] >= 0:
+                continue
+            expert = experts[i] & _EXPERT_MASK
+            slot = view.slot_of[expert]
+            if slot >= 0:  # named twice, and missing at its first mention
+                view.pins[slot] += 1
+            else:
+                slot = _place_for(view, expert)
+                _occupy(view, slot, expert, 0)
+                miss_index[n_misses] = i
+                n_misses += 1
+            view.order[slot] = (rule.use(view, expert, now) << SLOT_BITS) | slot
+            slots[i] = slot
+        view.counters[HITS] += n - n_misses
+        view.counters[MISSES] += n_misses
+        return n_misses
+
+    return begin
+
+
+@compiled
+def begin_prefetch(view: LayerView, expert: int) -> int:
+    """Choose a slot for an expert that nobody has asked for; it is pinned and FILLING, as after `begin`.
+
+    It counts as no use, gets no heat and, once unpinned, leaves before any other. Returns the slot; PRESENT
+    where the expert is in a slot, READY or FILLING; BUSY where every slot is pinned; BAD_EXPERT.
+    """
+    if expert < 0 or expert >= len(view.slot_of):
+        return _BAD_EXPERT
+    if view.slot_of[expert] >= 0:
+        return _PRESENT
+    slot = _place_for(view, expert)
+    if slot < 0:
+        return _BUSY
+    _occupy(view, slot, expert, SPECULATIVE)
+    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot
+    return slot
+
+
+@compiled
+def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
+    """Do what `begin_prefetch` does, with a slot of the caller's choice: one that `coldest` told of.
+
+    Returns the slot; PRESENT or BAD_EXPERT as `begin_prefetch`; BUSY where the slot is pinned; BAD_CALL where
+    the layer has no such slot.
+    """
+    if slot < 0 or slot >= len(view.owner):
+        return _BAD_CALL
+    if expert < 0 or expert >= len(view.slot_of):
+        return _BAD_EXPERT
+    if view.slot_of[expert] >= 0:
+        return _PRESENT
+    if view.pins[slot] != 0:
+        return _BUSY
+    _occupy(view, slot, expert, SPECULATIVE)
+    view.order[slot] = (RANK_SPECULATIVE << SLOT_BITS) | slot
+    return slot
+
+
+@compiled
+def coldest(view: LayerView, slots: I32, n: int, experts: I32) -> int:
+    """Write down the up to `n` unpinned slots that `begin` would take next, in order, and who is in them.
+
+    `experts[i]` becomes the owner of `slots[i]`, -1 where it is FREE. Changes nothing else. Returns how many.
+    """
+    if n < 0:
+        return _BAD_CALL
+    found = 0
+    above = -PINNED
+    while found < n:
+        lowest = PINNED
+        for slot in range(len(view.order)):
+            order = view.order[slot]
+            if order > above and view.pins[slot] == 0:
+                lowest = min(lowest, order)
+        if lowest == PINNED:
+            break
+        slots[found] = lowest & _SLOT_MASK
+        experts[found] = view.owner[lowest & _SLOT_MASK]
+        above = lowest
+        found += 1
+    return found
+
+
+@compiled
+def complete(view: LayerView, slots: I32, n: int) -> int:
+    """Make READY those of `slots` that are FILLING; their bytes are in place. Pins stay. Returns how many."""
+    if not _in_range(slots, n, len(view.owner)):
+        return _BAD_CALL
+    n_filled = 0
+    for i in range(n):
+        slot = slots[i]
+        if view.owner[slot] >= 0 and view.state[slot] & READY == 0:
+            view.counters[PREFETCHES] += view.state[slot] == SPECULATIVE
+            view.state[slot] |= READY
+            n_filled += 1
+    view.counters[FILLS] += n_filled
+    return n_filled
+
+
+@compiled
+def release(view: LayerView, slots: I32, n: int) -> int:
+    """Unpin `slots`, as `begin` returned them. Returns 0, or BAD_CALL when one of them is not pinned."""
+    if not _in_range(slots, n, len(view.owner)):
+        return _BAD_CALL
+    balanced = True
+    for i in range(n):
+        slot = slots[i] & _SLOT_MASK
+        view.pins[slot] -= 1
+        balanced &= view.pins[slot] >= 0
+    if balanced:
+        return 0
+    for i in range(n):
+        view.pins[slots[i]] += 1
+    return _BAD_CALL
+
+
+@compiled
+def abort(view: LayerView, slots: I32, n: int) -> int:
+    """Undo `begin` after a failed fill: FILLING ones of `slots` become FREE, all are unpinned.
+
+    What the misses evicted stays evicted: its bytes may have been overwritten. Returns 0 or BAD_CALL.
+    """
+    status = release(view, slots, n)
+    if status < 0:
+        return status
+    for i in range(n):
+        slot = slots[i]
+        if view.owner[slot] >= 0 and view.state[slot] & READY == 0:
+            view.slot_of[view.owner[slot]] = -1
+            view.owner[slot] = -1
+            view.state[slot] = 0
+            view.order[slot] = (RANK_FREE << SLOT_BITS) | slot
+    view.counters[ABORTS] += 1
+    return 0
+
+
+@compiled
+def resident_first(view: LayerView, experts: I32, n: int) -> int:
+    """Reorder `experts` in place, those in a slot (READY or FILLING) first, otherwise in their order.
+
+    A call that needs several parts starts with what is there before it evicts any of it. Returns how many are
+    in a slot, or an `Outcome`.
+    """
+    if n < 0:
+        return _BAD_CALL
+    for i in range(n):
+        if experts[i] < 0 or experts[i] >= len(view.slot_of):
+            return _BAD_EXPERT
+    n_resident = 0
+    for i in range(n):
+        expert = experts[i]
+        if view.slot_of[expert] < 0:
+            continue
+        for j in range(i, n_resident, -1):
+            experts[j] = experts[j - 1]
+        experts[n_resident] = expert
+        n_resident += 1
+    return n_resident
+
+
+@compiled
+def hold_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
+    """Pin the slots of those of `experts` that are READY, which counts as no use of them; to be released.
+
+    `slots[i]` becomes the slot of `experts[i]`, or -1. Returns how many are pinned, or BAD_EXPERT.
+    """
+    if n < 0:
+        return _BAD_CALL
+    for i in range(n):
+        if experts[i] < 0 or experts[i] >= len(view.slot_of):
+            return _BAD_EXPERT
+    n_held = 0
+    for i in range(n):
+        slot = view.slot_of[experts[i] & _EXPERT_MASK]
+        if slot >= 0 and view.state[slot & _SLOT_MASK] & READY:
+            view.pins[slot & _SLOT_MASK] += 1
+            n_held += 1
+            slots[i] = slot
+        else:
+            slots[i] = -1
+    return n_held
+
+
+@compiled
+def is_whole(view: LayerView) -> int:
+    """Return 1 when every expert of the layer is READY in the slot of its own number, else 0.
+
+    It stays so: such a layer has no misses, and so no evictions.
+    """
+    if len(view.owner) != len(view.slot_of):
+        return 0
+    for expert in range(len(view.owner)):
+        if view.owner[expert] != expert or view.state[expert] & READY == 0:
+            return 0
+    return 1
+
+
+@compiled
+def version(view: LayerView) -> int:
+    """Return a number that changes whenever an expert comes into a slot or leaves one."""
+    changes = view.counters[EVICTIONS] + view.counters[FILLS] + view.counters[ABORTS]
+    return int(changes & _EXPERT_MASK)
+
+
+@compiled
+def replaced(view: LayerView, slots: I32, n: int, experts: I32) -> int:
+    """Tell who was evicted for the owners of `slots`: `experts[i]`, -1 for nobody. Returns 0 or BAD_CALL."""
+    if not _in_range(slots, n, len(view.owner)):
+        return _BAD_CALL
+    for i in range(n):
+        experts[i] = view.evicted[slots[i] & _SLOT_MASK]
+    return 0

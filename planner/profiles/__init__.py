@@ -1,0 +1,1 @@
+"""Routing profiles: how a model's routing spreads over layers and experts."""

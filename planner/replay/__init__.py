@@ -1,0 +1,1 @@
+"""Recorded routing played through the policy, and the offline optimum."""

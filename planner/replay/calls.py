@@ -1,0 +1,80 @@
+"""What all replay loops share: a trace's calls as arrays, and where they count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from expertier.planner.policy.tables import I32, I64, U8, compiled
+from expertier.planner.replay.recency import MOST_EXPERTS, Recency, make_recency, refresh, serve
+from expertier.planner.traces.trace import Trace
+
+LOOKUPS, MISSES, POOL_HITS, EVICTIONS = range(4)
+N_COUNTS = 4
+
+BLOCK_BYTES = 4096
+"""L2's blocks are multiples of it."""
+
+
+class Calls(NamedTuple):
+    """A trace as compiled loops take it; the shapes are those of `Trace`."""
+
+    layer: I32
+    phase: U8
+    bounds: I64
+    experts: I32
+    n_slots: I32
+    """[L]"""
+    longest: int
+    """Most experts of a call."""
+
+
+def make_calls(trace: Trace, experts: I32, n_slots: Sequence[int]) -> Calls:
+    """Return the calls of a trace with its experts in the order of `experts`."""
+    longest = int(trace.lengths.max(initial=1))
+    return Calls(trace.layer, trace.phase, trace.bounds, experts, np.array(n_slots, np.int32), longest)
+
+
+def make_counts(n_layers: int) -> I64:
+    """Return zeros, [layers, 2 phases, 4]."""
+    return np.zeros((n_layers, 2, N_COUNTS), np.int64)
+
+
+def make_pool(trace: Trace, pool_bytes: int) -> Recency:
+    """Return an empty L2 of `pool_bytes`; 0 is none."""
+    sizes = trace.expert_bytes if trace.expert_bytes is not None else np.ones(trace.n_layers, np.int64)
+    blocks = -(-sizes // BLOCK_BYTES) * BLOCK_BYTES
+    return make_recency(blocks, int(trace.n_experts.max()), pool_bytes)
+
+
+@compiled
+def dropped(pool: Recency, layer: int, expert: int) -> None:
+    """Note that L1 evicted an expert: its copy in L2, if there is one, becomes the newest."""
+    if expert >= 0:
+        refresh(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert))
+
+
+@compiled
+def fetched(pool: Recency, layer: int, expert: int) -> int:
+    """Fetch an expert for L1, by way of L2; returns 1 where L2 had it."""
+    return 1 if serve(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert)) else 0
+
+
+@compiled
+def fetched_together(pool: Recency, layer: int, experts: I32, missing: Any, n: int) -> int:
+    """Fetch the experts that a part of a call misses, by way of L2; returns how many it had.
+
+    They are `experts[i]` for the first `n` of `missing`, whose order is not kept. Those that L2 has come first, as
+    `tiers/fill/filler.py` does it: what is read for the others pushes out none of them.
+    """
+    base = layer * int(pool.state[MOST_EXPERTS])
+    n_read = 0
+    for i in range(n):
+        if not refresh(pool, base + int(experts[missing[i]])):
+            missing[n_read] = missing[i]
+            n_read += 1
+    for i in range(n_read):
+        serve(pool, base + int(experts[missing[i]]))
+    return n - n_read

@@ -1,0 +1,185 @@
+"""Recorded calls through a policy as it ships, with L2 under it: the functions that production runs.
+
+experts ascending, as the engine's plugin asks; more than the layer has slots: those that are there first, in parts
+begin ──► some missing ──► what was evicted becomes the newest of L2 ──► those in L2, then the others ──► complete
+release
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numba import njit
+
+from expertier.compiled_functions import kept_njit
+from expertier.planner.policy.residency import Residency
+from expertier.planner.policy.tables import (
+    COMPILED,
+    COMPLETE,
+    EVICTED,
+    HEAD,
+    I32,
+    I64,
+    N_SLOTS,
+    RELEASE,
+    RESIDENT_FIRST,
+    ROW,
+    array_at,
+)
+from expertier.planner.replay.calls import (
+    LOOKUPS,
+    MISSES,
+    POOL_HITS,
+    Calls,
+    dropped,
+    fetched_together,
+)
+from expertier.planner.replay.recency import LIMIT, Recency, recency_at, replay_stamp
+
+if COMPILED:
+    from expertier.planner.policy.calls import c_calls as how
+else:
+    from expertier.planner.policy.calls import interpreted as how  # type: ignore[no-redef]
+
+
+_F = TypeVar("_F", bound=Callable[..., object])
+
+_NO_POOL = 0
+"""In the place of the address of L2's directory."""
+
+
+def separate(function: _F) -> _F:
+    """Compile `function` as one of its own that compiled code calls."""
+    return cast(_F, njit(function))
+
+
+def play_calls(residency: Residency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
+    """Play the calls `first` .. `last`; adds to `counts`, but for the evictions of L1 (`residency` has them)."""
+    buffers = np.empty((3, calls.longest), np.int32)
+    pool_at = pool.directory.ctypes.data if pool.state[LIMIT] > 0 else _NO_POOL
+    status = _loop(replay_stamp())(residency.directory_address, calls, pool_at, counts, first, last, buffers)
+    assert status == 0, f"the tables refused a call of the trace: outcome {status}"
+
+
+@separate
+def _from_pool(
+    directory: int, layer: int, experts_at: int, slots_at: int, missing_at: int, n: int, pool_at: int
+) -> int:
+    """Fetch the `n` missing experts by way of L2; returns how many it had.
+
+    All that ends in `at` is an address: of the call's experts and slots, of the places of the missing ones in both,
+    and of L2's directory.
+    """
+    row = array_at(directory + (HEAD + layer * ROW) * 8, ROW, np.int64)  # `layer_view` makes nine arrays
+    n_slots = row[N_SLOTS]
+    evicted = array_at(row[EVICTED], n_slots, np.int32)
+    experts, slots = array_at(experts_at, n_slots, np.int32), array_at(slots_at, n_slots, np.int32)
+    missing = array_at(missing_at, n, np.int32)
+    pool = recency_at(pool_at)
+    for i in range(n):
+        dropped(pool, layer, evicted[slots[missing[i]]])
+    return fetched_together(pool, layer, experts, missing, n)
+
+
+@separate
+def _in_parts(
+    directory: int,
+    layer: int,
+    phase: int,
+    experts: I32,
+    n_slots: int,
+    buffers: I32,
+    pool_at: int,
+    counts: I64,
+) -> int:
+    """Play a call that does not fit the layer's slots; returns below 0 where the policy refuses it."""
+    slots, miss_index, ordered = buffers[0], buffers[1], buffers[2, : len(experts)]
+    ordered[:] = experts
+    status = how.on_slots(directory, RESIDENT_FIRST, layer, ordered)
+    if status < 0:
+        return status
+    for begin in range(0, len(ordered), n_slots):
+        part = ordered[begin : begin + n_slots]
+        misses = how.begin(directory, layer, part, slots, miss_index)
+        if misses < 0:
+            return misses
+        if misses > 0:
+            counts[layer, phase, MISSES] += misses
+            if pool_at != _NO_POOL:
+                counts[layer, phase, POOL_HITS] += _from_pool(
+                    directory,
+                    layer,
+                    part.ctypes.data,
+                    slots.ctypes.data,
+                    miss_index.ctypes.data,
+                    misses,
+                    pool_at,
+                )
+            how.on_slots(directory, COMPLETE, layer, slots[: len(part)])
+        how.on_slots(directory, RELEASE, layer, slots[: len(part)])
+    return 0
+
+
+@cache
+def _loop(stamp: int) -> Any:
+    """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache.
+
+    What is rare is in functions of its own, which get addresses: with more arrays in the loop, Numba counts
+    references to them in every round, which took twice the time of the policy.
+    """
+
+    @kept_njit()
+    def loop(
+        directory: int, calls: Calls, pool_at: int, counts: I64, first: int, last: int, buffers: I32
+    ) -> int:
+        if stamp == 0:
+            return 0
+        layers, phases, bounds, all_experts, n_slots = (
+            calls.layer,
+            calls.phase,
+            calls.bounds,
+            calls.experts,
+            calls.n_slots,
+        )
+        slots, miss_index = buffers[0], buffers[1]
+        for call in range(first, last):
+            layer, phase = int(layers[call]), int(phases[call])  # the interpreter adds them to addresses
+            begin, end = bounds[call], bounds[call + 1]
+            counts[layer, phase, LOOKUPS] += end - begin
+            if end - begin > n_slots[layer]:
+                status = _in_parts(
+                    directory,
+                    layer,
+                    phase,
+                    all_experts[begin:end],
+                    int(n_slots[layer]),
+                    buffers,
+                    pool_at,
+                    counts,
+                )
+                if status < 0:
+                    return status
+                continue
+            misses = how.begin(directory, layer, all_experts[begin:end], slots, miss_index)
+            if misses < 0:
+                return misses
+            if misses > 0:
+                counts[layer, phase, MISSES] += misses
+                if pool_at != _NO_POOL:
+                    counts[layer, phase, POOL_HITS] += _from_pool(
+                        directory,
+                        layer,
+                        all_experts[begin:end].ctypes.data,
+                        slots.ctypes.data,
+                        miss_index.ctypes.data,
+                        misses,
+                        pool_at,
+                    )
+                how.on_slots(directory, COMPLETE, layer, slots[: end - begin])
+            how.on_slots(directory, RELEASE, layer, slots[: end - begin])
+        return 0
+
+    return loop

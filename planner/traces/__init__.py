@@ -1,0 +1,1 @@
+"""Recorded routing: in memory, in files, and recorded from a live run."""

@@ -1,0 +1,87 @@
+"""Aligned memory lent to direct reads, and the gate that reads pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from expertier.tiers.config.file_mode import FileMode
+from expertier.tiers.file.read_gate import ReadGate
+from expertier.tiers.file.scratch import ScratchPool
+from waits import Running
+
+
+@pytest.mark.parametrize("alignment", [1, 512, 4096, 65_536])
+def test_blocks_are_aligned_distinct_and_used_again(alignment: int) -> None:
+    pool = ScratchPool(65_536, alignment)
+    assert pool.n_bytes == 0
+    with pool.block() as first, pool.block() as second:
+        first[:] = b"1" * 65_536
+        second[:] = b"2" * 65_536
+        assert first[0] == ord("1")
+        pool.check_valid()
+    taken = pool.n_bytes
+    assert 2 * 65_536 <= taken <= 2 * (65_536 + alignment)
+    for _ in range(5):
+        with pool.block():
+            pool.check_valid()
+    assert pool.n_bytes == taken
+    pool.check_valid()
+    pool.close()
+    assert pool.n_bytes == 0
+
+
+def test_no_more_than_the_most_and_the_next_waits() -> None:
+    pool = ScratchPool(4096, 4096, max_blocks=1)
+
+    def wait_for_one() -> None:
+        with pool.block():
+            pass
+
+    with pool.block():
+        running = Running(wait_for_one)
+        running.must_wait_in("block")
+    running.outcome()
+    assert pool.n_bytes == 4096
+
+
+def test_a_failed_read_returns_its_block() -> None:
+    pool = ScratchPool(4096, 4096, max_blocks=1)
+    with pytest.raises(OSError, match="disk"), pool.block():
+        raise OSError("disk")
+    with pool.block():
+        pass
+
+
+def test_closing_under_a_read_is_our_bug() -> None:
+    pool = ScratchPool(4096, 4096)
+    with pool.block(), pytest.raises(AssertionError, match="still has its block"):
+        pool.close()
+
+
+def test_the_last_one_out_cleans_up_once() -> None:
+    cleaned: list[int] = []
+    gate = ReadGate(lambda: cleaned.append(1))
+    assert gate.enter()
+    assert gate.enter()
+    gate.close()
+    gate.close()
+    assert not gate.enter()
+    gate.leave(FileMode.DIRECT, 10)
+    assert cleaned == []
+    gate.leave(None, 10)
+    assert cleaned == [1]
+    gate.close()
+    assert cleaned == [1]
+    assert (gate.direct_reads, gate.direct_bytes) == (1, 10)
+    assert gate.page_cache_reads == 0
+
+
+def test_with_nobody_inside_it_is_cleaned_up_at_once() -> None:
+    cleaned: list[int] = []
+    gate = ReadGate(lambda: cleaned.append(1))
+    assert gate.enter()
+    gate.leave(FileMode.PAGE_CACHE, 3)
+    assert cleaned == []
+    assert (gate.page_cache_reads, gate.page_cache_bytes) == (1, 3)
+    gate.close()
+    assert cleaned == [1]

@@ -1,0 +1,256 @@
+"""The host pool: the budget at every instant, the order of eviction, two-phase fills, and several threads."""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from expertier.errors import DeviceError
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
+from expertier.hip.host import HostDevice
+from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
+from expertier.tiers.host_pool.staged import Staged
+from waits import Running, joined
+
+PAGE = mmap.PAGESIZE
+EXPERT = 3000
+
+
+class Pool:
+    """A pool of `n` pages on a device whose allocations can fail."""
+
+    def __init__(self, n_pages: int, largest: int = EXPERT) -> None:
+        self.faults = FaultPlan()
+        self.host = HostDevice()
+        self.pool = HostPool(
+            FaultyDevice(self.host, self.faults), budget_bytes=n_pages * PAGE, largest_block_bytes=largest
+        )
+
+    def stage(self, expert: int, n_bytes: int = EXPERT) -> Staged:
+        staged = Staged((0, expert), n_bytes, n_bytes)
+        self.pool.stage(staged)
+        self.check()
+        return staged
+
+    def bring(self, expert: int, n_bytes: int = EXPERT) -> bool:
+        """Fill and leave; whether the pool had it."""
+        staged = self.stage(expert, n_bytes)
+        if not staged.hit:
+            self.pool.commit(staged)
+        self.pool.leave(staged)
+        self.check()
+        return staged.hit
+
+    def check(self) -> None:
+        self.pool.check_valid()
+        stats = self.pool.stats()
+        assert self.host.pinned_bytes == stats.used_bytes + stats.bounce_bytes
+
+    @property
+    def experts(self) -> list[int]:
+        return [expert for (_, expert), _ in self.pool.copies()]
+
+
+@pytest.fixture
+def three() -> Iterator[Pool]:
+    """A pool of three pages; it must give all of them back."""
+    pool = Pool(3)
+    yield pool
+    pool.pool.close()
+    pool.pool.close()
+    pool.host.close()
+
+
+def test_the_oldest_goes_first_and_a_hit_makes_young(three: Pool) -> None:
+    assert [three.bring(expert) for expert in (0, 1, 2)] == [False] * 3
+    assert three.bring(0)
+    assert not three.bring(3)
+    assert three.experts == [2, 0, 3]
+    stats = three.pool.stats()
+    assert (stats.hits, stats.misses, stats.evictions, stats.bytes_in) == (1, 4, 1, 4 * EXPERT)
+    assert stats.used_bytes == stats.peak_bytes == stats.budget_bytes == 3 * PAGE
+
+
+def test_eviction_from_l1_makes_young(three: Pool) -> None:
+    for expert in (0, 1, 2):
+        three.bring(expert)
+    three.pool.refresh([(0, 0), (0, 77)])
+    three.bring(3)
+    assert three.experts == [2, 0, 3]
+
+
+def test_a_fill_that_was_not_committed_leaves_nothing(three: Pool) -> None:
+    staged = three.stage(5)
+    three.pool.leave(staged)
+    three.pool.leave(staged)
+    three.check()
+    assert three.experts == []
+    assert three.pool.stats().used_bytes == PAGE, "the free block waits for the next fill"
+    three.bring(6)
+    assert three.pool.stats().used_bytes == PAGE
+    assert three.pool.stats().bytes_in == EXPERT
+
+
+def test_leave_before_stage_is_harmless(three: Pool) -> None:
+    three.pool.leave(Staged((0, 1), EXPERT, EXPERT))
+    three.check()
+
+
+def test_blocks_in_use_stay_and_fills_bounce_when_all_are(three: Pool) -> None:
+    for expert in (0, 1, 2):
+        three.bring(expert)
+    using = [three.stage(0), three.stage(1), three.stage(9)]
+    assert [staged.hit for staged in using] == [True, True, False]
+    bounced = three.stage(4)
+    assert bounced.bounce
+    three.pool.commit(bounced)
+    three.pool.leave(bounced)
+    assert 4 not in three.experts
+    for staged in using:
+        three.pool.leave(staged)
+    three.check()
+    assert set(three.experts) == {0, 1}
+
+
+def test_two_uses_of_one_copy(three: Pool) -> None:
+    three.bring(0)
+    first, second = three.stage(0), three.stage(0)
+    assert first.hit
+    assert first.address == second.address
+    three.pool.leave(first)
+    three.bring(1)
+    three.bring(2)
+    three.bring(3)
+    assert 0 in three.experts, "a copy that a fill reads from was evicted"
+    three.pool.leave(second)
+
+
+def test_blocks_of_another_size_are_given_back_before_the_budget_is_exceeded() -> None:
+    pool = Pool(4, largest=3 * PAGE)
+    pool.bring(0)
+    pool.bring(1)
+    pool.bring(2, 2 * PAGE)
+    assert pool.pool.stats().used_bytes == 4 * PAGE
+    pool.bring(3, 3 * PAGE)
+    assert pool.pool.stats().used_bytes <= 4 * PAGE
+    assert 3 in pool.experts
+    pool.bring(4)
+    assert pool.pool.stats().peak_bytes <= 4 * PAGE
+
+
+def test_a_budget_below_one_expert_keeps_nothing() -> None:
+    pool = Pool(1, largest=2 * PAGE)
+    staged = pool.stage(0, 2 * PAGE)
+    assert staged.bounce
+    pool.pool.leave(staged)
+    assert pool.pool.stats().used_bytes == 0
+    assert pool.pool.stats().misses == 1
+
+
+def test_off_counts_no_lookups() -> None:
+    pool = Pool(0)
+    assert [pool.bring(0), pool.bring(0)] == [False, False]
+    stats = pool.pool.stats()
+    assert (stats.hits, stats.misses, stats.used_bytes, stats.bytes_in) == (0, 0, 0, 0)
+    assert stats.bounce_bytes == N_BOUNCE_BLOCKS * PAGE
+
+
+def test_a_failed_allocation_is_an_error_and_the_next_works(three: Pool) -> None:
+    three.bring(0)
+    three.faults.arm("alloc_pinned", 1)
+    with pytest.raises(DeviceError, match="alloc_pinned"):
+        three.stage(1)
+    three.check()
+    assert three.experts == [0]
+    three.bring(1)
+    assert three.experts == [0, 1]
+
+
+@pytest.mark.parametrize("nth", range(1, N_BOUNCE_BLOCKS + 1))
+def test_a_failed_start_leaves_no_memory(nth: int) -> None:
+    host = HostDevice()
+    with pytest.raises(DeviceError):
+        HostPool(FaultyDevice(host, FaultPlan({"alloc_pinned": nth})), budget_bytes=0, largest_block_bytes=10)
+    host.close()
+
+
+def test_more_fills_than_bounce_blocks_wait() -> None:
+    pool = Pool(0)
+    held = [pool.stage(expert) for expert in range(N_BOUNCE_BLOCKS)]
+
+    def third() -> None:
+        staged = Staged((0, 9), EXPERT, EXPERT)
+        pool.pool.stage(staged)
+        pool.pool.leave(staged)
+
+    running = Running(third)
+    running.must_wait_in("stage")
+    pool.pool.leave(held.pop())
+    running.outcome()
+    pool.pool.leave(held.pop())
+    pool.check()
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_one_expert_is_read_once_at_a_time(three: Pool, succeeds: bool) -> None:
+    first = three.stage(7)
+    results: list[bool] = []
+
+    def second() -> None:
+        staged = Staged((0, 7), EXPERT, EXPERT)
+        three.pool.stage(staged)
+        results.append(staged.hit)
+        three.pool.leave(staged)
+
+    running = Running(second)
+    running.must_wait_in("stage")  # the second waits for the first
+    if succeeds:
+        three.pool.commit(first)
+    three.pool.leave(first)
+    running.outcome()
+    assert results == [succeeds]
+    three.check()
+
+
+def test_a_copy_may_be_used_as_soon_as_its_bytes_are_complete(three: Pool) -> None:
+    first = three.stage(7)
+    second = Running(three.bring, 7)
+    second.must_wait_in("bring")
+    three.pool.commit(first)
+    assert second.outcome(), "the second waits until the first has copied"
+    three.pool.leave(first)
+
+
+def test_many_threads_keep_the_budget() -> None:
+    pool = Pool(5)
+    errors: list[BaseException] = []
+
+    def use(seed: int) -> None:
+        try:
+            for step in range(300):
+                staged = Staged((0, (seed * 7 + step * (seed + 1)) % 13), EXPERT, EXPERT)
+                try:
+                    pool.pool.stage(staged)
+                    if not staged.hit and step % 5:
+                        pool.pool.commit(staged)
+                finally:
+                    pool.pool.leave(staged)
+                if step % 20 == 0:
+                    pool.pool.check_valid()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=use, args=(seed,), daemon=True) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    joined(*threads)
+    assert errors == []
+    pool.check()
+    stats = pool.pool.stats()
+    assert stats.hits + stats.misses == 6 * 300
+    pool.pool.close()
+    pool.host.close()

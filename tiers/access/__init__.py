@@ -1,0 +1,1 @@
+"""Who holds experts now, and who may change the slots."""

@@ -1,0 +1,233 @@
+"""A lease: experts that stay in their slots while someone uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.errors import LeaseError
+from expertier.hip.gpu.cupy_interop import slots_as_cupy
+from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
+from expertier.tiers.model.matrix import Role
+
+I32 = npt.NDArray[np.int32]
+
+
+class Part(NamedTuple):
+    """Experts that are in slots at the same time: `experts[i]` is in `slots[i]`. Both int32, distinct."""
+
+    experts: I32
+    slots: I32
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixView:
+    """One matrix of all slots of a layer, as device memory.
+
+    Slot `i`'s matrix begins at `address + i * stride_bytes` and has `matrix_bytes`; `shape` is (ne0, ne1,
+    slots), fastest first, as ggml orders it.
+    """
+
+    address: int
+    stride_bytes: int
+    ggml_type: int
+    shape: tuple[int, int, int]
+    matrix_bytes: int
+
+
+class LeaseHolder(Protocol):
+    """What a lease needs of the manager that gave it."""
+
+    def take_part(self, lease: Lease, experts: I32, held: I32) -> None:
+        """Bring `experts` into slots and pin them; note the slots in `held`, and behind them that they are pinned."""
+
+    def drop_part(self, lease: Lease, held: I32) -> None:
+        """Unpin the slots of `held`, and note there that they are not pinned any more; nothing where they are not."""
+
+    def abandon_part(self, lease: Lease, held: I32) -> None:
+        """Do the same with a part that nobody has read."""
+
+    def forget(self, lease: Lease) -> None:
+        """Note that a lease has ended."""
+
+    def matrix_view(self, layer: int, role: Role) -> MatrixView:
+        """Return a matrix of the layer's slots."""
+
+
+class Lease:
+    """Experts of one layer, held in L1 until `release`; made by `TierManager.acquire`, for one thread at a
+    time.
+
+    `parts` gives them in one part where they fit the layer's slots, otherwise in several, of which one at a
+    time is valid: taking the next one gives up the one before. The first is in place when `acquire` returns.
+    """
+
+    __slots__ = (
+        "_groups",
+        "_held",
+        "_holder",
+        "_layer",
+        "_number",
+        "_part",
+        "_released",
+        "_stream",
+        "_thread",
+    )
+
+    def __init__(
+        self, holder: LeaseHolder, layer: int, thread: int, stream: int | None, experts: I32, held: I32
+    ) -> None:
+        """Make a lease of `experts`, if any, in one part, whose slots will be in `held`: one number more, 0 at the end.
+
+        `thread` is who asked for it, `stream` where it is read.
+        """
+        self._holder = holder
+        self._layer = layer
+        self._thread = thread
+        self._stream = stream
+        self._groups: tuple[I32, ...] = (experts,)
+        self._number = 0
+        self._held = held
+        self._part: Part | None = None  # what `held` gave out
+        self._released = False
+
+    @property
+    def layer(self) -> int:
+        """The layer that the experts belong to."""
+        return self._layer
+
+    @property
+    def thread(self) -> int:
+        """The identifier of the thread that acquired the lease."""
+        return self._thread
+
+    @property
+    def stream(self) -> int | None:
+        """The stream on which the experts are read; None: the caller sees to it that reads are done."""
+        return self._stream
+
+    @property
+    def n_parts(self) -> int:
+        """How many parts the experts come in; 0 when none were asked for."""
+        return len(self._groups)
+
+    @property
+    def held(self) -> Part | None:
+        """The part that is valid now, if any."""
+        held = self._held
+        if not held[-1]:
+            return None
+        if self._part is None:
+            self._part = Part(self._groups[self._number], held[:-1])
+        return self._part
+
+    @property
+    def released(self) -> bool:
+        """Whether the lease has ended."""
+        return self._released
+
+    @property
+    def parts(self) -> Iterator[Part]:
+        """The parts in turn; each is valid until the next is taken.
+
+        Taking one raises what `TierManager.acquire` raises; the lease then holds nothing and is still to be
+        released.
+        """
+        for number in range(len(self._groups)):
+            yield self._take(number)
+
+    def view(self, role: str) -> MatrixView:
+        """Return where a matrix (`gate`, `up`, `down` or `gate_up`) of the layer's slots lies.
+
+        Raises `LeaseError` after the release, and `ValueError` for a matrix that the layer does not have.
+        """
+        self._require_live()
+        return self._holder.matrix_view(self._layer, Role(role))
+
+    def as_cupy(self, role: str, dtype: npt.DTypeLike | None = None, *, ordinal: int = 0) -> Any:
+        """Return a matrix of all slots as a CuPy array on GPU `ordinal`, without a copy; valid while the lease lives.
+
+        uint8 of shape (slots, matrix bytes), or (slots, ne1, ne0) of `dtype` where the elements are plain
+        numbers. Raises what `view` raises, and `DeviceError` without CuPy.
+        """
+        return slots_as_cupy(self.view(role), dtype, owner=self, ordinal=ordinal)
+
+    @not_interrupted_at_entry
+    def release(self) -> None:
+        """Let the experts go. Raises `LeaseError` the second time.
+
+        An interrupt that comes meanwhile is raised when that is done.
+        """
+        if self._released:
+            self._require_live()
+        try:
+            self._end()
+        except Exception:
+            raise
+        except BaseException:  # an interrupt, at whatever instruction
+            with interrupts_deferred():
+                self._end()
+            raise
+
+    def open(self, groups: tuple[I32, ...]) -> None:
+        """Set the experts of each part and take the first; for `TierManager.acquire` only."""
+        self._groups = groups
+        if groups:
+            self._take(0)
+
+    @not_interrupted_at_entry
+    def abandon(self) -> None:
+        """End a lease that nobody was given, whatever it holds or does not; for `TierManager.acquire` only."""
+        with interrupts_deferred():
+            self._holder.abandon_part(self, self._held)
+            self._released = True
+            self._holder.forget(self)
+
+    @not_interrupted_at_entry
+    def __enter__(self) -> Self:
+        """Return the lease itself."""
+        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block
+            self._require_live()
+        return self
+
+    @not_interrupted_at_entry
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Release, unless that was done within the block."""
+        if not self._released:
+            self.release()
+
+    def _take(self, number: int) -> Part:
+        """Make a part the valid one; nothing moves when it is so already."""
+        self._require_live()
+        if self._number != number or not self._held[-1]:
+            experts = self._groups[number]
+            held = np.zeros(len(experts) + 1, np.int32)
+            try:
+                with interrupts_deferred():
+                    self._holder.drop_part(self, self._held)
+                    self._held, self._number, self._part = held, number, None
+                    self._holder.take_part(self, experts, held)
+            except BaseException:
+                with interrupts_deferred():
+                    self._holder.abandon_part(self, held)
+                raise
+        part = self.held
+        assert part is not None
+        return part
+
+    def _end(self) -> None:
+        """Let go and be forgotten; begins again where an interrupt has ended it, at whatever instruction."""
+        self._holder.drop_part(self, self._held)
+        self._released = True
+        self._holder.forget(self)
+
+    def _require_live(self) -> None:
+        if self._released:
+            raise LeaseError(f"this lease on layer {self._layer} was released: acquire the experts again")

@@ -1,0 +1,1 @@
+"""How a user sizes the tiers: variables, modes, and what follows from them."""

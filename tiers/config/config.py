@@ -1,0 +1,192 @@
+"""How a user sizes the tiers: the variables, read once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from expertier.errors import ConfigError
+from expertier.planner.policy.kind import PolicyKind
+from expertier.tiers.config.file_mode import FileMode
+from expertier.tiers.config.split_mode import SplitMode
+from expertier.tiers.config.variable import (
+    AutoBytes,
+    AutoLayers,
+    AutoShares,
+    AutoSwitch,
+    AutoTokens,
+    Variable,
+    option_name,
+    parse_auto_switch,
+    parse_device,
+    parse_file_mode,
+    parse_layers,
+    parse_mib,
+    parse_path,
+    parse_percent,
+    parse_policy,
+    parse_shares,
+    parse_split_mode,
+    parse_switch,
+    parse_tokens,
+)
+
+_MIB_FORM = "`auto` or a number of MiB such as 4096 or 0.5"
+
+VARIABLES: tuple[Variable[Any], ...] = (
+    Variable("MOE_EXPERT_CACHE_MIB", "expert_cache_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_HOST_POOL_MIB", "host_pool_bytes", _MIB_FORM, parse_mib),
+    Variable(
+        "MOE_HOST_POOL_FRAC",
+        "host_pool_percent",
+        "a percentage above 0 and up to 100, such as 25",
+        parse_percent,
+    ),
+    Variable("MOE_FILL_L2", "fill_pool", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
+    Variable("MOE_PROFILE", "profile", "the name of a file with a routing profile", parse_path),
+    Variable("MOE_FILE_MODE", "file_mode", "`auto`, `page-cache` or `direct`", parse_file_mode),
+    Variable(
+        "MOE_PREFILL_STREAM_TOKENS",
+        "stream_tokens",
+        "`auto`, 0 (never) or a number of tokens such as 64",
+        parse_tokens,
+    ),
+    Variable(
+        "MOE_DEVICE",
+        "engine_device",
+        "`auto` or the name of one of the engine's devices, such as CUDA0, ROCm0 or CPU, or several: CUDA0,CUDA1",
+        parse_device,
+    ),
+    Variable(
+        "MOE_TENSOR_SPLIT",
+        "tensor_split",
+        "`auto` or a share of the layers for each device, such as 3,1",
+        parse_shares,
+    ),
+    Variable("MOE_SPLIT_MODE", "split_mode", "`layer` or `tensor`", parse_split_mode),
+    Variable("MOE_DECODE_GATE", "decode_gate", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_DECODE_CAPTURE", "decode_capture", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_SLAB_COMPUTE", "slab_compute", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable(
+        "MOE_DECODE_PREFETCH", "decode_prefetch", "`auto` or a number of layers from 0 to 4", parse_layers
+    ),
+    Variable("MOE_REBALANCE", "follow_demand", "`auto`, `0` or `1`", parse_auto_switch),
+    Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
+    Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_POOL_CAP_MIB", "cap_bytes", _MIB_FORM, parse_mib),
+)
+"""The variables that work."""
+
+NOT_YET = ("MOE_HOST_POOL_PREFETCH",)
+"""Variables whose machinery does not exist yet; setting one is refused, so that nobody believes it acts."""
+
+_PREFIX = "MOE_"
+_SHOWN_CHARS = 100  # of a text, in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierConfig:
+    """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
+
+    `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of all
+    expert bytes that `auto` takes. With `fill_pool` L2's free room is filled from the file in the background (`auto`:
+    on devices with memory of their own). `profile` is a file with a routing profile: the slots follow it, and the
+    most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
+    GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
+    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
+    `slab_compute` an engine's compute buffers lie in the slab, below the slots. With `follow_demand` layers whose
+    misses cost an engine most get slots of others. Of a device's
+    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `rail_bytes` free (`auto`:
+    none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
+    thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
+    `ConfigError` for values that cannot be used.
+    """
+
+    expert_cache_bytes: AutoBytes = "auto"
+    host_pool_bytes: AutoBytes = "auto"
+    host_pool_percent: float = 25.0
+    fill_pool: AutoSwitch = "auto"
+    policy: PolicyKind = PolicyKind.LFU_DECAY
+    profile: Path | None = None
+    file_mode: FileMode = FileMode.AUTO
+    slab_vmm: bool = False
+    stream_tokens: AutoTokens = "auto"
+    engine_device: str = "auto"
+    tensor_split: AutoShares = "auto"
+    split_mode: SplitMode = SplitMode.LAYER
+    decode_gate: AutoSwitch = "auto"
+    decode_capture: AutoSwitch = "auto"
+    slab_compute: AutoSwitch = "auto"
+    follow_demand: AutoSwitch = "auto"
+    decode_prefetch: AutoLayers = "auto"
+    headroom_bytes: AutoBytes = "auto"
+    rail_bytes: AutoBytes = "auto"
+    cap_bytes: AutoBytes = "auto"
+    fill_threads: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be used."""
+        if self.expert_cache_bytes == 0:
+            raise ConfigError(
+                "MOE_EXPERT_CACHE_MIB=0 (every call streams, without slots) is not available yet: give "
+                "`auto` or the MiB of expert slots"
+            )
+        for name in ("expert_cache_bytes", "host_pool_bytes", "headroom_bytes", "rail_bytes", "cap_bytes"):
+            value = getattr(self, name)
+            if value != "auto" and (not isinstance(value, int) or value < 0):
+                raise ConfigError(f"{name} is {value!r}: give `auto` or a number of bytes, not below 0")
+        if not 0 < self.host_pool_percent <= 100:
+            raise ConfigError(
+                f"host_pool_percent is {self.host_pool_percent}: give one above 0 and up to 100"
+            )
+
+    @classmethod
+    def from_env(
+        cls,
+        overrides: Mapping[str, str | None] | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Self:
+        """Read the `MOE_` variables, the only place that does.
+
+        `overrides` gives texts by the variable's name and goes first: the command line's options. Raises
+        `ConfigError` for a text that does not parse, a variable that is not known, and one that does nothing
+        yet.
+        """
+        given = {name: (text, name) for name, text in environ.items() if name.startswith(_PREFIX)}
+        for name, override in (overrides or {}).items():
+            if override is not None:
+                given[name] = (override, option_name(name))
+        known = {variable.name: variable for variable in VARIABLES}
+        values: dict[str, Any] = {}
+        for name, (text, said_as) in given.items():
+            if name in NOT_YET:
+                raise ConfigError(f"{said_as}={_shown(text)} is not available yet: leave it out")
+            if name not in known:
+                raise _unknown(name, said_as)
+            variable = known[name]
+            try:
+                values[variable.field] = variable.parse(text.strip())
+            except ValueError as error:
+                raise ConfigError(
+                    f"{said_as}={_shown(text)} cannot be read: give {variable.accepts}"
+                ) from error
+        return cls(**values)
+
+
+def _shown(text: str) -> str:
+    return repr(text) if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]!r}..."
+
+
+def _unknown(name: str, said_as: str) -> ConfigError:
+    names = [variable.name for variable in VARIABLES] + list(NOT_YET)
+    nearest = difflib.get_close_matches(name[:_SHOWN_CHARS], names, n=1, cutoff=0.0)
+    if len(said_as) > _SHOWN_CHARS:
+        said_as = f"{said_as[:_SHOWN_CHARS]}..."
+    return ConfigError(f"{said_as} is not a variable of expertier: did you mean {nearest[0]}?")

@@ -1,0 +1,33 @@
+"""Pieces of a matrix of all experts, as the file has them: for an engine that reads what lies in the tiers."""
+
+from __future__ import annotations
+
+from expertier.tiers.file.byte_source import ByteSource
+from expertier.tiers.model.layer import ExpertLayer
+
+
+def read_matrix(source: ByteSource, layer: ExpertLayer, matrix: int, offset: int, target: memoryview) -> None:
+    """Fill `target` with a matrix's bytes from `offset` on, which counts through all of its experts.
+
+    Experts are read whole: sources of slices have nothing smaller. Raises what the source raises, and `IndexError`
+    for what lies outside.
+    """
+    entry = layer.matrices[matrix]
+    size = entry.expert_bytes
+    end = offset + len(target)
+    if not 0 <= offset <= end <= layer.n_experts * size:
+        raise IndexError(
+            f"asked for the bytes {offset} to {end} of {entry.name}, which has {layer.n_experts * size}"
+        )
+    at = offset
+    while at < end:
+        expert, within = divmod(at, size)
+        n_bytes = min(size - within, end - at)
+        piece = target[at - offset : at - offset + n_bytes]
+        if n_bytes == size:
+            source.read_into(entry.span(expert), piece)
+        else:
+            whole = bytearray(size)
+            source.read_into(entry.span(expert), memoryview(whole))
+            piece[:] = memoryview(whole)[within : within + n_bytes]
+        at += n_bytes

@@ -1,0 +1,65 @@
+"""Reads past the page cache, at any offset and length and into any memory."""
+
+from __future__ import annotations
+
+import os
+
+from expertier.tiers.file.dio_alignment import DioAlignment
+
+
+class DirectReader:
+    """One file opened with O_DIRECT.
+
+    Expert bytes begin and end anywhere, and O_DIRECT takes whole blocks only:
+
+        file      │   block   │   block   │   block   │   block   │
+        wanted            ├─────────────────────────────────┤
+        read      ├ scratch ──┼──── the buffer itself ────┼ scratch ┤     where the buffer's address allows it
+        read      ├───────────────────── scratch ───────────────────┤     elsewhere, and then copied
+
+    Either way it is one system call a piece; a second one costs more than the copy of a MiB.
+    """
+
+    def __init__(self, descriptor: int, alignment: DioAlignment) -> None:
+        """Read from `descriptor`, which stays the caller's."""
+        self._descriptor = descriptor
+        self._alignment = alignment
+
+    def read(self, position: int, buffer: memoryview, address: int, scratch: memoryview) -> int:
+        """Read bytes from `position` on into the beginning of `buffer`; return how many, 0 past the end.
+
+        As `os.preadv`, it may return fewer than asked for. `address` is the buffer's, `scratch` aligned memory of
+        at least two blocks, each of them aligned. Raises `OSError`: EINVAL where the file system does not read
+        like this.
+        """
+        block = self._alignment.offset
+        lead = position % block
+        head = -position % block  # wanted bytes before the first whole block
+        middle = (len(buffer) - head) // block * block
+        if middle > 0 and (address + head) % self._alignment.memory == 0:
+            return self._read_in_place(position - lead, lead, buffer, head, middle, scratch)
+        n_blocks = -(-(lead + len(buffer)) // block)
+        n_pieces = -(-n_blocks // (len(scratch) // block))
+        n_bytes = -(-n_blocks // n_pieces) * block  # pieces of a size: a small last one takes as long as any
+        n_read = os.preadv(self._descriptor, [scratch[:n_bytes]], position - lead)
+        n_useful = max(min(n_read - lead, len(buffer)), 0)
+        buffer[:n_useful] = scratch[lead : lead + n_useful]
+        return n_useful
+
+    def _read_in_place(
+        self, begin: int, lead: int, buffer: memoryview, head: int, middle: int, scratch: memoryview
+    ) -> int:
+        """Read whole blocks straight into `buffer`, and those at its ends through the scratch, in one call."""
+        block = self._alignment.offset
+        tail = len(buffer) - head - middle
+        second = max(block, self._alignment.memory)
+        first = scratch[: block if head else 0]
+        last = scratch[second : second + (block if tail else 0)]
+        parts = [part for part in (first, buffer[head : head + middle], last) if len(part)]
+        n_read = os.preadv(self._descriptor, parts, begin)
+        n_useful = max(min(n_read - lead, len(buffer)), 0)
+        n_head = min(head, n_useful)
+        buffer[:n_head] = first[lead : lead + n_head]
+        n_tail = max(n_useful - head - middle, 0)
+        buffer[head + middle : head + middle + n_tail] = last[:n_tail]
+        return n_useful

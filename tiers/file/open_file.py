@@ -1,0 +1,204 @@
+"""One of the model's files, open."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from expertier.errors import SourceError
+from expertier.tiers.file.dio_alignment import DioAlignment, dio_alignment
+from expertier.tiers.file.direct_reader import DirectReader
+from expertier.tiers.file.scratch import ScratchPool
+from expertier.tiers.model.file_identity import FileIdentity
+from expertier.tiers.model.model_file import ModelFile
+
+NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What a file system answers that has no direct reads, or not of this alignment."""
+
+_try_read = os.preadv
+
+
+class OpenFile:
+    """A file's descriptors. Believes no bytes of a file that is not the one whose header was read.
+
+    Thread-safe but for `close`, which has to come last.
+    """
+
+    def __init__(self, file: ModelFile) -> None:
+        """Open for reads through the page cache; `SourceError` where that fails or the file has changed."""
+        self.file = file
+        self.alignment: DioAlignment | None = None
+        """What direct reads ask for; None where there are none."""
+        self._direct: DirectReader | None = None
+        self._identity = file.identity
+        self._descriptor = -1
+        self._descriptor = self._open(0)
+        self._judging = threading.Lock()
+        self._known_reasons = self._reasons(os.fstat(self._descriptor))
+        self._descriptors = [self._descriptor]
+
+    def open_direct(self) -> str | None:
+        """Open for direct reads, too; return why there can be none, or None. Raises as opening does."""
+        try:
+            descriptor = self._open(os.O_DIRECT)
+        except _NotDirectError as error:
+            return str(error)
+        self._descriptors.append(descriptor)
+        self.alignment = dio_alignment(descriptor)
+        if self.alignment is None:
+            return "the file system has no direct reads"
+        self._direct = DirectReader(descriptor, self.alignment)
+        return None
+
+    def give_up_direct(self) -> None:
+        """Have no direct reads any more."""
+        self.alignment = self._direct = None
+
+    def read(self, offset: int, buffer: memoryview) -> None:
+        """Fill `buffer` from `offset` of the file, through the page cache. Raises `SourceError`."""
+        descriptor = self._descriptor
+        self._fill(
+            offset,
+            buffer,
+            lambda done: os.preadv(descriptor, [buffer[done:] if done else buffer], offset + done),
+        )
+
+    def read_direct(self, offset: int, buffer: memoryview, scratch: ScratchPool) -> bool:
+        """Fill `buffer` from `offset` of the file, past the page cache. Raises `SourceError`.
+
+        False where the file system does not read like this; the buffer's bytes are then undefined.
+        """
+        direct = self._direct
+        if direct is None:
+            return False
+        if not buffer:
+            return True
+        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+        with scratch.block() as block:
+            try:
+                self._fill(
+                    offset,
+                    buffer,
+                    lambda done: direct.read(offset + done, buffer[done:], address + done, block),
+                )
+            except SourceError as error:
+                if isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_DIRECT:
+                    return False
+                raise
+        return True
+
+    def will_need(self, offset: int, n_bytes: int) -> None:
+        """Have the kernel begin to read into the page cache, as far as it likes.
+
+        Where the bytes are there already the hint would cost a third of the read. The byte in the middle shows
+        that: those at the ends lie in pages with the neighbours' bytes.
+        """
+        if not self._is_cached(offset + n_bytes // 2):
+            os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
+
+    def forget(self, offset: int, n_bytes: int) -> None:
+        """Have the kernel drop these bytes from the page cache."""
+        os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_DONTNEED)
+
+    def close(self) -> None:
+        """Close the file; while nothing reads."""
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _is_cached(self, offset: int) -> bool:
+        try:
+            return _try_read(self._descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+        except OSError:  # EAGAIN where it is not, EOPNOTSUPP where nobody knows
+            return False
+
+    def _open(self, flags: int) -> int:
+        path = self.file.path
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        except OSError as error:
+            if flags and error.errno in NOT_DIRECT:
+                raise _NotDirectError(f"{error.strerror} (errno {error.errno})") from error
+            raise SourceError(
+                f"{error.filename} cannot be opened: {error.strerror} (errno {error.errno}); restore the file"
+            ) from error
+        change = self._change(descriptor)
+        if change is not None:
+            os.close(descriptor)
+            raise SourceError(f"{path} changed after its header was read: {change}; read the table again")
+        return descriptor
+
+    def _fill(self, offset: int, buffer: memoryview, read: Callable[[int], int]) -> None:
+        """Call `read(done)`, which returns how many more bytes came, until the buffer is full."""
+        done, wanted = 0, len(buffer)
+        while done < wanted:
+            try:
+                n_read = read(done)
+            except OSError as error:
+                change = self._change(self._descriptor)
+                raise SourceError(
+                    f"{self._asked(offset, buffer)}, failed after {done}: {error.strerror} (errno {error.errno})"
+                    + (f"; {change}" if change else "; check the disk, then try again")
+                ) from error
+            if n_read == 0:
+                change = self._change(self._descriptor) or "the file ends there"
+                raise SourceError(
+                    f"{self._asked(offset, buffer)}, got {done} (errno 0): {change}; restore the file and open it again"
+                )
+            done += n_read
+        # After the read: what was written before it came would show.
+        now = os.fstat(self._descriptor)
+        if not self._identity.matches(now) and not self._only_got_another_name_or_rights(now):
+            change = self._identity.difference(FileIdentity.of(now))
+            raise SourceError(
+                f"{self._asked(offset, buffer)}, but the file changed since its header was read: {change}; restore "
+                "the file, or open the tiers again"
+            )
+
+    def _asked(self, offset: int, buffer: memoryview) -> str:
+        return f"{self.file.path}: asked for {len(buffer)} bytes at offset {offset}"
+
+    def _change(self, descriptor: int) -> str | None:
+        """Say how the file differs from the one whose header was read."""
+        try:
+            now = os.fstat(descriptor)
+        except OSError as error:
+            return f"its state cannot be read: {error.strerror}"
+        if descriptor == self._descriptor and self._only_got_another_name_or_rights(now):
+            return None
+        return self._identity.difference(FileIdentity.of(now))
+
+    def _only_got_another_name_or_rights(self, now: os.stat_result) -> bool:
+        """Whether a new name, one less, another owner or other rights are why the system changed the file's `ctime`.
+
+        Its bytes are what they were, then, and it goes on to be read; the next change has to have a reason, too.
+        """
+        identity = FileIdentity.of(now)
+        with self._judging:
+            if not self._identity.is_but_for_ctime(identity):
+                return False
+            if (
+                now.st_ctime_ns <= self._identity.ctime_ns
+            ):  # another thread judged this change, or a later one
+                return True
+            reasons = self._reasons(now)
+            if reasons == self._known_reasons:
+                return False
+            self._known_reasons, self._identity = reasons, identity
+            return True
+
+    def _reasons(self, now: os.stat_result) -> tuple[object, ...]:
+        """Return what changes a file's `ctime` and not its bytes: who may read it, and its name."""
+        try:
+            name = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
+        except OSError:  # no /proc: a new name is then no reason
+            name = ""
+        return now.st_nlink, now.st_mode, now.st_uid, now.st_gid, name
+
+
+class _NotDirectError(Exception):
+    """The file system has no direct reads."""

@@ -1,0 +1,58 @@
+"""Who reads now, so that nobody closes under them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from expertier.tiers.config.file_mode import FileMode
+
+_PAGE_CACHE = FileMode.PAGE_CACHE  # looking it up costs as much as a lock
+
+
+class ReadGate:
+    """Lets reads in until it is closed, counts them, and cleans up when the last one has left.
+
+    A descriptor that is closed during a read may be another file's before the read's next system call.
+    Closing does not wait for reads either: a disk that hangs, or a signal handler in the reading thread, would
+    have it wait for ever. Thread-safe.
+    """
+
+    def __init__(self, clean_up: Callable[[], None]) -> None:
+        """Open; `clean_up` is called once."""
+        self._lock = threading.Lock()
+        self._clean_up = clean_up
+        self._inside = 0
+        self._closed = False
+        self.page_cache_reads = self.page_cache_bytes = 0
+        self.direct_reads = self.direct_bytes = 0
+
+    def enter(self) -> bool:
+        """Let a read in; False when closed."""
+        with self._lock:
+            if self._closed:
+                return False
+            self._inside += 1
+            return True
+
+    def leave(self, mode: FileMode | None, n_bytes: int) -> None:
+        """Let a read out: the mode that it was completed in, None where it failed."""
+        with self._lock:
+            self._inside -= 1
+            last = self._closed and self._inside == 0
+            if mode is _PAGE_CACHE:
+                self.page_cache_reads += 1
+                self.page_cache_bytes += n_bytes
+            elif mode is not None:
+                self.direct_reads += 1
+                self.direct_bytes += n_bytes
+        if last:
+            self._clean_up()
+
+    def close(self) -> None:
+        """Let nobody in any more; a second call does nothing."""
+        with self._lock:
+            first, self._closed = not self._closed, True
+            alone = self._inside == 0
+        if first and alone:
+            self._clean_up()

@@ -1,0 +1,99 @@
+"""The transaction that brings experts into slots."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.errors import BusyError
+from expertier.interrupts import raise_pending
+from expertier.planner.policy.outcome import Outcome
+from expertier.planner.policy.residency import Residency
+from expertier.tiers.shared.layer_locks import LayerLocks, wait_deadline
+
+I32 = npt.NDArray[np.int32]
+Fill = Callable[[int, I32, I32], None]
+
+
+class Admission:
+    """Takes and drops slots: the policy's calls under the layers' locks, with fills between them.
+
+        take ──► all there ────────────────────────────► taken
+          ├────► some missing ──► fill ──► complete ──► taken
+          │                         └─ fails ──► abort ──► as before, what the misses evicted stays evicted
+          └────► BUSY ──► wait, and again; or BusyError
+
+    An engine's C++ threads make the same calls with the same locks. Thread-safe. `held` are slots with a mark behind
+    them, as `planner/policy/calls/locked_calls.py` has it. The main thread calls `take` in a region of `interrupts.py`.
+    """
+
+    def __init__(
+        self, residency: Residency, locks: LayerLocks, fill: Fill, require_not_forked: Callable[[], None]
+    ) -> None:
+        """`fill(layer, experts, slots)` puts the bytes in place or raises; it is called with no lock held.
+
+        `require_not_forked` is called before a wait for a lock, and raises where that might be held for ever.
+        """
+        self._require_not_forked = require_not_forked
+        self._residency = residency
+        self._locks = locks.address
+        self._fill = fill
+
+    def take(self, layer: int, experts: I32, held: I32, may_wait: Callable[[], bool]) -> None:
+        """Have distinct `experts` in slots, READY and pinned, and the slots in `held`, where nothing is pinned yet.
+
+        Waits while others hold what is needed, as long as the caller holds nothing itself (`may_wait`):
+        whoever holds slots and waits for more can be waited for in turn. Where it must not wait it raises
+        `BusyError`. A wait for a fill to end is always safe, as fills ask for nothing that a lease holds:
+        the expert may be this call's, or the slot a prefetch's that is unpinned then.
+
+        Whatever is raised, nothing stays pinned or half filled.
+        """
+        try:
+            missing = self._begin(layer, experts, held, may_wait)
+            if len(missing):
+                self._fill(layer, experts[missing], held[missing])
+                status = self._residency.complete_held(self._locks, layer, held)
+                assert status >= 0, f"layer {layer}: no slots {held[:-1].tolist()}"
+        except BaseException:
+            self._residency.abort_held(self._locks, layer, held)
+            raise
+
+    def drop(self, layer: int, held: I32) -> None:
+        """Unpin what `take` pinned, or the policy for hits; does nothing where nothing is pinned any more."""
+        if self._residency.give_back(self._locks, layer, held) != 0:
+            self._require_not_forked()
+            status = self._residency.release_held(self._locks, layer, held)
+            assert status == 0, f"layer {layer}: slots {held[:-1].tolist()} were not all pinned"
+
+    def resident_first(self, layer: int, experts: I32) -> None:
+        """Reorder `experts` in place, those in slots first."""
+        self._residency.order_resident_first(self._locks, layer, experts)
+
+    def _begin(self, layer: int, experts: I32, held: I32, may_wait: Callable[[], bool]) -> I32:
+        """Pin the experts' slots; return the indices of the missing ones."""
+        miss_index = np.empty(len(experts), np.int32)
+        waits = False
+        while True:
+            deadline = wait_deadline()
+            status = self._residency.take(
+                self._locks, layer, experts, held, miss_index, ctypes.addressof(deadline), waits=waits
+            )
+            if status >= 0:
+                return miss_index[:status]
+            assert status in (Outcome.BUSY, Outcome.LOOK_AGAIN), (
+                f"layer {layer}: {status} for experts {experts.tolist()}"
+            )
+            raise_pending()
+            if status == Outcome.BUSY and not waits:
+                if not may_wait():
+                    n_slots = int(self._residency.n_slots[layer])
+                    raise BusyError(
+                        f"asked for {len(experts)} experts of layer {layer}: too few of its {n_slots} slots are "
+                        "unpinned, and this thread holds leases, so it must not wait: release one, or acquire "
+                        "fewer experts"
+                    )
+                waits = True

@@ -1,0 +1,230 @@
+"""The serving of misses: an expert's bytes from host memory or the file into its slot.
+
+        ┌─ L2 has it ────────────────────────────► copy
+miss ───┼─ it does not ─► read into an L2 block ─► copy
+        ├─ no block to be had ─► a bounce block ─► copy
+        └─ no pool, and slots are host memory ─► read into the slot
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from functools import partial
+
+from expertier.hip.device import Moves
+from expertier.hip.fence import Fence
+from expertier.tiers.file.byte_source import HintedSource
+from expertier.tiers.fill.demand_reads import DemandReads
+from expertier.tiers.fill.workers import FillWorkers, Task
+from expertier.tiers.host_pool.lent import Lent
+from expertier.tiers.host_pool.pool import HostPool
+from expertier.tiers.host_pool.staged import FreeRoom, Staged
+from expertier.tiers.model.layer import ExpertLayer
+from expertier.tiers.model.slot_layout import SlotLayout
+from expertier.tiers.model.span import Span
+from expertier.tiers.slots.transfer import Transfer
+
+READ_APART_BYTES = 2 << 20
+"""Experts of so many bytes have their matrices read by several threads: one alone leaves a disk half idle."""
+
+BATCH_BYTES = 1 << 20
+"""Where slots are host memory, a thread copies experts of so many bytes together: fewer are done before it starts."""
+
+
+class Filler:
+    """Fills slots, several at a time.
+
+    Thread-safe; called with no layer's lock held. An exception leaves the host pool as if the failed expert
+    had not been asked for, and the bytes of the slots undefined.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        layouts: Sequence[SlotLayout],
+        pool: HostPool,
+        source: HintedSource,
+        transfer: Transfer,
+        workers: FillWorkers,
+        demand: DemandReads,
+        *,
+        slots_are_host_memory: bool,
+    ) -> None:
+        """Connect the tiers; nothing is read. `demand` counts the calls of `fill` and `load`."""
+        self._layers = layers
+        self._expert_bytes = [layer.expert_bytes for layer in layers]
+        self._layouts = layouts
+        self._pool = pool
+        self._source = source
+        self._transfer = transfer
+        self._workers = workers
+        self._demand = demand
+        self._slots_are_host_memory = slots_are_host_memory
+
+    def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that.
+
+        What L2 has comes in batches, and meanwhile other threads read the rest.
+        """
+        with self._demand:
+            present, missing = self._sort(layer, experts)
+            tasks: list[Task] = [
+                partial(self._fill_present, layer, [experts[i] for i in part], [slots[i] for i in part])
+                for part in self._batches(layer, present)
+            ]
+            tasks += [partial(self.fill_one, layer, experts[i], slots[i]) for i in missing]
+            self._workers.run(tasks)
+
+    def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
+        """Fill one slot on this thread; a prefetch has a stream of its own."""
+        places = self._transfer.addresses(layer, slot) if self._slots_are_host_memory else None
+        if places is not None and not self._pool.is_on:
+            self._read(layer, expert, places)
+            return
+        staged = self._empty(layer, expert)
+        fence: Fence | None = None
+        try:
+            self._stage(staged, places)
+            if staged.hit or places is None:
+                fence = self._transfer.into_slots(layer, [slot], [staged.address], prefetch=prefetch)
+        finally:
+            self._pool.leave(staged, fence)
+
+    def load(self, layer: int, experts: Sequence[int], address: int) -> None:
+        """Copy experts to device memory at `address`, laid out as slots for all of the layer's experts.
+
+        Several at a time; the bytes are there when this returns.
+        """
+        with self._demand:
+            present, missing = self._sort(layer, experts)
+            tasks: list[Task] = [
+                partial(self._load_present, layer, [experts[i] for i in part], address)
+                for part in self._batches(layer, present)
+            ]
+            tasks += [partial(self._load_one, layer, experts[i], address) for i in missing]
+            self._workers.run(tasks)
+
+    def stage_one(self, layer: int, expert: int) -> None:
+        """Bring an expert into the host pool only, where that has room for it."""
+        staged = self._empty(layer, expert)
+        try:
+            self._stage(staged)
+        finally:
+            self._pool.leave(staged)
+
+    def stage_ahead(self, layer: int, expert: int) -> FreeRoom:
+        """Bring an expert into the host pool's free room, where it has some; evicts nothing."""
+        staged = self._empty(layer, expert)
+        try:
+            room = self._pool.stage_free(staged)
+            if room is FreeRoom.LENT:
+                self._source.will_need(self._layers[layer].spans(expert))
+                self._read_staged(staged)
+        finally:
+            self._pool.leave(staged)
+        return room
+
+    # ---- what L2 has
+
+    def _sort(self, layer: int, experts: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Return the indices of those that L2 seems to have, and of the others, which are about to be read."""
+        present: list[int] = []
+        missing: list[int] = []
+        for index, expert in enumerate(experts):
+            (present if self._pool.contains((layer, expert)) else missing).append(index)
+        if missing and len(experts) > 1:
+            self._hint(layer, [experts[index] for index in missing])
+        return present, missing
+
+    def _batches(self, layer: int, present: list[int]) -> list[list[int]]:
+        """Cut what L2 has into batches: one where it is queued, several where threads copy it themselves."""
+        n = len(present)
+        if self._slots_are_host_memory:
+            n = -(-BATCH_BYTES // self._expert_bytes[layer])
+        return [present[i : i + n] for i in range(0, len(present), n or 1)]
+
+    def _fill_present(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
+        """Fill slots from L2's copies together; one after another what has left L2 meanwhile."""
+        lent = Lent()
+        fence: Fence | None = None
+        try:
+            self._pool.lend(lent, layer, experts)
+            if lent.blocks:
+                into = [slots[index] for index in lent.indices]
+                fence = self._transfer.into_slots(layer, into, lent.addresses)
+        finally:
+            self._pool.take_back(lent, fence)
+        for index in range(len(experts)) if len(lent.indices) < len(experts) else ():
+            if index not in lent.indices:
+                self.fill_one(layer, experts[index], slots[index])
+
+    def _load_present(self, layer: int, experts: Sequence[int], address: int) -> None:
+        """Load L2's copies together; one after another what has left L2 meanwhile."""
+        lent = Lent()
+        try:
+            self._pool.lend(lent, layer, experts)
+            if lent.blocks:
+                into = [experts[index] for index in lent.indices]
+                self._transfer.outside(self._loads(layer, into, lent.addresses, address))
+        finally:
+            self._pool.take_back(lent)
+        for index in range(len(experts)) if len(lent.indices) < len(experts) else ():
+            if index not in lent.indices:
+                self._load_one(layer, experts[index], address)
+
+    # ---- one expert
+
+    def _load_one(self, layer: int, expert: int, address: int) -> None:
+        staged = self._empty(layer, expert)
+        try:
+            self._stage(staged)
+            self._transfer.outside(self._loads(layer, [expert], [staged.address], address))
+        finally:
+            self._pool.leave(staged)
+
+    def _loads(self, layer: int, experts: Sequence[int], blocks: Sequence[int], address: int) -> Moves:
+        layout = self._layouts[layer]
+        return layout.fills(layout.place(self._layers[layer].n_experts), experts, blocks, address)
+
+    def _empty(self, layer: int, expert: int) -> Staged:
+        return Staged((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
+
+    def _hint(self, layer: int, experts: Sequence[int]) -> None:
+        """Have the disk work on everything that is about to be read, and not on one expert after another."""
+        spans = self._layers[layer].spans
+        self._source.will_need([span for expert in experts for span in spans(expert)])
+
+    def _stage(self, staged: Staged, places: Sequence[int] | None = None) -> None:
+        """Have the expert's bytes in a block of host memory, and those that are read now at `places` as well.
+
+        `places` are the addresses of the matrices in a slot that is host memory: each is copied there while the
+        processor's cache still holds it.
+        """
+        self._pool.stage(staged)
+        if not staged.hit:
+            self._read_staged(staged, places)
+
+    def _read_staged(self, staged: Staged, places: Sequence[int] | None = None) -> None:
+        layer, expert = staged.key
+        begins = self._layouts[layer].block_offsets
+        self._read(layer, expert, [staged.address + begin for begin in begins], places)
+        self._pool.commit(staged)
+
+    def _read(
+        self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None
+    ) -> None:
+        """Read an expert's matrices to `addresses`, one a matrix, and copy each on to `places`."""
+
+        def read(number: int, span: Span) -> None:
+            memory = (ctypes.c_ubyte * span.n_bytes).from_address(addresses[number])
+            self._source.read_into(span, memoryview(memory).cast("B"))
+            if places is not None:
+                self._transfer.on_host(places[number], addresses[number], span.n_bytes)
+
+        tasks = [partial(read, number, span) for number, span in enumerate(self._layers[layer].spans(expert))]
+        if self._expert_bytes[layer] >= READ_APART_BYTES:
+            self._workers.run(tasks)
+        else:
+            for task in tasks:
+                task()

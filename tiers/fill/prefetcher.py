@@ -1,0 +1,182 @@
+"""Experts fetched before anyone asks for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import StrEnum
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.planner.policy.residency import Residency
+from expertier.tiers.access.usage import Usage
+from expertier.tiers.fill.filler import Filler
+from expertier.tiers.fill.workers import FillWorkers
+from expertier.tiers.host_pool.block import ExpertKey
+from expertier.tiers.host_pool.pool import HostPool
+from expertier.tiers.shared.layer_locks import LayerLocks
+from expertier.tiers.shared.stats import PrefetchStats
+
+I32 = npt.NDArray[np.int32]
+
+MAX_WAITING = 256
+"""Experts that may wait to be prefetched; what is asked for beyond that is dropped."""
+
+_log = logging.getLogger(__name__)
+
+
+class Target(StrEnum):
+    """Where a prefetch brings experts."""
+
+    L1 = "l1"
+    """Into a slot, at the cold end: it is the next to leave unless someone asks for it."""
+
+    L2 = "l2"
+    """Into the host pool only."""
+
+    FREE_SLOT = "free-slot"
+    """Into a slot that nobody has used yet; where there is none any more, into the host pool."""
+
+
+class Prefetcher:
+    """Fills at low priority that nobody waits for. Nothing here raises, blocks a caller, or evicts a pin.
+
+    An expert that is asked for while its prefetch waits is fetched by whoever asks; one that is being
+    prefetched is waited for. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        residency: Residency,
+        locks: LayerLocks,
+        usage: Usage,
+        workers: FillWorkers,
+        filler: Filler,
+        pool: HostPool,
+        before_ready: Callable[[int, I32], None],
+    ) -> None:
+        """Connect; nothing is fetched. `before_ready(layer, slots)` is called before slots count as READY."""
+        self._residency = residency
+        self._locks = locks
+        self._usage = usage
+        self._workers = workers
+        self._filler = filler
+        self._pool = pool
+        self._before_ready = before_ready
+        self._lock = threading.Lock()
+        self._waiting: set[tuple[ExpertKey, Target]] = set()
+        self._stats = PrefetchStats()
+
+    def ask(
+        self, layer: int, experts: Sequence[int], target: Target, *, n_asked: int, limit: int = MAX_WAITING
+    ) -> None:
+        """Fetch experts of a layer that are not there yet, when there is time.
+
+        `n_asked` counts those as well that were left out because the model does not have them; `limit` is how
+        many may wait.
+        """
+        self._add(asked=n_asked - len(experts), dropped=n_asked - len(experts))
+        for expert in experts:
+            label = ((layer, expert), target)
+            if self._is_there((layer, expert), target):
+                continue
+            with self._lock:
+                if label in self._waiting:
+                    continue
+                full = len(self._waiting) >= limit
+                if not full:
+                    self._waiting.add(label)
+            self._add(asked=1, dropped=full)
+            if full:
+                continue
+            self._workers.later(label, partial(self._fetch, (layer, expert), target))
+
+    def ask_all(self, keys: Sequence[ExpertKey]) -> None:
+        """Fetch experts that have no slot into slots that nobody needs, however many wait already."""
+        with self._lock:
+            labels = [(key, Target.L1) for key in keys if (key, Target.L1) not in self._waiting]
+            self._waiting.update(labels)
+        self._add(asked=len(labels))
+        self._workers.later_all([(label, partial(self._fetch, *label)) for label in labels])
+
+    def cancel(self, layer: int | None = None) -> int:
+        """Forget the prefetches that have not begun, of one layer or of all; return how many."""
+        cancelled: list[tuple[ExpertKey, Target]] = []
+
+        def chosen(label: object) -> bool:
+            if not isinstance(label, tuple) or (layer is not None and label[0][0] != layer):
+                return False
+            cancelled.append(label)
+            return True
+
+        self._workers.cancel(chosen)
+        with self._lock:
+            self._waiting.difference_update(cancelled)
+        self._add(dropped=len(cancelled))
+        return len(cancelled)
+
+    def stats(self, useful_bytes: int, wasted_bytes: int) -> PrefetchStats:
+        """Return the counts so far, with the bytes that the residency tables counted."""
+        return replace(self._stats, useful_bytes=useful_bytes, wasted_bytes=wasted_bytes)
+
+    # ---- on a worker's thread
+
+    def _fetch(self, key: ExpertKey, target: Target) -> None:
+        with self._lock:
+            self._waiting.discard((key, target))
+        if not self._usage.enter_background():
+            self._add(dropped=1)
+            return
+        try:
+            if target is Target.FREE_SLOT and not self._residency.has_free(key[0]):
+                target = Target.L2
+            if self._is_there(key, target) or (target is Target.L2 and not self._pool.is_on):
+                self._add(dropped=1)
+            elif target is Target.L2:
+                self._filler.stage_one(*key)
+                self._add(done=1)
+            else:
+                came = self._into_slot(*key)
+                self._add(done=came, dropped=not came)
+        except BaseException as error:
+            self._add(failed=1)
+            if not isinstance(error, Exception):  # an interrupt of `drain`, where there are no threads
+                raise
+            _log.debug("prefetch of expert %d of layer %d failed: %s", key[1], key[0], error)
+        finally:
+            self._usage.leave_background()
+
+    def _into_slot(self, layer: int, expert: int) -> bool:
+        """Fill a slot that nobody needs; False where there is none, or the expert came another way."""
+        locks = self._locks.address
+        slot = self._residency.take_for_prefetch(locks, layer, expert)
+        if slot < 0:
+            return False
+        held = np.array([slot, 1], np.int32)
+        slots = held[:-1]
+        try:
+            self._pool.refresh((layer, evicted) for evicted in self._residency.evicted_from(layer, slots))
+            self._filler.fill_one(layer, expert, slot, prefetch=True)
+            self._before_ready(layer, slots)
+            self._residency.finish_held(locks, layer, held)
+        except BaseException:
+            self._residency.abort_held(locks, layer, held)
+            raise
+        return True
+
+    def _is_there(self, key: ExpertKey, target: Target) -> bool:
+        """Whether a prefetch has nothing to do; looks without a lock, as it is asked again with one."""
+        if self._residency.slot_of[key] >= 0:
+            return True
+        return target is Target.L2 and self._pool.contains(key)
+
+    def _add(self, *, asked: int = 0, done: int = 0, dropped: int = 0, failed: int = 0) -> None:
+        with self._lock:
+            now = self._stats
+            self._stats = PrefetchStats(
+                now.asked + asked, now.done + done, now.dropped + dropped, now.failed + failed
+            )

@@ -1,0 +1,57 @@
+"""What is fetched at the start before anyone asks, in which order, and where to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.planner.profiles.profile import beyond_slots, warm_order
+from expertier.tiers.fill.prefetcher import Target
+from expertier.tiers.host_pool.chunk_size import block_size
+from expertier.tiers.model.layer import ExpertLayer
+from expertier.tiers.model.slot_layout import SlotLayout
+
+I32 = npt.NDArray[np.int32]
+
+
+def warm_fetches(
+    uses: npt.NDArray[np.generic],
+    slots: Sequence[int],
+    layouts: Sequence[SlotLayout],
+    *,
+    pool_bytes: int,
+) -> list[tuple[int, int, Target]]:
+    """Return (layer, expert, target) of what to fetch, the most urgent first; `uses` as in `TierManager.warm_start`.
+
+    First what the slots hold, every layer's most used expert first. Then what they have no room for goes to the host
+    pool, as far as `pool_bytes` reach: the first tokens miss these, and would have to wait for the file. Copies that
+    the slots' experts came through are older there, and make room where the pool is small.
+    """
+    fetches = [(*which, Target.FREE_SLOT) for which in _pairs(warm_order(uses, slots))]
+    for layer, expert in _pairs(beyond_slots(uses, slots)):
+        pool_bytes -= block_size(layouts[layer].block_bytes)
+        if pool_bytes < 0:
+            break
+        fetches.append((layer, expert, Target.L2))
+    return fetches
+
+
+def fill_order(
+    layers: Sequence[ExpertLayer], uses: npt.NDArray[np.generic] | None = None
+) -> list[tuple[int, int]]:
+    """Return (layer, expert) of all experts, in the order to fill a host pool in: the most used first.
+
+    Among experts of equally many uses the layers take turns, so that each has its share of a pool too small for all.
+    """
+    keys = [(layer, expert) for layer, those in enumerate(layers) for expert in range(those.n_experts)]
+    if uses is None:
+        return sorted(keys, key=lambda key: (key[1], key[0]))
+    counts = np.asarray(uses)
+    return sorted(keys, key=lambda key: (-float(counts[key]), key[1], key[0]))
+
+
+def _pairs(order: tuple[I32, I32]) -> Iterable[tuple[int, int]]:
+    layers, experts = order
+    return zip(layers.tolist(), experts.tolist(), strict=True)

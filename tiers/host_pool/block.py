@@ -1,0 +1,78 @@
+"""Blocks of pinned host memory, and the chunks that they are cut from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import TypeAlias
+
+from expertier.hip.fence import Fence
+
+ExpertKey: TypeAlias = tuple[int, int]
+"""(layer, expert)"""
+
+
+class BlockState(Enum):
+    """What a block holds; the arrows are in `host_pool/pool.py`."""
+
+    FREE = auto()
+    FILLING = auto()
+    RESIDENT = auto()
+
+
+@dataclass(slots=True, eq=False)
+class HostChunk:
+    """One allocation: `n_bytes` as the allocator rounds them, cut into blocks of `block_bytes`.
+
+    `number` counts the pool's chunks and breaks ties. `n_in_use` are the blocks that fills use now.
+    """
+
+    number: int
+    address: int
+    n_bytes: int
+    block_bytes: int
+    blocks: list[HostBlock] = field(default_factory=list)
+    n_in_use: int = 0
+
+    @classmethod
+    def cut(cls, number: int, address: int, n_bytes: int, block_bytes: int, n_blocks: int) -> HostChunk:
+        """Make a chunk with its blocks, all FREE."""
+        chunk = cls(number, address, n_bytes, block_bytes)
+        chunk.blocks.extend(HostBlock(address + i * block_bytes, chunk) for i in range(n_blocks))
+        return chunk
+
+    @property
+    def coldness(self) -> tuple[int, int]:
+        """A key that sorts the chunk whose copies were used longest ago, on average, to the front."""
+        return sum(block.used_at for block in self.blocks) // len(self.blocks), self.number
+
+    def is_idle(self) -> bool:
+        """Whether no fill and no queued copy uses any block."""
+        return self.n_in_use == 0 and all(block.is_quiet() for block in self.blocks)
+
+
+@dataclass(slots=True, eq=False)
+class HostBlock:
+    """Room for one expert's copy.
+
+    `users` are the fills that read from it or write to it now, `fences` the ends of queued copies that may
+    still read it, and `used_at` the pool's count of uses at its last one (0: FREE; below 0: never
+    used, and the last that came the lowest).
+    """
+
+    address: int
+    chunk: HostChunk
+    state: BlockState = BlockState.FREE
+    key: ExpertKey | None = None
+    users: int = 0
+    used_at: int = 0
+    fences: tuple[Fence, ...] = ()
+
+    def is_quiet(self) -> bool:
+        """Whether no queued copy reads the block any more; forgets the fences that are done (I10)."""
+        if len(self.fences) == 1:  # nearly always, and asked of every block of a batch
+            if self.fences[0].done():
+                self.fences = ()
+        elif self.fences:
+            self.fences = tuple(fence for fence in self.fences if not fence.done())
+        return not self.fences

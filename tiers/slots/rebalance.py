@@ -1,0 +1,79 @@
+"""Quotas that follow demand: slots go to the layers whose misses cost most (D16)."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+
+from expertier.errors import BusyError, DeviceError
+from expertier.planner.budget.demand import LayerDemand
+from expertier.planner.budget.quotas import Proposal, UseCounts, propose
+from expertier.planner.policy.residency import Residency
+from expertier.tiers.slots.boundary import Boundary
+from expertier.units import mib
+
+STEPS_PER_SAMPLE = 27
+"""Steps between samples of the policy's heat, which is halved every 20: no multiple of that."""
+
+_log = logging.getLogger(__name__)
+
+
+class Rebalance:
+    """Watches who is used, and moves slots between layers where the planner says that it pays. Thread-safe."""
+
+    def __init__(self, residency: Residency, boundary: Boundary, demands: Sequence[LayerDemand]) -> None:
+        """Start with nothing seen."""
+        self._residency = residency
+        self._boundary = boundary
+        self._demands = demands
+        self._lock = threading.Lock()
+        self._counts = UseCounts(residency.heat.shape)
+        self._sampled_at = 0
+
+    def look(self, budget_bytes: int, weights: Sequence[float] | None = None) -> Proposal | None:
+        """Look at demand; return new quotas of `budget_bytes` where they pay. Cheap between samples.
+
+        `weights` are what a miss of each layer costs, in terms of one that is waited for.
+        """
+        with self._lock:
+            steps = max(self._residency.by_layer("calls"))
+            if steps - self._sampled_at < STEPS_PER_SAMPLE:
+                return None
+            self._counts.sample(self._residency.heat, steps - self._sampled_at)
+            self._sampled_at = steps
+            demands = self._demands
+            if weights is not None:
+                demands = [
+                    replace(demand, weight=demand.weight * weight)
+                    for demand, weight in zip(demands, weights, strict=True)
+                ]
+            return propose(demands, self._counts, self._boundary.quotas, budget_bytes=budget_bytes)
+
+    def settle(self, budget_bytes: int) -> Proposal | None:
+        """Look at demand; where new quotas of `budget_bytes` pay, move to them and return what they promise.
+
+        Cheap between samples. Gives up where a lease or an engine is in the way or the move fails, and looks
+        again the next time.
+        """
+        found = self.look(budget_bytes)
+        if found is None:
+            return None
+        try:
+            self._boundary.apply(found.plan, wait_s=0)
+        except (BusyError, DeviceError) as error:
+            _log.debug("new quotas have to wait: %s", error)
+            return None
+        log_move(found)
+        return found
+
+
+def log_move(found: Proposal) -> None:
+    """Tell that the slots are as `found` says."""
+    _log.info(
+        "slots a layer follow demand: %s of %s missed a step are expected to go, for a move of %s",
+        mib(int(found.saved_bytes)),
+        mib(int(found.missed_bytes)),
+        mib(found.move_bytes),
+    )

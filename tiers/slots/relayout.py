@@ -1,0 +1,112 @@
+"""The transaction that gives the layers other numbers of slots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+
+from expertier.errors import DeviceError
+from expertier.hip.fence import Fence
+from expertier.planner.policy.repack import Survivors, survivors
+from expertier.planner.policy.residency import Residency
+from expertier.tiers.host_pool.pool import HostPool
+from expertier.tiers.shared.stats import MoveStats
+from expertier.tiers.slots.arena_layout import ArenaLayout
+from expertier.tiers.slots.fences import SlotFences
+from expertier.tiers.slots.kept import in_place
+from expertier.tiers.slots.slab import Slab
+
+
+class Relayout:
+    """Moves the slots: all or nothing, while nobody else uses the tiers (I12).
+
+    A new layout ──► who stays, and where ──► moves on the device ──► zeros ──► tables
+                                                └── fails ──► the old layout, with the experts that are intact
+
+    The hottest experts of each layer stay; the others leave as if evicted.
+    """
+
+    def __init__(
+        self, slab: Slab, residency: Residency, pool: HostPool, fences: SlotFences, stream: int
+    ) -> None:
+        """Connect; the work is queued on `stream`."""
+        self._slab = slab
+        self._residency = residency
+        self._pool = pool
+        self._fences = fences
+        self._stream = stream
+        self._stats = MoveStats()
+
+    def run(
+        self,
+        new: ArenaLayout,
+        *,
+        whole_in_order: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> Fence | None:
+        """Lay out the slots as `new` says, which `Slab.plan` made; its slab may have another size.
+
+        `whole_in_order` is as `planner.repack.survivors` has it. `meanwhile` is called when slots and tables are the
+        new ones, while the device may still be moving bytes. Returns the fence after which the new layout
+        holds; None where it does already. Raises `DeviceError` where a call failed; slots and compute region are
+        as before then, and experts whose bytes were lost are no longer resident.
+        """
+        old = self._slab.slots
+        shifts = self._slab.layout.shifts_to(new)
+        kept = survivors(self._residency, new.n_slots, shifts, whole_in_order=whole_in_order)
+        self._fences.before_move(self._stream)
+        try:
+            moved_bytes = self._slab.relayout(new, kept, self._stream)
+        except BaseException:
+            with suppress(DeviceError):
+                self._slab.finish()
+            intact = in_place(self._slab.still_there(new, kept))
+            lost = self._dropped(intact)
+            self._residency.repack(old, intact)
+            self._fences.after_move(self._stream)
+            self._pool.refresh(lost)
+            with suppress(DeviceError):  # else before the next use
+                self.restore_guards()
+            raise
+        try:  # the tables follow while the device moves
+            dropped = self._dropped(kept)
+            self._residency.repack(new.slots, kept)
+            self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
+            fence = self._fences.after_move(self._stream)
+            self._pool.refresh(dropped)
+            if meanwhile is not None:
+                meanwhile()
+        finally:
+            self._slab.finish()
+        return fence
+
+    def let_in(self, stream: int | None) -> None:
+        """Have `stream` wait until no move that is queued touches what lies below the slots; None: the caller."""
+        try:
+            self._fences.before_read(0, (), stream)
+        except DeviceError:  # the move is made, so this must not fail any more
+            self._fences.before_read(0, (), None)
+
+    def restore_guards(self) -> None:
+        """Zero again what a failed `run` may have left, while nobody uses the slots; `DeviceError`."""
+        if self._slab.stale_guards:
+            here = survivors(self._residency, self._slab.slots, [0] * len(self._slab.slots))
+            self._slab.restore_guards(here, self._stream)
+            self._fences.after_move(self._stream)
+
+    def stats(self) -> MoveStats:
+        """Return the counts so far."""
+        return self._stats
+
+    # ---- inside
+
+    def _dropped(self, kept: Survivors) -> list[tuple[int, int]]:
+        """Return (layer, expert) of the residents that are not in `kept`."""
+        if np.count_nonzero(self._residency.owner >= 0) == len(kept.layer):
+            return []
+        goes = self._residency.slot_of >= 0  # all READY: nothing is pinned
+        goes[kept.layer, kept.expert] = False
+        layers, experts = np.nonzero(goes)
+        return list(zip(layers.tolist(), experts.tolist(), strict=True))

@@ -1,0 +1,1 @@
+"""Experts that are cut up for several devices."""
