@@ -7,6 +7,7 @@
 #                  trace (3), interrupts at any moment (3), the examples of docs/testing-an-engine.md (3)
 # make test-deep   what takes longer: a llama.cpp built from source, every architecture, the lowest allowed versions
 # make test-mutants  plants bugs one at a time in a copy of the package: the tests must catch each
+# make lint        ruff, clang-format, mypy and the layers; `make format` writes what the two formatters ask for
 # make fuzz        fuzzes the reading of models for SECONDS=60, guided by coverage; finds go to build/fuzz-finds
 # Each makes its own environment in .venv first; needs Python 3.11 or newer, a C++17 compiler and the network once.
 
@@ -17,12 +18,14 @@ BIN    := $(VENV)/bin
 # Strict editable installs link single files: a new or removed one needs the install again.
 SOURCES := $(shell find src tiers planner hip engine_adapter -name '*.py' -o -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.h' -o -name py.typed)
 
+CPP_FILES := $(shell find engine_adapter hip tests benchmarks \( -name '*.cpp' -o -name '*.c' -o -name '*.cu' -o -name '*.h' \) -not -path '*/build/*')
+
 SECONDS ?= 60
 
 # What pytest rewrites is kept, whatever the user's shell says: it takes each of its processes 5 s.
 test test-deep: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-deep test-mutants fuzz lint clean
+.PHONY: demo test test-deep test-mutants fuzz lint format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-llama
@@ -40,9 +43,14 @@ test-mutants: $(VENV)/.installed-dev
 fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python tests/fuzz/run_atheris.py --seconds $(SECONDS)
 
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_FILES)
+
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(CPP_FILES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 

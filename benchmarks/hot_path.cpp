@@ -10,7 +10,7 @@
 
 namespace {
 
-using begin_fn    = int32_t (*)(const int64_t *, int32_t, const int32_t *, int32_t, int32_t *, int32_t *);
+using begin_fn = int32_t (*)(const int64_t *, int32_t, const int32_t *, int32_t, int32_t *, int32_t *);
 using on_slots_fn = int32_t (*)(const int64_t *, int32_t, const int32_t *, int32_t);
 
 constexpr int MAX_TOP_K = 64;
@@ -23,7 +23,7 @@ double thread_us() {
 }
 
 struct Run {
-    int             layers, experts, slots, top_k, steps;
+    int layers, experts, slots, top_k, steps;
     const int32_t * ids; // [steps][layers][top_k]
 
     const int32_t * at(int step, int layer) const { return ids + (int64_t(step) * layers + layer) * top_k; }
@@ -44,14 +44,14 @@ struct CountingLayer {
     std::vector<int32_t> slot_of, owner, pins, heat;
     std::vector<uint8_t> ready;
     std::vector<int64_t> last_use;
-    int64_t              calls = 0, hits = 0, misses = 0;
+    int64_t calls = 0, hits = 0, misses = 0;
 
     CountingLayer(int experts, int slots)
         : slot_of(experts, -1), owner(slots, -1), pins(slots), heat(experts), ready(slots), last_use(slots) {
         for (int i = 0; i < std::min(experts, slots); ++i) {
             slot_of[i] = i;
-            owner[i]   = i;
-            ready[i]   = 1;
+            owner[i] = i;
+            ready[i] = 1;
         }
     }
 
@@ -67,7 +67,7 @@ struct CountingLayer {
             if (slot < 0 || !ready[slot]) {
                 return false;
             }
-            heat[ids[i]]   = std::min(heat[ids[i]] + 16, 255);
+            heat[ids[i]] = std::min(heat[ids[i]] + 16, 255);
             last_use[slot] = now;
             ++pins[slot];
             slots[i] = slot;
@@ -87,14 +87,14 @@ struct CountingLayer {
 struct LruLayer {
     std::vector<int32_t> slot_of, owner, pins, before, after;
     std::vector<uint8_t> ready;
-    int64_t              calls = 0, hits = 0, misses = 0, evictions = 0, fills = 0;
-    int32_t              end; // a ring: after[end] is the oldest slot, before[end] the youngest
+    int64_t calls = 0, hits = 0, misses = 0, evictions = 0, fills = 0;
+    int32_t end; // a ring: after[end] is the oldest slot, before[end] the youngest
 
     LruLayer(int experts, int slots)
         : slot_of(experts, -1), owner(slots, -1), pins(slots), before(slots + 1), after(slots + 1), ready(slots),
           end(slots) {
         for (int i = 0; i <= slots; ++i) {
-            after[i]  = i == slots ? 0 : i + 1;
+            after[i] = i == slots ? 0 : i + 1;
             before[i] = i == 0 ? slots : i - 1;
         }
     }
@@ -102,17 +102,17 @@ struct LruLayer {
     void touch(int32_t slot) {
         after[before[slot]] = after[slot];
         before[after[slot]] = before[slot];
-        before[slot]        = before[end];
-        after[slot]         = end;
-        after[before[end]]  = slot;
-        before[end]         = slot;
+        before[slot] = before[end];
+        after[slot] = end;
+        after[before[end]] = slot;
+        before[end] = slot;
     }
 
     int begin(const int32_t * ids, int n, int32_t * slots, int32_t * miss_index) {
         ++calls;
         for (int i = 0; i < n; ++i) {
             const int32_t slot = slot_of[ids[i]];
-            slots[i]           = slot;
+            slots[i] = slot;
             if (slot >= 0) {
                 if (!ready[slot]) {
                     return -1;
@@ -137,12 +137,12 @@ struct LruLayer {
                 slot_of[owner[slot]] = -1;
                 ++evictions;
             }
-            owner[slot]     = ids[i];
+            owner[slot] = ids[i];
             slot_of[ids[i]] = slot;
-            ready[slot]     = 0;
-            pins[slot]      = 1;
+            ready[slot] = 0;
+            pins[slot] = 1;
             touch(slot);
-            slots[i]               = slot;
+            slots[i] = slot;
             miss_index[n_misses++] = i;
         }
         hits += n - n_misses;
@@ -176,7 +176,7 @@ double compiled_policy(const Run * run, const int64_t * directory, begin_fn begi
                        on_slots_fn release, int64_t * misses) {
     int32_t slots[MAX_TOP_K], miss_index[MAX_TOP_K];
     int64_t missed = 0;
-    bool    fine   = true;
+    bool fine = true;
     const double us = run->us_per_call([&](int layer, const int32_t * ids) {
         const int32_t found = begin(directory, layer, ids, run->top_k, slots, miss_index);
         if (found > 0) {
@@ -192,7 +192,7 @@ double compiled_policy(const Run * run, const int64_t * directory, begin_fn begi
 double by_hand_hits(const Run * run, int64_t * misses) {
     std::vector<CountingLayer> layers(run->layers, CountingLayer(run->experts, run->slots));
     int32_t slots[MAX_TOP_K];
-    bool    fine = true;
+    bool fine = true;
     const double us = run->us_per_call([&](int layer, const int32_t * ids) {
         fine &= layers[layer].begin(ids, run->top_k, slots);
         layers[layer].release(slots, run->top_k);
@@ -205,7 +205,7 @@ double by_hand_lru(const Run * run, int64_t * misses) {
     std::vector<LruLayer> layers(run->layers, LruLayer(run->experts, run->slots));
     int32_t slots[MAX_TOP_K], miss_index[MAX_TOP_K];
     int64_t missed = 0;
-    bool    fine   = true;
+    bool fine = true;
     const double us = run->us_per_call([&](int layer, const int32_t * ids) {
         const int found = layers[layer].begin(ids, run->top_k, slots, miss_index);
         if (found > 0) {

@@ -10,11 +10,11 @@
 // A file of the model, and which file its path must still name: as stat() returned it.
 struct expertier_file {
     const char * path;
-    int64_t      n_bytes;
-    int64_t      mtime_ns;
-    int64_t      ctime_ns;
-    int64_t      inode;
-    int64_t      device;
+    int64_t n_bytes;
+    int64_t mtime_ns;
+    int64_t ctime_ns;
+    int64_t inode;
+    int64_t device;
 };
 
 // Bytes [begin, end) of the GGUF that the loader sees, and where they come from.
@@ -27,32 +27,32 @@ struct expertier_extent {
 
 // A device of ours, what of the model is placed on it, and the buffer type for the experts of that.
 struct expertier_placed {
-    void *       device;
-    void *       experts_type;
+    void * device;
+    void * experts_type;
     const char * experts_regex;
-    int32_t      units; // blocks, and after the last block the output
+    int32_t units; // blocks, and after the last block the output
 };
 
 struct expertier_model_options {
-    int32_t         abi; // EXPERTIER_HOST_ABI
-    const char *             path;
-    const expertier_placed * placed;       // our devices, which share the blocks in this order
-    int32_t                  n_placed;     // 0: stock placement
-    const char *             device_names; // the engine's own names, commas between them; null: its own placement
-    const expertier_file *   files;        // with `placed`: the files that the tiers read
-    int32_t                  n_files;
-    const expertier_extent * extents;      // ... and the GGUF that the loader gets to see: contiguous from 0
-    int32_t                  n_extents;
-    const void *             header;       // its header, where that is merged from several files; else null
-    int32_t                  experts_in_ram; // 1: without `placed`, the experts stay on the CPU (-cmoe)
-    int32_t                  is_mapped;      // 0: without `placed`, read the file instead of mapping it
-    int32_t                  repack;       // 1: let the engine repack weights for its own kernels
-    const void *             params;       // llama_model_params to start from; null: the engine's defaults
-    uint64_t                 params_bytes; // their size as the caller knows it: it must be the headers'
-    int32_t                  splits_tensors; // 1: the devices share every tensor (-sm tensor), and not the blocks
-    const float *            tensor_split;   // then their shares, one a device; null: equal ones
-    int32_t                  is_measured;    // 1: nothing is allocated or read but metadata; not with `placed`
-    int32_t (*goes_on)(void); // asked between two tensors: 0 ends the load, which then fails; null: it goes on
+    int32_t abi; // EXPERTIER_HOST_ABI
+    const char * path;
+    const expertier_placed * placed; // our devices, which share the blocks in this order
+    int32_t n_placed;                // 0: stock placement
+    const char * device_names;       // the engine's own names, commas between them; null: its own placement
+    const expertier_file * files;    // with `placed`: the files that the tiers read
+    int32_t n_files;
+    const expertier_extent * extents; // ... and the GGUF that the loader gets to see: contiguous from 0
+    int32_t n_extents;
+    const void * header;        // its header, where that is merged from several files; else null
+    int32_t experts_in_ram;     // 1: without `placed`, the experts stay on the CPU (-cmoe)
+    int32_t is_mapped;          // 0: without `placed`, read the file instead of mapping it
+    int32_t repack;             // 1: let the engine repack weights for its own kernels
+    const void * params;        // llama_model_params to start from; null: the engine's defaults
+    uint64_t params_bytes;      // their size as the caller knows it: it must be the headers'
+    int32_t splits_tensors;     // 1: the devices share every tensor (-sm tensor), and not the blocks
+    const float * tensor_split; // then their shares, one a device; null: equal ones
+    int32_t is_measured;        // 1: nothing is allocated or read but metadata; not with `placed`
+    int32_t (*goes_on)(void);   // asked between two tensors: 0 ends the load, which then fails; null: it goes on
 };
 
 // What of this library is open: models that were not closed yet, and contexts.
@@ -73,7 +73,7 @@ struct expertier_context_options {
     int32_t n_ubatch;
     int32_t n_seq_max;
     int32_t n_threads;
-    int32_t flash_attention; // -1 auto, 0 off, 1 on
-    uint64_t moe_cache_bytes; // device memory for the engine's own cache of experts in RAM; 0: none
+    int32_t flash_attention;   // -1 auto, 0 off, 1 on
+    uint64_t moe_cache_bytes;  // device memory for the engine's own cache of experts in RAM; 0: none
     const char * tensors_path; // file for all that is computed, see llama_host/tensors.h; null: none
 };

@@ -18,14 +18,14 @@
 using namespace expertier;
 
 struct expertier_context : Counted<expertier_context> {
-    llama_context *   context  = nullptr;
-    llama_sampler *   sampler  = nullptr;
-    llama_batch       batch    = {};
-    int32_t           n_batch  = 0;
-    bool              has_rows = false; // the last batch ended well, so there are logits
+    llama_context * context = nullptr;
+    llama_sampler * sampler = nullptr;
+    llama_batch batch = {};
+    int32_t n_batch = 0;
+    bool has_rows = false;     // the last batch ended well, so there are logits
     std::vector<char> is_lost; // a sequence: what the cache held of it went with a batch that failed
     std::atomic<bool> aborted{ false };
-    TensorFile        tensors;
+    TensorFile tensors;
 };
 
 namespace {
@@ -34,7 +34,7 @@ bool is_aborted(void * self) { return static_cast<expertier_context *>(self)->ab
 
 constexpr int32_t no_room = 1, invalid_batch = -1; // the engine's statuses of a batch that it did not begin
 constexpr int32_t threw = -100;                    // decode: the engine threw, for want of memory most likely
-constexpr int32_t lost  = -101;                    // decode: the sequence must start anew, at position 0
+constexpr int32_t lost = -101;                     // decode: the sequence must start anew, at position 0
 
 // Greedy at temperature 0, else from top-k 40, top-p 0.95, min-p 0.05.
 llama_sampler * new_sampler(float temperature, uint32_t seed) {
@@ -52,8 +52,7 @@ llama_sampler * new_sampler(float temperature, uint32_t seed) {
 }
 
 // Not every release has a cache of its own; false where it was asked for and there is none.
-template <typename P> auto set_moe_cache(P & params, uint64_t n_bytes, int)
-    -> decltype(params.moe_cache_size, bool()) {
+template <typename P> auto set_moe_cache(P & params, uint64_t n_bytes, int) -> decltype(params.moe_cache_size, bool()) {
     params.moe_cache_size = n_bytes;
     return true;
 }
@@ -66,7 +65,7 @@ bool is_sequence(const expertier_context * self, int32_t sequence) {
 } // namespace
 
 EXPERTIER_EXPORT void expertier_host_count_live(expertier_host_live * out) {
-    out->models   = Counted<expertier_model>::live();
+    out->models = Counted<expertier_model>::live();
     out->contexts = Counted<expertier_context>::live();
 }
 
@@ -84,7 +83,7 @@ EXPERTIER_EXPORT void expertier_context_close(expertier_context * self) {
 }
 
 // Null and `error` filled when the engine refuses the context.
-EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *                 model,
+EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model * model,
                                                             const expertier_context_options * options, char * error,
                                                             size_t error_size) {
     if (options->abi != EXPERTIER_HOST_ABI) {
@@ -92,13 +91,13 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
         return nullptr;
     }
     llama_context_params params = llama_context_default_params();
-    params.n_ctx                = options->n_ctx;
-    params.n_batch              = options->n_batch;
-    params.n_ubatch             = options->n_ubatch;
-    params.n_seq_max            = options->n_seq_max;
-    params.n_threads            = options->n_threads;
-    params.n_threads_batch      = options->n_threads;
-    params.flash_attn_type      = (llama_flash_attn_type) options->flash_attention;
+    params.n_ctx = options->n_ctx;
+    params.n_batch = options->n_batch;
+    params.n_ubatch = options->n_ubatch;
+    params.n_seq_max = options->n_seq_max;
+    params.n_threads = options->n_threads;
+    params.n_threads_batch = options->n_threads;
+    params.flash_attn_type = (llama_flash_attn_type) options->flash_attention;
     if (!set_moe_cache(params, options->moe_cache_bytes, 0)) {
         snprintf(error, error_size, "this release of llama.cpp has no cache of experts of its own (moe_cache_size)");
         return nullptr;
@@ -108,14 +107,14 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
         snprintf(error, error_size, "out of memory");
         std::unique_ptr<expertier_context, decltype(&expertier_context_close)> self(new expertier_context,
                                                                                     expertier_context_close);
-        params.abort_callback      = is_aborted;
+        params.abort_callback = is_aborted;
         params.abort_callback_data = self.get();
         if (options->tensors_path) {
             if (!self->tensors.open(options->tensors_path)) {
                 snprintf(error, error_size, "%s: %s", options->tensors_path, strerror(errno));
                 return nullptr;
             }
-            params.cb_eval           = TensorFile::evaluated;
+            params.cb_eval = TensorFile::evaluated;
             params.cb_eval_user_data = &self->tensors;
         }
         self->context = llama_init_from_model(model->model, params);
@@ -125,7 +124,7 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model *   
         }
         self->is_lost.resize(llama_n_seq_max(self->context));
         self->n_batch = (int32_t) llama_n_batch(self->context); // what the engine made of what was asked for
-        self->batch   = llama_batch_init(self->n_batch, 0, 1);
+        self->batch = llama_batch_init(self->n_batch, 0, 1);
         self->sampler = new_sampler(0, 0);
         return self.release();
     });
@@ -147,9 +146,8 @@ EXPERTIER_EXPORT int32_t expertier_context_forget(expertier_context * self, int3
     if (!is_sequence(self, sequence)) {
         return 0;
     }
-    const bool done = guarded(false, [&] {
-        return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1);
-    });
+    const bool done =
+        guarded(false, [&] { return llama_memory_seq_rm(llama_get_memory(self->context), sequence, position, -1); });
     if (done && position <= 0) {
         self->is_lost[sequence] = false;
     }
@@ -168,12 +166,13 @@ EXPERTIER_EXPORT void expertier_context_discard(expertier_context * self, int32_
 
 namespace {
 
-void put_token(expertier_context * self, int32_t i, int32_t token, int32_t position, int32_t sequence, bool has_logits) {
-    self->batch.token[i]     = token;
-    self->batch.pos[i]       = position;
-    self->batch.n_seq_id[i]  = 1;
+void put_token(expertier_context * self, int32_t i, int32_t token, int32_t position, int32_t sequence,
+               bool has_logits) {
+    self->batch.token[i] = token;
+    self->batch.pos[i] = position;
+    self->batch.n_seq_id[i] = 1;
     self->batch.seq_id[i][0] = sequence;
-    self->batch.logits[i]    = has_logits;
+    self->batch.logits[i] = has_logits;
 }
 
 // Calls `use(sequence, position)` for the first token of each sequence in the batch, whose tokens lie together.
@@ -187,8 +186,8 @@ template <typename U> void each_sequence(const llama_batch & batch, U use) {
 
 // Runs the `n` tokens that were put; the engine's own status. What the batch has begun is undone where it fails.
 int32_t run_batch(expertier_context * self, int32_t n) {
-    self->has_rows       = false;
-    self->aborted        = false;
+    self->has_rows = false;
+    self->aborted = false;
     self->batch.n_tokens = n;
     const int32_t status = guarded(threw, [&] {
         take_engine_log(GGML_LOG_LEVEL_NONE); // what is there is not about this batch

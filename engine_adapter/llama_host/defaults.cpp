@@ -36,19 +36,19 @@ class Object {
 };
 
 // Adds a field that not every release has.
-template <typename P, typename F> auto add_if(Object & object, const char * name, const P & params, F get, int)
-    -> decltype(get(params), void()) {
+template <typename P, typename F>
+auto add_if(Object & object, const char * name, const P & params, F get, int) -> decltype(get(params), void()) {
     object.add(name, get(params));
 }
 template <typename P, typename F> void add_if(Object &, const char *, const P &, F, long) {}
 
 #define ADD(field) object.add(#field, params.field)
-#define ADD_IF_THERE(field) \
+#define ADD_IF_THERE(field)                                                                                            \
     add_if(object, #field, params, [](const auto & of) -> decltype(of.field) { return of.field; }, 0)
 
 std::string model_defaults() {
     const llama_model_params params = llama_model_default_params();
-    Object                   object;
+    Object object;
     ADD(devices);
     ADD(tensor_buft_overrides);
     ADD(n_gpu_layers);
@@ -71,7 +71,7 @@ std::string model_defaults() {
 
 std::string context_defaults() {
     const llama_context_params params = llama_context_default_params();
-    Object                     object;
+    Object object;
     ADD(n_ctx);
     ADD(n_batch);
     ADD(n_ubatch);

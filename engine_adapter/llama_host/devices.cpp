@@ -10,7 +10,7 @@ EXPERTIER_EXPORT const char * expertier_host_devices(void) {
     text = "[";
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_t device = ggml_backend_dev_get(i);
-        size_t             free = 0, total = 0;
+        size_t free = 0, total = 0;
         ggml_backend_dev_memory(device, &free, &total);
         text += text.size() > 1 ? ", " : "";
         text += std::string("{\"name\": \"") + ggml_backend_dev_name(device) + "\", \"description\": \"" +

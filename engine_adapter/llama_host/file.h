@@ -30,16 +30,16 @@ class ModelFiles {
 
   private:
     static ssize_t read(void * self, char * out, size_t wanted);
-    static int     seek(void * self, off64_t * offset, int whence);
-    ssize_t        read_extent(const expertier_extent & extent, char * out, int64_t wanted);
-    int64_t        size() const { return extents_.empty() ? 0 : extents_.back().end; }
+    static int seek(void * self, off64_t * offset, int whence);
+    ssize_t read_extent(const expertier_extent & extent, char * out, int64_t wanted);
+    int64_t size() const { return extents_.empty() ? 0 : extents_.back().end; }
 
-    std::vector<int>              descriptors_;
+    std::vector<int> descriptors_;
     std::vector<expertier_extent> extents_;
-    const char *                  header_       = nullptr;
-    int64_t                       position_     = 0;
-    int64_t                       bytes_read_   = 0;
-    int64_t                       expert_bytes_ = 0;
+    const char * header_ = nullptr;
+    int64_t position_ = 0;
+    int64_t bytes_read_ = 0;
+    int64_t expert_bytes_ = 0;
 };
 
 } // namespace expertier

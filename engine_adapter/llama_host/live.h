@@ -10,7 +10,7 @@ template <typename Kind> class Counted {
   public:
     Counted() { live_++; }
     ~Counted() { live_--; }
-    Counted(const Counted &)             = delete;
+    Counted(const Counted &) = delete;
     Counted & operator=(const Counted &) = delete;
 
     static int32_t live() { return live_; }

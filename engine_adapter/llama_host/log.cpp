@@ -15,24 +15,24 @@ constexpr size_t max_lines = 400;
 
 struct Line {
     std::thread::id thread;
-    ggml_log_level  level;
-    std::string     text;
+    ggml_log_level level;
+    std::string text;
 };
 
 std::mutex & mutex = *new std::mutex; // never destroyed: the engine may log while the process ends
-auto &       lines = *new std::deque<Line>;
+auto & lines = *new std::deque<Line>;
 
 thread_local std::vector<std::pair<int, std::string>> block_devices;
 
 void keep(ggml_log_level level, const char * text, void *) {
-    int  block       = 0;
+    int block = 0;
     char device[128] = "";
     if (level == GGML_LOG_LEVEL_DEBUG &&
         sscanf(text, "load_tensors: layer %d assigned to device %127[^,\n]", &block, device) == 2) {
         block_devices.emplace_back(block, device);
     }
     std::lock_guard<std::mutex> guard(mutex);
-    static bool                 kept_last = false;
+    static bool kept_last = false;
     if (level == GGML_LOG_LEVEL_CONT) { // goes on with the line before
         if (kept_last && !lines.empty()) {
             lines.back().text += text;
@@ -55,8 +55,8 @@ void keep_engine_log() { llama_log_set(keep, nullptr); }
 
 std::string take_engine_log(int level) {
     std::lock_guard<std::mutex> guard(mutex);
-    std::string                 text;
-    std::deque<Line>            others;
+    std::string text;
+    std::deque<Line> others;
     for (Line & line : lines) {
         if (line.thread != std::this_thread::get_id()) {
             others.push_back(std::move(line));

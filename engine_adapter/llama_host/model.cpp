@@ -41,14 +41,14 @@ std::vector<ggml_backend_dev_t> stock_devices() {
             continue;
         }
         switch (ggml_backend_dev_type(device)) {
-            case GGML_BACKEND_DEVICE_TYPE_GPU:
-                devices.push_back(device);
-                break;
-            case GGML_BACKEND_DEVICE_TYPE_IGPU:
-                integrated.push_back(device);
-                break;
-            default:
-                break;
+        case GGML_BACKEND_DEVICE_TYPE_GPU:
+            devices.push_back(device);
+            break;
+        case GGML_BACKEND_DEVICE_TYPE_IGPU:
+            integrated.push_back(device);
+            break;
+        default:
+            break;
         }
     }
     if (devices.empty()) {
@@ -63,8 +63,8 @@ std::vector<ggml_backend_dev_t> stock_devices() {
 bool name_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices, std::string & error) {
     devices.clear();
     for (size_t begin = 0; begin <= names.size();) {
-        const size_t       end    = std::min(names.find(',', begin), names.size());
-        const std::string  name   = names.substr(begin, end - begin);
+        const size_t end = std::min(names.find(',', begin), names.size());
+        const std::string name = names.substr(begin, end - begin);
         ggml_backend_dev_t device = ggml_backend_dev_by_name(name.c_str());
         if (device == nullptr) {
             error = "there is no device " + name + ", only";
@@ -89,10 +89,10 @@ constexpr const char * all_experts_regex = "\\.ffn_(up|down|gate|gate_up)_(ch|)e
 void place_on(std::vector<ggml_backend_dev_t> & devices, std::vector<float> & split, llama_model_params & params) {
     split.resize(split.empty() ? 0 : llama_max_devices(), 0.0f); // so many are read
     params.n_gpu_layers = 9999;
-    params.devices      = devices.data();
+    params.devices = devices.data();
     params.tensor_split = split.empty() ? nullptr : split.data();
-    params.main_gpu     = devices.front() ? 0 : -1; // 0 is refused where there is none
-    params.split_mode   = devices.size() > 2 ? LLAMA_SPLIT_MODE_LAYER : LLAMA_SPLIT_MODE_NONE;
+    params.main_gpu = devices.front() ? 0 : -1; // 0 is refused where there is none
+    params.split_mode = devices.size() > 2 ? LLAMA_SPLIT_MODE_LAYER : LLAMA_SPLIT_MODE_NONE;
 }
 
 // Where the engine has put blocks elsewhere than it was told, by its own words; empty: it has not.
@@ -103,8 +103,9 @@ std::string find_displaced(const expertier_model_options & options) {
         while (i < options.n_placed && block >= (end += options.placed[i].units)) {
             i++;
         }
-        const char * wanted =
-            i < options.n_placed ? ggml_backend_dev_name(static_cast<ggml_backend_dev_t>(options.placed[i].device)) : "";
+        const char * wanted = i < options.n_placed
+                                  ? ggml_backend_dev_name(static_cast<ggml_backend_dev_t>(options.placed[i].device))
+                                  : "";
         if (options.n_placed > 1 && !options.splits_tensors && found != wanted) {
             displaced += "layer " + std::to_string(block) + " is on " + found + " and should be on " + wanted + "\n";
         }
@@ -117,7 +118,7 @@ std::string find_displaced(const expertier_model_options & options) {
 struct LoadProgress {
     int32_t (*goes_on)(void);
     llama_progress_callback theirs;
-    void *                  their_data;
+    void * their_data;
 
     static bool ask(float progress, void * self) {
         const auto & asked = *static_cast<const LoadProgress *>(self);
@@ -126,7 +127,7 @@ struct LoadProgress {
 };
 
 std::unique_ptr<expertier_model> open_model(const expertier_model_options & options, std::string & error) {
-    auto               self   = std::make_unique<expertier_model>();
+    auto self = std::make_unique<expertier_model>();
     llama_model_params params = llama_model_default_params();
     if (options.params) {
         if (options.params_bytes != sizeof(params)) {
@@ -139,12 +140,12 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
     params.use_extra_bufts = options.repack != 0;
     LoadProgress progress{ options.goes_on, params.progress_callback, params.progress_callback_user_data };
     if (options.goes_on) {
-        params.progress_callback           = LoadProgress::ask;
+        params.progress_callback = LoadProgress::ask;
         params.progress_callback_user_data = &progress;
     }
 
-    std::vector<ggml_backend_dev_t>               devices;
-    std::vector<float>                            split;
+    std::vector<ggml_backend_dev_t> devices;
+    std::vector<float> split;
     std::vector<llama_model_tensor_buft_override> overrides;
     if (options.n_placed > 0) {
         for (int32_t i = 0; i < options.n_placed; i++) {
@@ -162,7 +163,7 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         }
         place_on(devices, split, params);
     } else if (ggml_backend_reg_by_name("expertier")) {
-        devices        = stock_devices();
+        devices = stock_devices();
         params.devices = devices.data();
     }
     if (options.splits_tensors) {
@@ -172,12 +173,12 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
             self->tensor_split.resize(llama_max_devices(), 0.0f);
         }
         params.tensor_split = options.tensor_split ? self->tensor_split.data() : nullptr;
-        params.split_mode   = LLAMA_SPLIT_MODE_TENSOR;
+        params.split_mode = LLAMA_SPLIT_MODE_TENSOR;
     }
 
     if (options.n_placed > 0) {
         params.tensor_buft_overrides = overrides.data();
-        params.load_mode             = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
+        params.load_mode = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
         never_lazy(params, 0);
         if (!self->files.open(options, error)) {
             return nullptr;
@@ -239,7 +240,7 @@ EXPERTIER_EXPORT expertier_model * expertier_model_open(const expertier_model_op
     }
     return guarded<expertier_model *>(nullptr, [&] {
         std::string reason = "out of memory";
-        auto        model  = open_model(*options, reason);
+        auto model = open_model(*options, reason);
         copy_text(reason, error, error_size);
         return model.release();
     });
@@ -269,7 +270,7 @@ EXPERTIER_EXPORT void * expertier_host_stock_devices(void) {
 }
 
 EXPERTIER_EXPORT void expertier_model_load_counts(const expertier_model * self, expertier_load_counts * out) {
-    out->bytes_read   = self->files.bytes_read();
+    out->bytes_read = self->files.bytes_read();
     out->expert_bytes = self->files.expert_bytes();
 }
 

@@ -9,7 +9,7 @@
 
 struct expertier_model : expertier::Counted<expertier_model> {
     expertier::ModelFiles files;
-    std::vector<float>    tensor_split; // the engine keeps the pointer
-    llama_model *         model      = nullptr;
-    bool                  owns_model = true; // else someone else frees it, before this is closed
+    std::vector<float> tensor_split; // the engine keeps the pointer
+    llama_model * model = nullptr;
+    bool owns_model = true; // else someone else frees it, before this is closed
 };

@@ -15,7 +15,7 @@ template <auto Free> struct Deleter {
     template <typename T> void operator()(T * object) const { Free(object); }
 };
 using Context = std::unique_ptr<ggml_context, Deleter<ggml_free>>;
-using Buffer  = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
+using Buffer = std::unique_ptr<ggml_backend_buffer, Deleter<ggml_backend_buffer_free>>;
 using Backend = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
 
 } // namespace
@@ -24,8 +24,8 @@ using Backend = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
 // ids[n_tokens][n_used]. 0, a ggml status, 100 when something could not be made, or 101 when the graph came back
 // changed.
 EXPERTIER_EXPORT int32_t expertier_host_mul_mat_id(void * device, void * experts_type, const char * name, int64_t ne0,
-                                                   int64_t ne1, int64_t n_experts, const float * x,
-                                                   const int32_t * ids, int64_t n_used, int64_t n_tokens, float * out) {
+                                                   int64_t ne1, int64_t n_experts, const float * x, const int32_t * ids,
+                                                   int64_t n_used, int64_t n_tokens, float * out) {
     constexpr int32_t not_made = 100, not_restored = 101;
 
     Backend backend(ggml_backend_dev_init(static_cast<ggml_backend_dev_t>(device), nullptr));
@@ -36,17 +36,17 @@ EXPERTIER_EXPORT int32_t expertier_host_mul_mat_id(void * device, void * experts
     }
     ggml_tensor * experts = ggml_new_tensor_3d(weights.get(), GGML_TYPE_F32, ne0, ne1, n_experts);
     ggml_set_name(experts, name);
-    Buffer experts_buffer(ggml_backend_alloc_ctx_tensors_from_buft(
-        weights.get(), static_cast<ggml_backend_buffer_type_t>(experts_type)));
+    Buffer experts_buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(weights.get(), static_cast<ggml_backend_buffer_type_t>(experts_type)));
     if (!experts_buffer) {
         return not_made;
     }
     ggml_backend_buffer_set_usage(experts_buffer.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
 
-    ggml_tensor * rows   = ggml_new_tensor_3d(graph_memory.get(), GGML_TYPE_F32, ne0, 1, n_tokens);
+    ggml_tensor * rows = ggml_new_tensor_3d(graph_memory.get(), GGML_TYPE_F32, ne0, 1, n_tokens);
     ggml_tensor * chosen = ggml_new_tensor_2d(graph_memory.get(), GGML_TYPE_I32, n_used, n_tokens);
     ggml_tensor * result = ggml_mul_mat_id(graph_memory.get(), experts, rows, chosen);
-    Buffer        values(ggml_backend_alloc_ctx_tensors(graph_memory.get(), backend.get()));
+    Buffer values(ggml_backend_alloc_ctx_tensors(graph_memory.get(), backend.get()));
     if (!values) {
         return not_made;
     }

@@ -11,8 +11,8 @@
 #include <memory>
 
 // Not in llama.h, and hidden in some builds: null there. Declared as the engine's own llama-model.h has it.
-__attribute__((weak, visibility("default"))) ggml_backend_meta_split_state llama_meta_device_get_split_state(const ggml_tensor * tensor,
-                                                                                      void * userdata);
+__attribute__((weak, visibility("default"))) ggml_backend_meta_split_state
+llama_meta_device_get_split_state(const ggml_tensor * tensor, void * userdata);
 
 // The same: llama_model::get_tensor(const char *) const, by its symbol, as llama.h only names the class. Others that would
 // tell return strings of the C++ library, whose layout depends on how the engine was compiled.
@@ -22,7 +22,7 @@ find_model_tensor(const llama_model * self, const char * name) __asm__("_ZNK11ll
 namespace {
 
 struct SplitRequest { // llama_meta_device_get_split_state_userdata
-    size_t              n_devices;
+    size_t n_devices;
     const llama_model * model;
 };
 
@@ -42,7 +42,8 @@ EXPERTIER_EXPORT int32_t expertier_model_splits(const expertier_model * self, in
         SplitRequest request{ (size_t) n_devices, self->model };
         for (int32_t i = 0; i < n_tensors; i++) {
             out[i] = {};
-            if (find_model_tensor(self->model, tensors[i].name) == nullptr) { // the engine's function ends the process where it asks for it
+            if (find_model_tensor(self->model, tensors[i].name) ==
+                nullptr) { // the engine's function ends the process where it asks for it
                 out[i].axis = EXPERTIER_NOT_LOADED;
                 continue;
             }
@@ -52,7 +53,7 @@ EXPERTIER_EXPORT int32_t expertier_model_splits(const expertier_model * self, in
             if (state.n_segments > EXPERTIER_MAX_SEGMENTS) {
                 return 0;
             }
-            out[i].axis       = state.axis;
+            out[i].axis = state.axis;
             out[i].n_segments = (int32_t) state.n_segments;
             std::copy_n(state.nr, state.n_segments, out[i].repeats);
             std::copy_n(state.ne, state.n_segments * n_devices, out[i].ne);

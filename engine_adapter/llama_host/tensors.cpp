@@ -12,14 +12,14 @@ namespace {
 
 bool is_wanted(const ggml_tensor * tensor) {
     switch (tensor->op) {
-        case GGML_OP_NONE:
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_PERMUTE:
-        case GGML_OP_TRANSPOSE:
-            return false;
-        default:
-            return tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor) && ggml_nelements(tensor) > 0;
+    case GGML_OP_NONE:
+    case GGML_OP_VIEW:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+        return false;
+    default:
+        return tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor) && ggml_nelements(tensor) > 0;
     }
 }
 
@@ -35,7 +35,7 @@ bool TensorFile::open(const char * path) {
 bool TensorFile::close() {
     if (file_) {
         is_ok_ = fclose(file_) == 0 && is_ok_;
-        file_  = nullptr;
+        file_ = nullptr;
     }
     return is_ok_;
 }

@@ -30,8 +30,8 @@ class TensorFile {
     void write(const ggml_tensor * tensor);
     void put(const void * data, size_t n_bytes);
 
-    FILE *            file_  = nullptr;
-    bool              is_ok_ = true;
+    FILE * file_ = nullptr;
+    bool is_ok_ = true;
     std::vector<char> data_;
 };
 

@@ -37,6 +37,7 @@ enum {
 // -- settings.c: switches and counters by name, and calls that fail on purpose ---------------------------------------
 
 // name, default. Environment: EXPERTIER_FAKE_ and the name in capitals.
+// clang-format off
 #define SETTINGS(X)                                                                                                    \
     X(devices, 1)                                                                                                      \
     X(vram_mib, 1024)             /* of each device */                                                                 \
@@ -61,11 +62,14 @@ enum {
     X(pinned_slabs, 1)            /* pinned memory below 2 MiB is cut from slabs of 2 MiB */                           \
     X(no_peers, 0)                /* devices cannot reach each other */                                                \
     X(held, 0)                    /* streams take no work while this is set */
+// clang-format on
 
+// clang-format off
 #define COUNTERS(X)                                                                                                    \
     X(live_allocations) X(live_pinned) X(live_registered) X(live_handles) X(live_reservations) X(live_streams)         \
     X(live_events) X(live_modules) X(live_contexts) X(pageable_copies) X(copies_in) X(copies_out) X(copies_within) X(launches)          \
     X(bytes_in) X(faults) X(pinned_bytes)  /* pinned_bytes: what the host has less of, registered memory included */
+// clang-format on
 
 #define DECLARE(name, ...) extern long long fake_##name;
 SETTINGS(DECLARE)
@@ -76,10 +80,11 @@ COUNTERS(DECLARE)
 
 extern pthread_mutex_t fake_lock;
 extern pthread_cond_t fake_changed;
-extern pthread_rwlock_t fake_touch;      // read while work touches memory, written to take memory away; taken before fake_lock
+extern pthread_rwlock_t
+    fake_touch; // read while work touches memory, written to take memory away; taken before fake_lock
 
-void fake_settle(void);                  // reads the environment, once
-int fake_begin(const char *call);        // 0, or the code that this call must fail with
+void fake_settle(void);            // reads the environment, once
+int fake_begin(const char * call); // 0, or the code that this call must fail with
 extern int fake_default_version, fake_default_warp;
 
 // -- ranges.c: who owns which addresses ------------------------------------------------------------------------------
@@ -95,98 +100,111 @@ typedef struct Range {
     uintptr_t begin;
     size_t bytes, raw_offset, slab_pages;
     int kind, device;
-    unsigned access;          // MAPPED: a bit for each device
-    int reads;                // MAPPED: reads so far
-    struct Slab *slab;        // PINNED: what it was cut from, slab_pages of it
-    size_t held_bytes;        // RESERVED: VRAM that stays taken until the range goes
-    Handle *handle;
-    struct Range *next;
+    unsigned access;    // MAPPED: a bit for each device
+    int reads;          // MAPPED: reads so far
+    struct Slab * slab; // PINNED: what it was cut from, slab_pages of it
+    size_t held_bytes;  // RESERVED: VRAM that stays taken until the range goes
+    Handle * handle;
+    struct Range * next;
 } Range;
 
 extern size_t vram_used[DEVICES];
 
-Range *range_add(uintptr_t begin, size_t bytes, int kind, int device);
-Range *range_at(uintptr_t address, int kinds);             // that contains the address
-Range *range_beginning(uintptr_t address, int kinds);
+Range * range_add(uintptr_t begin, size_t bytes, int kind, int device);
+Range * range_at(uintptr_t address, int kinds); // that contains the address
+Range * range_beginning(uintptr_t address, int kinds);
 int range_overlaps(uintptr_t begin, size_t bytes, int kinds);
-void range_drop(Range *range);
-int device_may(uintptr_t address, size_t bytes, int device);   // whether a device may touch all of it
+void range_drop(Range * range);
+int device_may(uintptr_t address, size_t bytes, int device); // whether a device may touch all of it
 int is_host_pageable(uintptr_t address);
-int take_stale_read(uintptr_t address);                    // whether a read here sees zeros
+int take_stale_read(uintptr_t address); // whether a read here sees zeros
 extern unsigned char peer_enabled[DEVICES][DEVICES];
 
 // -- memory.c, pinned.c, virtual.c -----------------------------------------------------------------------------------
 
-void *map_pages(size_t bytes);
-int core_alloc(void **out, size_t bytes, int device);
-int core_free(void *address);
-int core_host_alloc(void **out, size_t bytes);
-int core_host_free(void *address);
-int core_register(void *address, size_t bytes);
-int core_unregister(void *address);
-int core_host_pointer(void **out, void *address);
-int core_memory_info(size_t *free_bytes, size_t *total, int device);
+void * map_pages(size_t bytes);
+int core_alloc(void ** out, size_t bytes, int device);
+int core_free(void * address);
+int core_host_alloc(void ** out, size_t bytes);
+int core_host_free(void * address);
+int core_register(void * address, size_t bytes);
+int core_unregister(void * address);
+int core_host_pointer(void ** out, void * address);
+int core_memory_info(size_t * free_bytes, size_t * total, int device);
 int core_can_access(int device, int peer);
 int core_enable_peer(int device, int peer, int enable);
 
-typedef struct { int type, id; } Location;
-typedef struct { int type, handle_types; Location location; void *metadata; unsigned char flags[8]; } Properties;
-typedef struct { Location location; int flags; } Access;
+typedef struct {
+    int type, id;
+} Location;
+typedef struct {
+    int type, handle_types;
+    Location location;
+    void * metadata;
+    unsigned char flags[8];
+} Properties;
+typedef struct {
+    Location location;
+    int flags;
+} Access;
 
-int core_granularity(size_t *out, const Properties *properties);
-int core_reserve(void **out, size_t bytes);
-int core_unreserve(void *address, size_t bytes);
-int core_create(Handle **out, size_t bytes, const Properties *properties);
-int core_release(Handle *handle);
-int core_map(void *address, size_t bytes, size_t offset, Handle *handle);
-int core_unmap(void *address, size_t bytes, int device);
-int core_set_access(void *address, size_t bytes, const Access *access, size_t n);
+int core_granularity(size_t * out, const Properties * properties);
+int core_reserve(void ** out, size_t bytes);
+int core_unreserve(void * address, size_t bytes);
+int core_create(Handle ** out, size_t bytes, const Properties * properties);
+int core_release(Handle * handle);
+int core_map(void * address, size_t bytes, size_t offset, Handle * handle);
+int core_unmap(void * address, size_t bytes, int device);
+int core_set_access(void * address, size_t bytes, const Access * access, size_t n);
 
 // -- streams.c: queues of work ---------------------------------------------------------------------------------------
 
 typedef struct Stream Stream;
 typedef struct Event Event;
-typedef struct Function { void *(*pack)(void **); void (*run)(void *, const unsigned *, const unsigned *, unsigned); } Function;
+typedef struct Function {
+    void * (*pack)(void **);
+    void (*run)(void *, const unsigned *, const unsigned *, unsigned);
+} Function;
 enum { COPY, FILL, RECORD, WAIT, LAUNCH, CALLBACK };
 
 typedef struct Work {
     int kind, device;
-    void *target;
-    const void *source;
+    void * target;
+    const void * source;
     size_t bytes;
     int value, over_link;
-    Event *event;
+    Event * event;
     unsigned long generation, number;
-    Function *function;
-    void *arguments;
+    Function * function;
+    void * arguments;
     unsigned grid[3], block[3];
     void (*callback)(void *);
-    struct Work *next;
+    struct Work * next;
 } Work;
 
-int stream_create(Stream **out, int device, unsigned flags, int priority);
-int stream_destroy(Stream *stream);
-int stream_synchronize(Stream *stream, int device);        // NULL and the two special handles: the device's stream 0
-int stream_query(Stream *stream, int device);
-int stream_flags(Stream *stream, int device, unsigned *flags, int *priority);
-int stream_push(Stream *stream, int device, Work work);
+int stream_create(Stream ** out, int device, unsigned flags, int priority);
+int stream_destroy(Stream * stream);
+int stream_synchronize(Stream * stream, int device); // NULL and the two special handles: the device's stream 0
+int stream_query(Stream * stream, int device);
+int stream_flags(Stream * stream, int device, unsigned * flags, int * priority);
+int stream_push(Stream * stream, int device, Work work);
 int streams_synchronize(int device);
-int event_create(Event **out, int timing);
-int event_destroy(Event *event);
-int event_record(Event *event, Stream *stream, int device);
-int event_query(Event *event);
-int event_synchronize(Event *event);
-int event_elapsed(float *milliseconds, Event *first, Event *second);
-int event_wait(Stream *stream, int device, Event *event);
+int event_create(Event ** out, int timing);
+int event_destroy(Event * event);
+int event_record(Event * event, Stream * stream, int device);
+int event_query(Event * event);
+int event_synchronize(Event * event);
+int event_elapsed(float * milliseconds, Event * first, Event * second);
+int event_wait(Stream * stream, int device, Event * event);
 extern int device_fault[DEVICES];
 
 // -- work.c: what the work does; modules.c ---------------------------------------------------------------------------
 
-void work_run(Work *work);
-int work_copy(void *target, const void *source, size_t bytes, int over_link, Stream *stream, int device);
-int work_fill(void *target, int value, size_t bytes, Stream *stream, int device);
-int module_load(void **out, const void *image);
-int module_unload(void *module);
-int module_function(Function **out, void *module, const char *name);
-int module_launch(Function *function, const unsigned *grid, const unsigned *block, void **arguments, Stream *stream,
-                  int device);
+void work_run(Work * work);
+int work_copy(void * target, const void * source, size_t bytes, int over_link, Stream * stream, int device);
+int work_fill(void * target, int value, size_t bytes, Stream * stream, int device);
+int module_load(void ** out, const void * image);
+int module_unload(void * module);
+int module_function(Function ** out, void * module, const char * name);
+int module_launch(Function * function, const unsigned * grid, const unsigned * block, void ** arguments,
+                  Stream * stream, int device);

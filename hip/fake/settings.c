@@ -15,14 +15,18 @@ pthread_mutex_t fake_lock = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t fake_changed = PTHREAD_COND_INITIALIZER;
 pthread_rwlock_t fake_touch = PTHREAD_RWLOCK_INITIALIZER;
 
-typedef struct { const char *name; long long *value; long long initial; } Named;
+typedef struct {
+    const char * name;
+    long long * value;
+    long long initial;
+} Named;
 static Named settings[] = {
-#define ROW(name, value) {#name, &fake_##name, value},
+#define ROW(name, value) { #name, &fake_##name, value },
     SETTINGS(ROW)
 #undef ROW
 };
 static const Named counters[] = {
-#define ROW(name) {#name, &count_##name, 0},
+#define ROW(name) { #name, &count_##name, 0 },
     COUNTERS(ROW)
 #undef ROW
 };
@@ -32,11 +36,17 @@ static char failing_call[64];
 static long long calls_left;
 static int failing_code;
 
-static long long *named(const char *name) {
-    for (size_t i = 0; i < LENGTH(settings); i++)
-        if (!strcmp(settings[i].name, name)) return settings[i].value;
-    for (size_t i = 0; i < LENGTH(counters); i++)
-        if (!strcmp(counters[i].name, name)) return counters[i].value;
+static long long * named(const char * name) {
+    for (size_t i = 0; i < LENGTH(settings); i++) {
+        if (!strcmp(settings[i].name, name)) {
+            return settings[i].value;
+        }
+    }
+    for (size_t i = 0; i < LENGTH(counters); i++) {
+        if (!strcmp(counters[i].name, name)) {
+            return counters[i].value;
+        }
+    }
     return NULL;
 }
 
@@ -44,11 +54,13 @@ static void from_environment(void) {
     for (size_t i = 0; i < LENGTH(settings); i++) {
         char variable[80] = "EXPERTIER_FAKE_";
         size_t n = strlen(variable);
-        for (const char *c = settings[i].name; *c; c++) variable[n++] = (char)toupper((unsigned char)*c);
-        const char *text = getenv(variable);
+        for (const char * c = settings[i].name; *c; c++) {
+            variable[n++] = (char) toupper((unsigned char) *c);
+        }
+        const char * text = getenv(variable);
         *settings[i].value = text ? strtoll(text, NULL, 0) : settings[i].initial;
     }
-    const char *text = getenv("EXPERTIER_FAKE_FAIL");  // CALL:NTH:CODE
+    const char * text = getenv("EXPERTIER_FAKE_FAIL"); // CALL:NTH:CODE
     failing_call[0] = 0;
     if (text && sscanf(text, "%63[^:]:%lld:%d", failing_call, &calls_left, &failing_code) != 3) {
         fprintf(stderr, "EXPERTIER_FAKE_FAIL=%s is not of the form CALL:NTH:CODE\n", text);
@@ -59,7 +71,7 @@ static void from_environment(void) {
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 void fake_settle(void) { pthread_once(&once, from_environment); }
 
-int fake_begin(const char *call) {
+int fake_begin(const char * call) {
     fake_settle();
     pthread_mutex_lock(&fake_lock);
     int code = OK;
@@ -73,10 +85,12 @@ int fake_begin(const char *call) {
 }
 
 // What tests call. Returns 0, or -1 for a name that does not exist.
-int expertier_fake_set(const char *name, long long value) {
+int expertier_fake_set(const char * name, long long value) {
     fake_settle();
-    long long *place = named(name);
-    if (!place) return -1;
+    long long * place = named(name);
+    if (!place) {
+        return -1;
+    }
     pthread_mutex_lock(&fake_lock);
     *place = value;
     pthread_cond_broadcast(&fake_changed);
@@ -84,10 +98,12 @@ int expertier_fake_set(const char *name, long long value) {
     return 0;
 }
 
-int expertier_fake_get(const char *name, long long *value) {
+int expertier_fake_get(const char * name, long long * value) {
     fake_settle();
-    long long *place = named(name);
-    if (!place) return -1;
+    long long * place = named(name);
+    if (!place) {
+        return -1;
+    }
     pthread_mutex_lock(&fake_lock);
     *value = *place;
     pthread_mutex_unlock(&fake_lock);
@@ -95,7 +111,7 @@ int expertier_fake_get(const char *name, long long *value) {
 }
 
 // Have the nth call from now return a code; nth 0 disarms.
-void expertier_fake_fail(const char *call, long long nth, int code) {
+void expertier_fake_fail(const char * call, long long nth, int code) {
     fake_settle();
     pthread_mutex_lock(&fake_lock);
     snprintf(failing_call, sizeof failing_call, "%s", nth > 0 ? call : "");

@@ -24,30 +24,42 @@ struct Rows {
 #define UNROLL 4
 
 // Copies bytes [begin, end) of a row with all threads of the block.
-static __device__ void copy_chunk(const Row& row, u64 begin, u64 end) {
-    if (end > row.bytes) end = row.bytes;
-    if (begin >= end) return;
-    u8* target = (u8*)(row.target + begin);
-    const u8* source = (const u8*)(row.source + begin);
+static __device__ void copy_chunk(const Row & row, u64 begin, u64 end) {
+    if (end > row.bytes) {
+        end = row.bytes;
+    }
+    if (begin >= end) {
+        return;
+    }
+    u8 * target = (u8 *) (row.target + begin);
+    const u8 * source = (const u8 *) (row.source + begin);
     u64 bytes = end - begin;
     u64 thread = threadIdx.x, threads = blockDim.x;
 
-    if (((u64)target - (u64)source) % VECTOR != 0) {
+    if (((u64) target - (u64) source) % VECTOR != 0) {
         // Vectors would be misaligned on one side; words may not be.
-        if (((u64)target | (u64)source | bytes) % 4 == 0) {
-            for (u64 i = thread; i < bytes / 4; i += threads) ((u32*)target)[i] = ((const u32*)source)[i];
+        if (((u64) target | (u64) source | bytes) % 4 == 0) {
+            for (u64 i = thread; i < bytes / 4; i += threads) {
+                ((u32 *) target)[i] = ((const u32 *) source)[i];
+            }
         } else {
-            for (u64 i = thread; i < bytes; i += threads) target[i] = source[i];
+            for (u64 i = thread; i < bytes; i += threads) {
+                target[i] = source[i];
+            }
         }
         return;
     }
 
-    u64 head = (VECTOR - (u64)target % VECTOR) % VECTOR;
-    if (head > bytes) head = bytes;
-    for (u64 i = thread; i < head; i += threads) target[i] = source[i];
+    u64 head = (VECTOR - (u64) target % VECTOR) % VECTOR;
+    if (head > bytes) {
+        head = bytes;
+    }
+    for (u64 i = thread; i < head; i += threads) {
+        target[i] = source[i];
+    }
     u64 vectors = (bytes - head) / VECTOR;
-    uint4* to = (uint4*)(target + head);
-    const uint4* from = (const uint4*)(source + head);
+    uint4 * to = (uint4 *) (target + head);
+    const uint4 * from = (const uint4 *) (source + head);
     u64 i = thread;
     // Several loads in flight before the first store: the bus is far.
     for (; i + (UNROLL - 1) * threads < vectors; i += UNROLL * threads) {
@@ -60,14 +72,18 @@ static __device__ void copy_chunk(const Row& row, u64 begin, u64 end) {
         to[i + 2 * threads] = c;
         to[i + 3 * threads] = d;
     }
-    for (; i < vectors; i += threads) to[i] = from[i];
-    for (u64 k = head + vectors * VECTOR + thread; k < bytes; k += threads) target[k] = source[k];
+    for (; i < vectors; i += threads) {
+        to[i] = from[i];
+    }
+    for (u64 k = head + vectors * VECTOR + thread; k < bytes; k += threads) {
+        target[k] = source[k];
+    }
 }
 
 // Rows first .. first + n of a table in device memory.
-extern "C" __global__ void move_rows(const Row* table, u32 first, u32 n, u32 chunk_bytes) {
+extern "C" __global__ void move_rows(const Row * table, u32 first, u32 n, u32 chunk_bytes) {
     for (u32 y = blockIdx.y; y < n; y += gridDim.y) {
-        u64 begin = (u64)blockIdx.x * chunk_bytes;
+        u64 begin = (u64) blockIdx.x * chunk_bytes;
         copy_chunk(table[first + y], begin, begin + chunk_bytes);
     }
 }
@@ -75,7 +91,7 @@ extern "C" __global__ void move_rows(const Row* table, u32 first, u32 n, u32 chu
 // The same with the rows as an argument: nothing to upload, and nothing to keep until the launch is done.
 extern "C" __global__ void move_rows_by_value(Rows rows, u32 n, u32 chunk_bytes) {
     for (u32 y = blockIdx.y; y < n; y += gridDim.y) {
-        u64 begin = (u64)blockIdx.x * chunk_bytes;
+        u64 begin = (u64) blockIdx.x * chunk_bytes;
         copy_chunk(rows.row[y], begin, begin + chunk_bytes);
     }
 }

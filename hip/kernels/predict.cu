@@ -11,8 +11,8 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 
 #define MOST_EXPERTS 512
-#define MOST_SCORES 4096   // of all tokens
-#define MOST_ROWS 64       // tokens times experts of each
+#define MOST_SCORES 4096 // of all tokens
+#define MOST_ROWS 64     // tokens times experts of each
 #define MOST_THREADS 256
 #define MOST_CANDIDATES 8
 
@@ -26,28 +26,37 @@ typedef unsigned long long u64;
 #define CANDIDATES 1 // experts; -1: a slot with nobody in it
 
 // Words of a door.
-#define POSTED 0     // the ticket, written last
+#define POSTED 0 // the ticket, written last
 #define N_CHOSEN 1
 #define CHOSEN 2     // an expert to be fetched, and the index of the candidate that it replaces; up to 4 of these
 #define PREDICTED 16 // every row's predicted expert, the likeliest of all tokens first
 
 static __device__ float of_bits(u32 bits) {
-    union { u32 bits; float value; } either;
+    union {
+        u32 bits;
+        float value;
+    } either;
     either.bits = bits;
     return either.value;
 }
 
 static __device__ float of_half(u16 half) {
-    u32 sign = (u32)(half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
-    if (exponent == 0) return (sign ? -1.0f : 1.0f) * (float)fraction * (1.0f / 16777216.0f);
-    if (exponent == 31) exponent = 255 - 112;
+    u32 sign = (u32) (half & 0x8000u) << 16, exponent = (half >> 10) & 31u, fraction = half & 0x3ffu;
+    if (exponent == 0) {
+        return (sign ? -1.0f : 1.0f) * (float) fraction * (1.0f / 16777216.0f);
+    }
+    if (exponent == 31) {
+        exponent = 255 - 112;
+    }
     return of_bits(sign | (exponent + 112) << 23 | fraction << 13);
 }
 
-template <u32 TYPE> static __device__ float weight(const char* row, u32 i) {
-    if (TYPE == TYPE_F32) return ((const float*)row)[i];
-    u16 bits = ((const u16*)row)[i];
-    return TYPE == TYPE_BF16 ? of_bits((u32)bits << 16) : of_half(bits);
+template <u32 TYPE> static __device__ float weight(const char * row, u32 i) {
+    if (TYPE == TYPE_F32) {
+        return ((const float *) row)[i];
+    }
+    u16 bits = ((const u16 *) row)[i];
+    return TYPE == TYPE_BF16 ? of_bits((u32) bits << 16) : of_half(bits);
 }
 
 struct Sums {
@@ -56,8 +65,8 @@ struct Sums {
 
 // A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at once.
 template <u32 TYPE>
-static __device__ Sums sums_of(const float* state, const float* norm, const char* row, u32 n_hidden) {
-    Sums sums = {0, 0};
+static __device__ Sums sums_of(const float * state, const float * norm, const char * row, u32 n_hidden) {
+    Sums sums = { 0, 0 };
 #pragma unroll 4
     for (u32 i = threadIdx.x; i < n_hidden; i += blockDim.x) {
         float value = state[i];
@@ -67,19 +76,19 @@ static __device__ Sums sums_of(const float* state, const float* norm, const char
     return sums;
 }
 
-extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_tokens, const char* router,
-                                   u64 router_row_bytes, u32 router_type, const float* norm, float epsilon,
-                                   const float* bias, u32 is_sigmoid, const float* late_bias, u32 n_used,
-                                   u32 n_spared, const u32* ticket, const u32* orders, u32 most, float* scores,
-                                   u32* n_done, int* table, u32* door_memory) {
+extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tokens, const char * router,
+                                   u64 router_row_bytes, u32 router_type, const float * norm, float epsilon,
+                                   const float * bias, u32 is_sigmoid, const float * late_bias, u32 n_used,
+                                   u32 n_spared, const u32 * ticket, const u32 * orders, u32 most, float * scores,
+                                   u32 * n_done, int * table, u32 * door_memory) {
     __shared__ float products[MOST_THREADS];
     __shared__ float squares[MOST_THREADS];
     __shared__ u32 is_last;
     u32 thread = threadIdx.x, n_threads = blockDim.x, n_experts = gridDim.x, mine = blockIdx.x;
 
-    const char* row = router + mine * router_row_bytes;
+    const char * row = router + mine * router_row_bytes;
     for (u32 token = 0; token < n_tokens; token++) {
-        const float* state = hidden + token * n_hidden;
+        const float * state = hidden + token * n_hidden;
         Sums sums = router_type == TYPE_F32   ? sums_of<TYPE_F32>(state, norm, row, n_hidden)
                     : router_type == TYPE_F16 ? sums_of<TYPE_F16>(state, norm, row, n_hidden)
                                               : sums_of<TYPE_BF16>(state, norm, row, n_hidden);
@@ -94,10 +103,18 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
         }
         if (thread == 0) {
             float score = products[0];
-            if (norm) score /= sqrtf(squares[0] / (float)n_hidden + epsilon);
-            if (bias) score += bias[mine];
-            if (is_sigmoid) score = 1.0f / (1.0f + expf(-score));
-            if (late_bias) score += late_bias[mine];
+            if (norm) {
+                score /= sqrtf(squares[0] / (float) n_hidden + epsilon);
+            }
+            if (bias) {
+                score += bias[mine];
+            }
+            if (is_sigmoid) {
+                score = 1.0f / (1.0f + expf(-score));
+            }
+            if (late_bias) {
+                score += late_bias[mine];
+            }
             scores[token * n_experts + mine] = score;
         }
         __syncthreads();
@@ -108,7 +125,9 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
         __threadfence();
     }
     __syncthreads();
-    if (!is_last) return;
+    if (!is_last) {
+        return;
+    }
 
     // Little shared memory: an SM that has to part its cache anew for this kernel keeps the engine's waiting.
     __shared__ float of_token[MOST_EXPERTS];
@@ -117,44 +136,63 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
     __shared__ unsigned char is_spared[MOST_EXPERTS];
     __shared__ int candidates[MOST_CANDIDATES];
     u32 n_candidates = orders[N_CANDIDATES];
-    if (thread < n_candidates && thread < MOST_CANDIDATES) candidates[thread] = (int)orders[CANDIDATES + thread];
+    if (thread < n_candidates && thread < MOST_CANDIDATES) {
+        candidates[thread] = (int) orders[CANDIDATES + thread];
+    }
     u32 n_rows = n_tokens * n_used;
-    volatile float* of_all_blocks = scores;
-    for (u32 i = thread; i < n_rows; i += n_threads) order[i] = -1;
+    volatile float * of_all_blocks = scores;
+    for (u32 i = thread; i < n_rows; i += n_threads) {
+        order[i] = -1;
+    }
     for (u32 i = thread; i < n_experts; i += n_threads) {
         is_there[i] = table[i] >= 0;
         is_spared[i] = 0;
     }
     for (u32 token = 0; token < n_tokens; token++) {
         __syncthreads();
-        for (u32 i = thread; i < n_experts; i += n_threads) of_token[i] = of_all_blocks[token * n_experts + i];
+        for (u32 i = thread; i < n_experts; i += n_threads) {
+            of_token[i] = of_all_blocks[token * n_experts + i];
+        }
         __syncthreads();
         for (u32 expert = thread; expert < n_experts; expert += n_threads) {
             u32 rank = 0;
             float score = of_token[expert];
-            for (u32 other = 0; other < n_experts; other++)
+            for (u32 other = 0; other < n_experts; other++) {
                 rank += of_token[other] > score || (of_token[other] == score && other < expert);
-            if (rank < n_used) order[rank * n_tokens + token] = (int)expert;
-            if (rank < n_used + n_spared) is_spared[expert] = 1;
+            }
+            if (rank < n_used) {
+                order[rank * n_tokens + token] = (int) expert;
+            }
+            if (rank < n_used + n_spared) {
+                is_spared[expert] = 1;
+            }
         }
     }
     __syncthreads();
 
-    volatile u32* door = door_memory;
-    for (u32 i = thread; i < n_rows; i += n_threads) door[PREDICTED + i] = (u32)order[i];
+    volatile u32 * door = door_memory;
+    for (u32 i = thread; i < n_rows; i += n_threads) {
+        door[PREDICTED + i] = (u32) order[i];
+    }
     if (thread == 0) {
         u32 n = 0, candidate = 0;
         for (u32 i = 0; i < n_rows && n < most; i++) {
             int expert = order[i];
-            if (expert < 0 || is_there[expert]) continue;
-            while (candidate < n_candidates && candidates[candidate] >= 0 &&
-                   is_spared[candidates[candidate]])
+            if (expert < 0 || is_there[expert]) {
+                continue;
+            }
+            while (candidate < n_candidates && candidates[candidate] >= 0 && is_spared[candidates[candidate]]) {
                 candidate++;
-            if (candidate == n_candidates) break;
+            }
+            if (candidate == n_candidates) {
+                break;
+            }
             int leaves = candidates[candidate];
-            if (leaves >= 0) table[leaves] = -1;
+            if (leaves >= 0) {
+                table[leaves] = -1;
+            }
             is_there[expert] = 1;
-            door[CHOSEN + 2 * n] = (u32)expert;
+            door[CHOSEN + 2 * n] = (u32) expert;
             door[CHOSEN + 2 * n + 1] = candidate;
             candidate++;
             n++;
@@ -164,5 +202,7 @@ extern "C" __global__ void predict(const float* hidden, u32 n_hidden, u32 n_toke
     }
     __threadfence_system();
     __syncthreads();
-    if (thread == 0) door[POSTED] = *ticket;
+    if (thread == 0) {
+        door[POSTED] = *ticket;
+    }
 }

@@ -25,7 +25,7 @@ FILLS = (
     Mutant(
         "slots of a matrix lie without gaps",
         f"{_PROXY}residency/tiers.cpp",
-        "            tensor->nb[2]  = matrix.stride;\n",
+        "            tensor->nb[2] = matrix.stride;\n",
         "",
         (_PARITY,),
     ),

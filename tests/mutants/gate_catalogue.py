@@ -64,9 +64,9 @@ GATE = (
     Mutant(
         "a fill that the gate gave up is believed",
         f"{_PROXY}lookup/gated.cpp",
-        "            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n); // its victims",
+        "            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);\n            retreats_",
         "            tiers_.policy().complete(tiers_.directory(), layer, slots.data(), n);\n"
-        "            tiers_.policy().release(tiers_.directory(), layer, slots.data(), n); // its victims",
+        "            tiers_.policy().release(tiers_.directory(), layer, slots.data(), n);\n            retreats_",
         (f"{_GATE}::test_logits_are_bit_identical",),
     ),
     Mutant(
@@ -107,8 +107,8 @@ GATE = (
     Mutant(
         "a device's table that others have changed is not brought",
         f"{_PROXY}lookup/gated.cpp",
-        "            if (queue_.is_whole(i) || tiers_.gate_version(layer) == tiers_",
-        "            if (queue_.is_whole(i) || tiers_.gate_version(layer) > 0 || tiers_.gate_version(layer) == tiers_",
+        "                tiers_.gate_version(layer) == tiers_.policy()",
+        "                tiers_.gate_version(layer) > 0 || tiers_.gate_version(layer) == tiers_.policy()",
         (f"{_GATE}::test_prefetches_meanwhile",),
     ),
 )
@@ -177,9 +177,9 @@ AHEAD = (
     Mutant(
         "a prefetch that was given up counts as complete",
         f"{_PROXY}prefetch/ahead.cpp",
-        "                policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n",
-        "                policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n"
-        "                policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n",
+        "            policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n",
+        "            policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n"
+        "            policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n",
         (f"{_PREFETCH}::test_matrices_of_several_pieces",),
     ),
     Mutant(
@@ -213,7 +213,7 @@ AHEAD = (
     Mutant(
         "a distance that was no better is kept",
         f"{_PROXY}prefetch/reach.cpp",
-        "            layers_    = from;\n",
+        "            layers_ = from;\n",
         "",
         ("tests/engine_adapter/ggml_proxy/test_reach.py",),
     ),

@@ -70,7 +70,7 @@ MOVES = (
     Mutant(
         "slot tensors stay where slots were before a move",
         f"{_PROXY}residency/moved_slots.cpp",
-        "            slots->data         = static_cast<char *>(slab_base_) + from.matrices[j].offset;\n",
+        "            slots->data = static_cast<char *>(slab_base_) + from.matrices[j].offset;\n",
         "",
         (f"{_DEMAND}::test_slots_change_layers_where_the_engine_computes_elsewhere",),
     ),
@@ -84,7 +84,7 @@ MOVES = (
     Mutant(
         "a layer that has lost slots is still whole",
         f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.is_whole     = false;\n",
+        "        layer.is_whole = false;\n",
         "",
         (f"{_DEMAND}::test_slots_change_layers",),
     ),

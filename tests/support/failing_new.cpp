@@ -13,15 +13,15 @@
 namespace {
 
 thread_local int64_t allocations_left = 0; // 0: none fails
-thread_local bool    has_failed       = false;
-thread_local int64_t seconds_early    = 0;
+thread_local bool has_failed = false;
+thread_local int64_t seconds_early = 0;
 
 } // namespace
 
 // Has the n-th allocation from now on fail, once; none when `n` is 0.
 TEST_EXPORT void fail_allocation(int64_t n) {
     allocations_left = n;
-    has_failed       = false;
+    has_failed = false;
 }
 
 // Whether it has.

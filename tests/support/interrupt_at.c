@@ -15,22 +15,22 @@ typedef struct object object;
 typedef int (*trace_function)(object * self, object * frame, int what, object * argument);
 
 extern object _Py_TrueStruct;
-void          PyEval_SetTrace(trace_function function, object * self);
-void          PyErr_SetInterrupt(void);
-void          PyErr_Clear(void);
-object *      PyFrame_GetCode(object * frame);
-int           PyFrame_GetLineNumber(object * frame);
-object *      PyObject_GetAttrString(object * owner, const char * name);
-int           PyObject_SetAttrString(object * owner, const char * name, object * value);
-const char *  PyUnicode_AsUTF8(object * text);
-void          Py_DecRef(object * owned);
+void PyEval_SetTrace(trace_function function, object * self);
+void PyErr_SetInterrupt(void);
+void PyErr_Clear(void);
+object * PyFrame_GetCode(object * frame);
+int PyFrame_GetLineNumber(object * frame);
+object * PyObject_GetAttrString(object * owner, const char * name);
+int PyObject_SetAttrString(object * owner, const char * name, object * value);
+const char * PyUnicode_AsUTF8(object * text);
+void Py_DecRef(object * owned);
 
 enum { TRACE_CALL = 0, TRACE_OPCODE = 7 }; // of PyTrace_*
 
-static int64_t      left;       // instructions until the interrupt; below 0 when it has come
-static int64_t      counted;    // instructions so far
-static const char * folders;    // of the files whose instructions count, each followed by a newline
-static char         place[512]; // where it came
+static int64_t left;         // instructions until the interrupt; below 0 when it has come
+static int64_t counted;      // instructions so far
+static const char * folders; // of the files whose instructions count, each followed by a newline
+static char place[512];      // where it came
 
 static int is_chosen(const char * file) {
     for (const char * folder = folders; *folder;) {
@@ -58,7 +58,7 @@ static const char * text_of(object * code, const char * name, char * into, size_
 static void count(object * frame) {
     counted++;
     if (--left == 0) {
-        char     file[256], function[128];
+        char file[256], function[128];
         object * code = PyFrame_GetCode(frame);
         text_of(code, "co_filename", file, sizeof file);
         text_of(code, "co_qualname", function, sizeof function);
@@ -72,9 +72,9 @@ static int trace(object * self, object * frame, int what, object * argument) {
     (void) self;
     (void) argument;
     if (what == TRACE_CALL) { // a function's first instruction, or a generator's when it goes on
-        char     file[256];
-        object * code   = PyFrame_GetCode(frame);
-        int      chosen = is_chosen(text_of(code, "co_filename", file, sizeof file));
+        char file[256];
+        object * code = PyFrame_GetCode(frame);
+        int chosen = is_chosen(text_of(code, "co_filename", file, sizeof file));
         Py_DecRef(code);
         if (chosen) {
             if (PyObject_SetAttrString(frame, "f_trace_opcodes", &_Py_TrueStruct) < 0) {
@@ -91,9 +91,9 @@ static int trace(object * self, object * frame, int what, object * argument) {
 // Has SIGINT pending before the `nth` instruction that this thread runs from now on in functions of files in `in`,
 // which must stay in memory. Functions that run already do not count.
 TEST_EXPORT void interrupt_at(int64_t nth, const char * in) {
-    left     = nth;
-    counted  = 0;
-    folders  = in;
+    left = nth;
+    counted = 0;
+    folders = in;
     place[0] = '\0';
     PyEval_SetTrace(trace, NULL);
 }

@@ -5,8 +5,8 @@
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
 EXPORT void * reach_new(int layers, int may_change) { return new expertier::Reach(layers, may_change != 0); }
-EXPORT void   reach_delete(void * reach) { delete static_cast<expertier::Reach *>(reach); }
-EXPORT void   reach_note(void * reach, int is_used, int in_time) {
+EXPORT void reach_delete(void * reach) { delete static_cast<expertier::Reach *>(reach); }
+EXPORT void reach_note(void * reach, int is_used, int in_time) {
     static_cast<expertier::Reach *>(reach)->note(is_used != 0, in_time != 0);
 }
 EXPORT int reach_settle(void * reach) {

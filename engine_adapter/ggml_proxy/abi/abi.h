@@ -10,10 +10,10 @@
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
 enum expertier_begin_status : int32_t {
-    EXPERTIER_BUSY       = -1, // an expert is being filled by someone else, or too few slots are unpinned now
-    EXPERTIER_TOO_MANY   = -2, // more distinct experts than the layer has slots
+    EXPERTIER_BUSY = -1,       // an expert is being filled by someone else, or too few slots are unpinned now
+    EXPERTIER_TOO_MANY = -2,   // more distinct experts than the layer has slots
     EXPERTIER_BAD_EXPERT = -3, // an id outside the layer's experts
-    EXPERTIER_BAD_CALL   = -4, // tables of another policy version, or a layer, slot or count out of range
+    EXPERTIER_BAD_CALL = -4,   // tables of another policy version, or a layer, slot or count out of range
 };
 
 // The compiled residency policy (planner/policy/calls/native.py). No call takes the interpreter's lock; the caller holds the
@@ -45,11 +45,11 @@ struct expertier_gate {
     void * function;
     void * stream;
     uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about half a second
-    void *   predict;  // the kernel that predicts; null: there is none
+    void * predict;    // the kernel that predicts; null: there is none
     int32_t (*event_query)(void * event); // 0: what was recorded is done
-    int32_t layers_ahead;   // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
-    int32_t prefetch_pauses; // 1: only as long as it pays, and as many layers ahead as pays
-    void *  copy;            // the kernel that copies many pieces (moves.cu)
+    int32_t layers_ahead;                 // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
+    int32_t prefetch_pauses;              // 1: only as long as it pays, and as many layers ahead as pays
+    void * copy;                          // the kernel that copies many pieces (moves.cu)
     // For graphs that are launched whole (captured.h), as cuStreamBeginCapture, cuStreamEndCapture,
     // cuGraphInstantiateWithFlags, cuGraphLaunch, cuGraphExecDestroy and cuGraphDestroy are; all null: none are.
     int32_t (*capture_begin)(void * stream, int32_t mode);
@@ -65,8 +65,8 @@ struct expertier_gate {
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
 // to write EXPERTIER_FILLED to `done`. Not a return value: an interpreter that is interrupted on entry returns none.
 #define EXPERTIER_FILLED 0x46494c4c
-typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts,
-                               const int32_t * slots, int32_t * done);
+typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts, const int32_t * slots,
+                               int32_t * done);
 
 // Copies the experts' bytes to where they belong in a staged layer (expertier_copy), which begins at `staged` in device
 // memory. Called without any lock; says that all is there as a fill does.
@@ -75,27 +75,27 @@ typedef void (*expertier_load)(void * context, int32_t layer, int32_t n, const i
 
 // Copies `n_bytes` bytes of a layer's matrix to host memory: the file's, of all experts one after another, from byte
 // `offset` on. For what the engine reads back. Called without any lock; says that all is there as a fill does.
-typedef void (*expertier_read)(void * context, int32_t layer, int32_t matrix, uint64_t offset, uint64_t n_bytes, void * out,
-                               int32_t * done);
+typedef void (*expertier_read)(void * context, int32_t layer, int32_t matrix, uint64_t offset, uint64_t n_bytes,
+                               void * out, int32_t * done);
 
 // How misses are served. While Python cannot answer, because a thread sits in the engine with the interpreter's lock,
 // a call of `fill` would never return.
 enum expertier_fills : int32_t {
-    EXPERTIER_FILLS_SERVED  = 0, // by `fill`
-    EXPERTIER_FILLS_BLANK   = 1, // the next graph gets zeros, whose slots are FREE afterwards; later graphs wait
+    EXPERTIER_FILLS_SERVED = 0,  // by `fill`
+    EXPERTIER_FILLS_BLANK = 1,   // the next graph gets zeros, whose slots are FREE afterwards; later graphs wait
     EXPERTIER_FILLS_REFUSED = 2, // not at all: the batch fails
 };
 
 struct expertier_matrix {
-    const char * name;   // the tensor's name in the GGUF
-    int32_t      type;   // ggml_type
-    int64_t      ne0;    // elements a row
-    int64_t      ne1;    // rows
-    uint64_t     expert_bytes; // of one expert, by what the table knows of its type
-    uint64_t     offset; // bytes from the slab's base to this matrix of slot 0
-    uint64_t     stride; // bytes from one slot's matrix to the next slot's
-    uint64_t     staged_offset; // the same in a staged layer, which holds all experts in their own order
-    uint64_t     staged_stride;
+    const char * name;      // the tensor's name in the GGUF
+    int32_t type;           // ggml_type
+    int64_t ne0;            // elements a row
+    int64_t ne1;            // rows
+    uint64_t expert_bytes;  // of one expert, by what the table knows of its type
+    uint64_t offset;        // bytes from the slab's base to this matrix of slot 0
+    uint64_t stride;        // bytes from one slot's matrix to the next slot's
+    uint64_t staged_offset; // the same in a staged layer, which holds all experts in their own order
+    uint64_t staged_stride;
 };
 
 // One piece of an expert: where it lies in a host block, in a slot and in a staged layer.
@@ -109,42 +109,42 @@ struct expertier_copy {
 };
 
 struct expertier_layer {
-    int32_t                  n_experts;
-    int32_t                  n_slots;
-    int32_t                  n_matrices;
+    int32_t n_experts;
+    int32_t n_slots;
+    int32_t n_matrices;
     const expertier_matrix * matrices;
-    int32_t                  n_copies;
-    const expertier_copy *   copies;
-    uint64_t                 staged_bytes;
-    int64_t                  first_copy; // index of its expert 0 in the arrays of expertier_host_copies
+    int32_t n_copies;
+    const expertier_copy * copies;
+    uint64_t staged_bytes;
+    int64_t first_copy; // index of its expert 0 in the arrays of expertier_host_copies
 };
 
 // Which experts the host pool has complete copies of (tiers/host_pool/copy_directory.py). Whoever holds the lock may read
 // `address`, count itself in and out of `readers`, set `used` and count `hits`. A copy with readers stays where it is.
 struct expertier_host_copies {
-    void *    lock;    // laid out as one layer's, see layer_lock.h
+    void * lock;       // laid out as one layer's, see layer_lock.h
     int64_t * address; // 0: there is none
     int32_t * readers;
     uint8_t * used;
-    int64_t * hits;    // one number
+    int64_t * hits; // one number
 };
 
 struct expertier_binding {
-    int32_t                 abi; // EXPERTIER_ABI
-    int32_t                 n_layers;
+    int32_t abi; // EXPERTIER_ABI
+    int32_t n_layers;
     const expertier_layer * layers;
-    void *                  slab_base;
-    uint64_t                slab_bytes;
-    const int64_t *         directory;
-    void *                  locks; // a mutex and a condition variable a layer, see layer_lock.h
-    expertier_policy        policy;
-    expertier_fill          fill;
-    expertier_load          load;
-    expertier_read          read;
-    void *                  fill_context; // of all three
-    expertier_host_copies   host_copies;
-    int32_t                 sees_all;      // 1: every call must be looked up, also where all experts are in their slots
-    int32_t                 stream_tokens; // from so many tokens on a layer is staged; 0: never
+    void * slab_base;
+    uint64_t slab_bytes;
+    const int64_t * directory;
+    void * locks; // a mutex and a condition variable a layer, see layer_lock.h
+    expertier_policy policy;
+    expertier_fill fill;
+    expertier_load load;
+    expertier_read read;
+    void * fill_context; // of all three
+    expertier_host_copies host_copies;
+    int32_t sees_all;      // 1: every call must be looked up, also where all experts are in their slots
+    int32_t stream_tokens; // from so many tokens on a layer is staged; 0: never
 };
 
 // Moves the boundary between what the engine computes in, from the slab's base on, and the slots: the first
@@ -157,15 +157,15 @@ typedef void (*expertier_look)(void * context, int32_t * wants);
 
 // The slab's low end, for the engine's compute buffers (compute_region.h).
 struct expertier_compute {
-    expertier_move            move;
-    void *                    context;
-    const expertier_binding * binding;         // the one that the tiers were bound with
-    uint64_t                  compute_bytes;   // free of slots now
-    uint64_t                  most_bytes;      // that can be free of them
-    int64_t                   move_cost_bytes; // missed bytes that are worth a move, beside those that it gives room to
-    int64_t                   cut_cost_bytes;  // missed bytes that a graph costs because layers lack a slot for each expert
-    expertier_look            look;            // null: the layers' numbers of slots stay
-    int32_t                   look_graphs;     // how many graphs come between two looks
+    expertier_move move;
+    void * context;
+    const expertier_binding * binding; // the one that the tiers were bound with
+    uint64_t compute_bytes;            // free of slots now
+    uint64_t most_bytes;               // that can be free of them
+    int64_t move_cost_bytes;           // missed bytes that are worth a move, beside those that it gives room to
+    int64_t cut_cost_bytes;            // missed bytes that a graph costs because layers lack a slot for each expert
+    expertier_look look;               // null: the layers' numbers of slots stay
+    int32_t look_graphs;               // how many graphs come between two looks
 };
 
 struct expertier_compute_counts {
@@ -184,27 +184,27 @@ struct expertier_compute_counts {
 
 // What the proxy counted since the binding was made. Times are nanoseconds.
 struct expertier_counters {
-    int64_t graphs;         // graphs that held experts of this model
-    int64_t slices;         // slices handed to the inner backend
-    int64_t lookups;        // policy look-ups, one a layer call or pass
-    int64_t lookup_ns;      // time in the policy, fills not included
-    int64_t fills;          // look-ups that missed
-    int64_t fill_ns;        // time in `fill`
-    int64_t id_reads;       // read-backs of expert ids, one a layer call
-    int64_t pass_calls;     // layer calls that needed more experts than slots
-    int64_t passes;         // passes that these took
-    int64_t whole_calls;    // layer calls whose experts were all in place: neither ids nor policy were asked
-    int64_t host_fills;     // experts that came from the host pool without Python
-    int64_t gated_calls;    // layer calls whose ids were looked up on the device
-    int64_t gate_waits;     // those of them that waited for missing experts
-    int64_t captures;       // graphs that were captured with their gates
-    int64_t captured_runs;  // graphs that ran so, launched at once
-    int64_t gate_retreats;  // graphs that were begun so and run again without
-    int64_t gates_late;     // of these, where the device had given up waiting for an answer
-    int64_t predicted;       // experts that gates were asked for, where a prediction had been made
-    int64_t predicted_right; // those of them that were predicted
-    int64_t missing;           // those of the first that were in no slot when the prediction was made
-    int64_t missing_predicted; // those of them that were predicted
+    int64_t graphs;                // graphs that held experts of this model
+    int64_t slices;                // slices handed to the inner backend
+    int64_t lookups;               // policy look-ups, one a layer call or pass
+    int64_t lookup_ns;             // time in the policy, fills not included
+    int64_t fills;                 // look-ups that missed
+    int64_t fill_ns;               // time in `fill`
+    int64_t id_reads;              // read-backs of expert ids, one a layer call
+    int64_t pass_calls;            // layer calls that needed more experts than slots
+    int64_t passes;                // passes that these took
+    int64_t whole_calls;           // layer calls whose experts were all in place: neither ids nor policy were asked
+    int64_t host_fills;            // experts that came from the host pool without Python
+    int64_t gated_calls;           // layer calls whose ids were looked up on the device
+    int64_t gate_waits;            // those of them that waited for missing experts
+    int64_t captures;              // graphs that were captured with their gates
+    int64_t captured_runs;         // graphs that ran so, launched at once
+    int64_t gate_retreats;         // graphs that were begun so and run again without
+    int64_t gates_late;            // of these, where the device had given up waiting for an answer
+    int64_t predicted;             // experts that gates were asked for, where a prediction had been made
+    int64_t predicted_right;       // those of them that were predicted
+    int64_t missing;               // those of the first that were in no slot when the prediction was made
+    int64_t missing_predicted;     // those of them that were predicted
     int64_t prefetches;            // experts whose copies began before anyone had asked for them
     int64_t prefetches_useful;     // that the layer then asked for
     int64_t prefetches_in_time;    // those of them whose last byte had been queued by then
@@ -212,7 +212,7 @@ struct expertier_counters {
     int64_t prefetch_wasted_bytes; // those of experts that the layer did not ask for
     int64_t prefetch_pauses;       // how often it was found not to pay
     int64_t prefetch_layers;       // how many layers ahead they are made now; 0: none are
-    int64_t staged_calls;   // layer calls that ran on a staged layer
-    int64_t staged_bytes;   // bytes that came from the host for these
-    int64_t dropped_writes; // bytes that the loader wrote to expert tensors and the buffer dropped
+    int64_t staged_calls;          // layer calls that ran on a staged layer
+    int64_t staged_bytes;          // bytes that came from the host for these
+    int64_t dropped_writes;        // bytes that the loader wrote to expert tensors and the buffer dropped
 };

@@ -14,7 +14,7 @@ inline int32_t block_size(int32_t type, int64_t * elements, int64_t * n_bytes) {
         return 0;
     }
     *elements = ggml_blck_size((ggml_type) type);
-    *n_bytes  = (int64_t) ggml_type_size((ggml_type) type);
+    *n_bytes = (int64_t) ggml_type_size((ggml_type) type);
     return *elements > 0 && *n_bytes > 0;
 }
 

@@ -21,9 +21,9 @@ namespace expertier {
 
 namespace {
 
-constexpr const char * library_variable  = "EXPERTIER_EMBED_LIBPYTHON"; // see engine_adapter/hosts/exec/tool.py
-constexpr const char * home_variable     = "EXPERTIER_EMBED_HOME";
-constexpr const char * site_variable     = "EXPERTIER_EMBED_SITE";
+constexpr const char * library_variable = "EXPERTIER_EMBED_LIBPYTHON"; // see engine_adapter/hosts/exec/tool.py
+constexpr const char * home_variable = "EXPERTIER_EMBED_HOME";
+constexpr const char * site_variable = "EXPERTIER_EMBED_SITE";
 constexpr const char * skeleton_variable = "EXPERTIER_EMBED_SKELETON";
 
 constexpr auto stop_limit = std::chrono::seconds(5);
@@ -60,9 +60,9 @@ bool load(const char * path) {
 }
 
 struct Done {
-    std::mutex              mutex;
+    std::mutex mutex;
     std::condition_variable changed;
-    bool                    is_set = false;
+    bool is_set = false;
 };
 
 // Called by exit(), which a tool may call anywhere, even in a signal handler on a thread that holds the interpreter's
@@ -88,7 +88,7 @@ void stop() {
 } // namespace
 
 bool start_embedded_tiers() {
-    static bool  started = false;
+    static bool started = false;
     const char * library = getenv(library_variable);
     if (library == nullptr || started) {
         return true;
@@ -106,9 +106,10 @@ bool start_embedded_tiers() {
     }
     python.initialize(0); // without Python's signal handlers: signals are the tool's
     unsetenv("PYTHONHOME");
-    const char *      site = getenv(site_variable);
+    const char * site = getenv(site_variable);
     const std::string code = std::string("import site\n"
-                                         "for folder in '''") + (site ? site : "") +
+                                         "for folder in '''") +
+                             (site ? site : "") +
                              "'''.split(':'):\n"
                              "    site.addsitedir(folder)\n"
                              "import expertier.engine_adapter.hosts.exec.embedded as expertier_embedded\n"

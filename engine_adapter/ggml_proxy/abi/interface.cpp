@@ -97,7 +97,8 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, co
     try {
         const bool computes = compute->most_bytes > 0;
         if (computes && !can_wrap()) {
-            throw std::runtime_error("this release of llama.cpp allocates weights and compute buffers by the same call");
+            throw std::runtime_error(
+                "this release of llama.cpp allocates weights and compute buffers by the same call");
         }
         std::shared_ptr<ComputeRegion> region = self->tiers->new_compute_region(*compute);
         if (computes) {
@@ -182,22 +183,22 @@ EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
 
 EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier_counters * out) {
     const Tiers::Counters & from = self->tiers->counters;
-    out->graphs                  = from.graphs;
-    out->slices                  = from.slices;
-    out->lookups                 = from.lookups;
-    out->lookup_ns               = from.lookup_ns;
-    out->fills                   = from.fills;
-    out->fill_ns                 = from.fill_ns;
-    out->id_reads                = from.id_reads;
-    out->pass_calls              = from.pass_calls;
-    out->passes                  = from.passes;
-    out->whole_calls             = from.whole_calls;
-    out->host_fills              = from.host_fills;
-    out->gated_calls             = from.gated_calls;
-    out->gate_waits              = from.gate_waits;
-    out->captures                = from.captures;
-    out->captured_runs           = from.captured_runs;
-    out->gate_retreats           = from.gate_retreats;
+    out->graphs = from.graphs;
+    out->slices = from.slices;
+    out->lookups = from.lookups;
+    out->lookup_ns = from.lookup_ns;
+    out->fills = from.fills;
+    out->fill_ns = from.fill_ns;
+    out->id_reads = from.id_reads;
+    out->pass_calls = from.pass_calls;
+    out->passes = from.passes;
+    out->whole_calls = from.whole_calls;
+    out->host_fills = from.host_fills;
+    out->gated_calls = from.gated_calls;
+    out->gate_waits = from.gate_waits;
+    out->captures = from.captures;
+    out->captured_runs = from.captured_runs;
+    out->gate_retreats = from.gate_retreats;
     out->predicted = from.predicted;
     out->predicted_right = from.predicted_right;
     out->missing = from.missing;
@@ -210,7 +211,7 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->prefetch_pauses = from.prefetch_pauses;
     out->gates_late = from.gates_late;
     out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
-    out->staged_calls            = from.staged_calls;
-    out->staged_bytes            = from.staged_bytes;
-    out->dropped_writes          = from.dropped_writes;
+    out->staged_calls = from.staged_calls;
+    out->staged_bytes = from.staged_bytes;
+    out->dropped_writes = from.dropped_writes;
 }

@@ -40,7 +40,9 @@ void * get_proc_address(ggml_backend_reg_t, const char * name) {
     return nullptr;
 }
 
-ggml_backend_reg registry = { GGML_BACKEND_API_VERSION, { get_name, get_device_count, get_device, get_proc_address }, nullptr };
+ggml_backend_reg registry = { GGML_BACKEND_API_VERSION,
+                              { get_name, get_device_count, get_device, get_proc_address },
+                              nullptr };
 
 } // namespace
 

@@ -10,15 +10,15 @@
 // A tensor that may be split, as the GGUF has it.
 struct expertier_whole_tensor {
     const char * name;
-    int32_t      type; // ggml_type
-    int64_t      ne[4];
+    int32_t type; // ggml_type
+    int64_t ne[4];
 };
 
 // Along `axis`, each of the segments is there `repeats` times in a row, and of each such piece device `d` of `n` gets the
 // next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every device the whole tensor.
 struct expertier_split {
-    int32_t  axis;
-    int32_t  n_segments;
+    int32_t axis;
+    int32_t n_segments;
     uint32_t repeats[EXPERTIER_MAX_SEGMENTS];
-    int64_t  ne[EXPERTIER_MAX_SEGMENTS * EXPERTIER_MAX_SPLIT_DEVICES];
+    int64_t ne[EXPERTIER_MAX_SEGMENTS * EXPERTIER_MAX_SPLIT_DEVICES];
 };

@@ -16,7 +16,7 @@ ProxyBackend & self(ggml_backend_t backend) { return *static_cast<ProxyBackend *
 const char * get_name(ggml_backend_t backend) { return self(backend).device->name.c_str(); }
 
 void free_backend(ggml_backend_t backend) {
-    ProxyBackend *  proxy = &self(backend);
+    ProxyBackend * proxy = &self(backend);
     GatePass::Still still(proxy->device->gates);
     {
         std::lock_guard<std::mutex> guard(proxy->device->backends_mutex);
@@ -98,8 +98,8 @@ bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor 
     if (!may_write(target)) {
         return true; // the graph will say why
     }
-    const ggml_tensor read  = in_real_buffer(source);
-    ggml_tensor       write = in_real_buffer(target);
+    const ggml_tensor read = in_real_buffer(source);
+    ggml_tensor write = in_real_buffer(target);
     return inner->iface.cpy_tensor_async(unwrap(from), inner, &read, &write);
 }
 void synchronize(ggml_backend_t b) {
@@ -107,7 +107,9 @@ void synchronize(ggml_backend_t b) {
     std::lock_guard<std::mutex> guard(self(b).deferred_mutex);
     self(b).deferred.clear();
 }
-void event_record(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_record(self(b).inner, event); }
+void event_record(ggml_backend_t b, ggml_backend_event_t event) {
+    self(b).inner->iface.event_record(self(b).inner, event);
+}
 void event_wait(ggml_backend_t b, ggml_backend_event_t event) { self(b).inner->iface.event_wait(self(b).inner, event); }
 void graph_optimize(ggml_backend_t b, ggml_cgraph * graph, ggml_backend_graph_optimize_params * params) {
     self(b).inner->iface.graph_optimize(self(b).inner, graph, params);
@@ -121,29 +123,29 @@ ggml_guid guid = { 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x69, 0x65, 0x72, 0x2d, 0
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
     const GatePass::Still still(device.gates); // until it counts as one more
-    ggml_backend_t        inner = ggml_backend_dev_init(device.inner, params);
+    ggml_backend_t inner = ggml_backend_dev_init(device.inner, params);
     if (inner == nullptr) {
         return nullptr;
     }
-    const ggml_backend_i & of    = inner->iface;
-    ggml_backend_i         iface = {};
-    iface.get_name               = get_name;
-    iface.free                   = free_backend;
-    iface.graph_compute          = graph_compute;
+    const ggml_backend_i & of = inner->iface;
+    ggml_backend_i iface = {};
+    iface.get_name = get_name;
+    iface.free = free_backend;
+    iface.graph_compute = graph_compute;
     // Optional calls exist on the proxy exactly when they exist on the inner backend: ggml asks by null checks.
-    iface.set_tensor_async    = of.set_tensor_async ? set_tensor_async : nullptr;
-    iface.get_tensor_async    = of.get_tensor_async ? get_tensor_async : nullptr;
+    iface.set_tensor_async = of.set_tensor_async ? set_tensor_async : nullptr;
+    iface.get_tensor_async = of.get_tensor_async ? get_tensor_async : nullptr;
     iface.set_tensor_2d_async = of.set_tensor_2d_async ? set_tensor_2d_async : nullptr;
     iface.get_tensor_2d_async = of.get_tensor_2d_async ? get_tensor_2d_async : nullptr;
-    iface.cpy_tensor_async    = of.cpy_tensor_async ? cpy_tensor_async : nullptr;
-    iface.synchronize         = of.synchronize ? synchronize : nullptr;
-    iface.event_record        = of.event_record ? event_record : nullptr;
-    iface.event_wait          = of.event_wait ? event_wait : nullptr;
-    iface.graph_optimize      = of.graph_optimize ? graph_optimize : nullptr;
+    iface.cpy_tensor_async = of.cpy_tensor_async ? cpy_tensor_async : nullptr;
+    iface.synchronize = of.synchronize ? synchronize : nullptr;
+    iface.event_record = of.event_record ? event_record : nullptr;
+    iface.event_wait = of.event_wait ? event_wait : nullptr;
+    iface.graph_optimize = of.graph_optimize ? graph_optimize : nullptr;
 
-    auto * proxy  = new ProxyBackend;
+    auto * proxy = new ProxyBackend;
     proxy->device = &device;
-    proxy->inner  = inner;
+    proxy->inner = inner;
     device.n_backends += 1;
     {
         std::lock_guard<std::mutex> guard(device.backends_mutex);
@@ -200,7 +202,7 @@ ggml_backend_t unwrap(ggml_backend_t backend) {
 
 void set_n_threads(ggml_backend_t backend, int n_threads) {
     ggml_backend_t inner = unwrap(backend);
-    auto           set   = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
+    auto set = reinterpret_cast<ggml_backend_set_n_threads_t>(ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(ggml_backend_get_device(inner)), "ggml_backend_set_n_threads"));
     if (set) {
         set(inner, n_threads);
@@ -209,7 +211,7 @@ void set_n_threads(ggml_backend_t backend, int n_threads) {
 
 void set_abort_callback(ggml_backend_t backend, ggml_abort_callback callback, void * data) {
     ggml_backend_t inner = unwrap(backend);
-    auto           set   = reinterpret_cast<ggml_backend_set_abort_callback_t>(ggml_backend_reg_get_proc_address(
+    auto set = reinterpret_cast<ggml_backend_set_abort_callback_t>(ggml_backend_reg_get_proc_address(
         ggml_backend_dev_backend_reg(ggml_backend_get_device(inner)), "ggml_backend_set_abort_callback"));
     if (set) {
         set(inner, callback, data);

@@ -17,22 +17,22 @@
 namespace expertier {
 
 struct ProxyBackend {
-    ProxyDevice *  device;
+    ProxyDevice * device;
     ggml_backend_t inner;
     ggml_gallocr_t pass_allocator = nullptr; // temporaries of passes, made when first needed
 
     // Slot ids of each layer, keyed by the slot tensor of its first matrix: stable pointers between graphs.
     std::unordered_map<const ggml_tensor *, LayerIds> ids;
-    PinnedInts                                        read_room; // for the router's ids
-    uint64_t                                          served_uid = 0; // of the last graph that was found to be served
-    GatePlan                                          gate_plan;
-    CapturedGraph                                     captured;
-    LeadingNodes                                      leading; // of slices that are captured
-    std::mutex                                        deferred_mutex; // guards `deferred`
-    std::shared_ptr<BackendGroup>                     group; // null: it is alone
-    ggml_backend_event_t                              idle = nullptr; // of what others of the group wait for
-    std::vector<PinnedSlots>                          deferred; // slots that what is queued may still read
-    std::weak_ptr<Tiers>                              staged;   // whose staged layers it has computed on
+    PinnedInts read_room;    // for the router's ids
+    uint64_t served_uid = 0; // of the last graph that was found to be served
+    GatePlan gate_plan;
+    CapturedGraph captured;
+    LeadingNodes leading;                // of slices that are captured
+    std::mutex deferred_mutex;           // guards `deferred`
+    std::shared_ptr<BackendGroup> group; // null: it is alone
+    ggml_backend_event_t idle = nullptr; // of what others of the group wait for
+    std::vector<PinnedSlots> deferred;   // slots that what is queued may still read
+    std::weak_ptr<Tiers> staged;         // whose staged layers it has computed on
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);

@@ -9,8 +9,8 @@ namespace expertier {
 namespace {
 
 struct Communicator {
-    void *                               inner;
-    ggml_backend_comm_free_t             free;
+    void * inner;
+    ggml_backend_comm_free_t free;
     ggml_backend_comm_allreduce_tensor_t allreduce;
 };
 
@@ -34,13 +34,14 @@ void * comm_init(ggml_backend_t * backends, size_t n_backends) {
         }
     }
     ggml_backend_reg_t registry = registry_of(inner[0]);
-    const auto         init     = find<ggml_backend_comm_init_t>(registry, "ggml_backend_comm_init");
-    void *             made     = init ? init(inner.data(), inner.size()) : nullptr;
+    const auto init = find<ggml_backend_comm_init_t>(registry, "ggml_backend_comm_init");
+    void * made = init ? init(inner.data(), inner.size()) : nullptr;
     if (made == nullptr) {
         return nullptr;
     }
     return new Communicator{ made, find<ggml_backend_comm_free_t>(registry, "ggml_backend_comm_free"),
-                             find<ggml_backend_comm_allreduce_tensor_t>(registry, "ggml_backend_comm_allreduce_tensor") };
+                             find<ggml_backend_comm_allreduce_tensor_t>(registry,
+                                                                        "ggml_backend_comm_allreduce_tensor") };
 }
 
 void comm_free(void * communicator) {

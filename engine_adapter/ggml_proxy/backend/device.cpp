@@ -15,7 +15,7 @@ namespace expertier {
 namespace {
 
 std::vector<std::unique_ptr<ProxyDevice>> owned; // ggml keeps raw pointers to devices until the process ends
-std::vector<ProxyDevice *>                list;
+std::vector<ProxyDevice *> list;
 
 ProxyDevice & self(ggml_backend_dev_t device) { return *static_cast<ProxyDevice *>(device->context); }
 
@@ -38,10 +38,10 @@ ggml_backend_buffer_type_t hidden_buffer_type(ggml_backend_dev_t) { return ggml_
 
 void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     ggml_backend_dev_get_props(self(device).inner, props);
-    props->name        = get_name(device);
+    props->name = get_name(device);
     props->description = get_description(device);
-    props->type        = GGML_BACKEND_DEVICE_TYPE_GPU;
-    props->device_id   = nullptr; // the inner device's own id would have the proxy dropped as a duplicate
+    props->type = GGML_BACKEND_DEVICE_TYPE_GPU;
+    props->device_id = nullptr; // the inner device's own id would have the proxy dropped as a duplicate
 }
 
 void show_memory() {
@@ -49,7 +49,7 @@ void show_memory() {
     for (ProxyDevice * proxy : list) {
         if (proxy->inner_buffer_type != nullptr) {
             proxy->inner->iface.get_buffer_type = proxy->inner_buffer_type;
-            proxy->inner_buffer_type            = nullptr;
+            proxy->inner_buffer_type = nullptr;
         }
     }
 }
@@ -102,15 +102,15 @@ void event_synchronize(ggml_backend_dev_t, ggml_backend_event_t event) { ggml_ba
 
 // The naming device never runs anything; it is of type CPU so that the engine does not place layers on it.
 const char * naming_name(ggml_backend_dev_t device) { return self(device).buffer_name.c_str(); }
-void         naming_memory(ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 0; }
+void naming_memory(ggml_backend_dev_t, size_t * free, size_t * total) { *free = *total = 0; }
 enum ggml_backend_dev_type naming_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_CPU; }
 void naming_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
-    *props             = {};
-    props->name        = naming_name(device);
+    *props = {};
+    props->name = naming_name(device);
     props->description = get_description(device);
-    props->type        = GGML_BACKEND_DEVICE_TYPE_CPU;
+    props->type = GGML_BACKEND_DEVICE_TYPE_CPU;
 }
-ggml_backend_t             naming_init(ggml_backend_dev_t, const char *) { return nullptr; }
+ggml_backend_t naming_init(ggml_backend_dev_t, const char *) { return nullptr; }
 ggml_backend_buffer_type_t naming_buffer_type(ggml_backend_dev_t device) {
     if (hides_memory) {
         return ggml_backend_cpu_buffer_type();
@@ -118,42 +118,42 @@ ggml_backend_buffer_type_t naming_buffer_type(ggml_backend_dev_t device) {
     const ggml_backend_buffer_type_t named = self(device).named;
     return named ? named : &self(device).experts;
 }
-bool                       naming_supports_op(ggml_backend_dev_t, const ggml_tensor *) { return false; }
-bool                       naming_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t) { return false; }
+bool naming_supports_op(ggml_backend_dev_t, const ggml_tensor *) { return false; }
+bool naming_supports_buft(ggml_backend_dev_t, ggml_backend_buffer_type_t) { return false; }
 
 ggml_backend_device_i compute_interface(ggml_backend_dev_t inner) {
     ggml_backend_device_i iface = {};
-    iface.get_name              = get_name;
-    iface.get_description       = get_description;
-    iface.get_memory            = get_memory;
-    iface.get_type              = get_type;
-    iface.get_props             = get_props;
-    iface.init_backend          = init_backend;
-    iface.get_buffer_type       = get_buffer_type;
-    iface.supports_op           = supports_op;
-    iface.supports_buft         = supports_buft;
+    iface.get_name = get_name;
+    iface.get_description = get_description;
+    iface.get_memory = get_memory;
+    iface.get_type = get_type;
+    iface.get_props = get_props;
+    iface.init_backend = init_backend;
+    iface.get_buffer_type = get_buffer_type;
+    iface.supports_op = supports_op;
+    iface.supports_buft = supports_buft;
     // Optional calls exist on the proxy exactly when they exist on the inner device: ggml asks by null checks.
     const ggml_backend_device_i & of = inner->iface;
-    iface.get_host_buffer_type       = of.get_host_buffer_type ? get_host_buffer_type : nullptr;
-    iface.buffer_from_host_ptr       = of.buffer_from_host_ptr ? buffer_from_host_ptr : nullptr;
-    iface.offload_op                 = of.offload_op ? offload_op : nullptr;
-    iface.event_new                  = of.event_new ? event_new : nullptr;
-    iface.event_free                 = of.event_free ? event_free : nullptr;
-    iface.event_synchronize          = of.event_synchronize ? event_synchronize : nullptr;
+    iface.get_host_buffer_type = of.get_host_buffer_type ? get_host_buffer_type : nullptr;
+    iface.buffer_from_host_ptr = of.buffer_from_host_ptr ? buffer_from_host_ptr : nullptr;
+    iface.offload_op = of.offload_op ? offload_op : nullptr;
+    iface.event_new = of.event_new ? event_new : nullptr;
+    iface.event_free = of.event_free ? event_free : nullptr;
+    iface.event_synchronize = of.event_synchronize ? event_synchronize : nullptr;
     return iface;
 }
 
 ggml_backend_device_i naming_interface() {
     ggml_backend_device_i iface = {};
-    iface.get_name              = naming_name;
-    iface.get_description       = get_description;
-    iface.get_memory            = naming_memory;
-    iface.get_type              = naming_type;
-    iface.get_props             = naming_props;
-    iface.init_backend          = naming_init;
-    iface.get_buffer_type       = naming_buffer_type;
-    iface.supports_op           = naming_supports_op;
-    iface.supports_buft         = naming_supports_buft;
+    iface.get_name = naming_name;
+    iface.get_description = get_description;
+    iface.get_memory = naming_memory;
+    iface.get_type = naming_type;
+    iface.get_props = naming_props;
+    iface.init_backend = naming_init;
+    iface.get_buffer_type = naming_buffer_type;
+    iface.supports_op = naming_supports_op;
+    iface.supports_buft = naming_supports_buft;
     return iface;
 }
 
@@ -215,13 +215,13 @@ void make_proxies(ggml_backend_reg_t registry) {
         if (ggml_backend_dev_type(inner) == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
             continue; // runs a few operations beside another device; nothing of ours can live on it
         }
-        auto proxy         = std::make_unique<ProxyDevice>();
-        proxy->inner       = inner;
-        proxy->name        = std::string("TIER_") + ggml_backend_dev_name(inner);
+        auto proxy = std::make_unique<ProxyDevice>();
+        proxy->inner = inner;
+        proxy->name = std::string("TIER_") + ggml_backend_dev_name(inner);
         proxy->buffer_name = std::string("EXPERTS_") + ggml_backend_dev_name(inner);
         proxy->description = std::string("expertier over ") + ggml_backend_dev_description(inner);
-        proxy->compute     = { compute_interface(inner), registry, proxy.get() };
-        proxy->naming      = { naming_interface(), registry, proxy.get() };
+        proxy->compute = { compute_interface(inner), registry, proxy.get() };
+        proxy->naming = { naming_interface(), registry, proxy.get() };
         init_expert_buffer_type(&proxy->experts, &proxy->naming, proxy->buffer_name.c_str());
         init_wrapper_type(&proxy->wrapper, *proxy);
         list.push_back(proxy.get());
@@ -234,14 +234,14 @@ const std::vector<ProxyDevice *> & proxies() { return list; }
 void show_only(const std::vector<const ProxyDevice *> & shown, bool splits_tensors) {
     for (ProxyDevice * proxy : list) {
         ggml_backend_device_i & real = proxy->inner->iface;
-        proxy->is_hidden             = std::find(shown.begin(), shown.end(), proxy) == shown.end();
+        proxy->is_hidden = std::find(shown.begin(), shown.end(), proxy) == shown.end();
         if (proxy->inner_type == nullptr && ggml_backend_dev_type(proxy->inner) == GGML_BACKEND_DEVICE_TYPE_GPU) {
             proxy->inner_type = real.get_type;
-            real.get_type     = hidden_type;
+            real.get_type = hidden_type;
         }
         if (splits_tensors && proxy->inner_buffer_type == nullptr) {
             proxy->inner_buffer_type = real.get_buffer_type;
-            real.get_buffer_type     = hidden_buffer_type;
+            real.get_buffer_type = hidden_buffer_type;
         }
     }
     hides_memory = splits_tensors;
@@ -253,7 +253,7 @@ void show_all() {
         proxy->is_hidden = false;
         if (proxy->inner_type != nullptr) {
             proxy->inner->iface.get_type = proxy->inner_type;
-            proxy->inner_type            = nullptr;
+            proxy->inner_type = nullptr;
         }
     }
 }

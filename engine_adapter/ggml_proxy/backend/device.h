@@ -17,35 +17,35 @@ class ComputeRegion;
 struct ProxyBackend;
 
 struct ProxyDevice {
-    ggml_backend_dev_t       inner;       // the real device
-    std::string              name;        // "TIER_" and the inner device's name
-    std::string              buffer_name; // "EXPERTS_" and the inner device's name, for --override-tensor
-    std::string              description;
-    ggml_backend_device      compute;     // runs graphs; type GPU, so that layers are placed on it
-    ggml_backend_device      naming;      // only carries the expert buffer type, so that it can be found by name
+    ggml_backend_dev_t inner; // the real device
+    std::string name;         // "TIER_" and the inner device's name
+    std::string buffer_name;  // "EXPERTS_" and the inner device's name, for --override-tensor
+    std::string description;
+    ggml_backend_device compute; // runs graphs; type GPU, so that layers are placed on it
+    ggml_backend_device naming;  // only carries the expert buffer type, so that it can be found by name
     ggml_backend_buffer_type experts;
     std::atomic<ggml_backend_buffer_type_t> named{ nullptr }; // what the naming device carries instead of `experts`
-    std::atomic<int>         n_backends{ 0 }; // streams that may use the slots at the same time
-    std::atomic<bool>        is_hidden{ false };
+    std::atomic<int> n_backends{ 0 };                         // streams that may use the slots at the same time
+    std::atomic<bool> is_hidden{ false };
     enum ggml_backend_dev_type (*inner_type)(ggml_backend_dev_t) = nullptr; // the real device's own, while it is hidden
     ggml_backend_buffer_type_t (*inner_buffer_type)(ggml_backend_dev_t) = nullptr;
     ggml_backend_buffer_type wrapper; // the compute device's default type while there are compute regions
-    RunLock                  runs;    // graphs on this device, and moves of its slots
-    GatePass                 gates;   // graphs that make the device wait for the host
+    RunLock runs;                     // graphs on this device, and moves of its slots
+    GatePass gates;                   // graphs that make the device wait for the host
 
     // Where the engine may compute: a region a model whose tiers are bound.
     std::vector<std::shared_ptr<ComputeRegion>> compute_regions();
-    void                                        follow_demand(); // of all that are bound (ComputeRegion)
-    bool                                        has_regions() const { return n_regions > 0; }
-    void                                        add_region(std::shared_ptr<ComputeRegion> region);
-    void                                        remove_region(const std::shared_ptr<ComputeRegion> & region);
+    void follow_demand(); // of all that are bound (ComputeRegion)
+    bool has_regions() const { return n_regions > 0; }
+    void add_region(std::shared_ptr<ComputeRegion> region);
+    void remove_region(const std::shared_ptr<ComputeRegion> & region);
 
-    std::mutex                                  backends_mutex; // guards `backends`
-    std::vector<ProxyBackend *>                 backends;
-    std::mutex                                  regions_mutex; // guards `regions`
+    std::mutex backends_mutex; // guards `backends`
+    std::vector<ProxyBackend *> backends;
+    std::mutex regions_mutex;                            // guards `regions`
     std::vector<std::shared_ptr<ComputeRegion>> regions; // the first ones have room to compute in
-    std::atomic<int>                            n_regions{ 0 }; // of these
-    std::atomic<int>                            n_bound{ 0 };   // of all
+    std::atomic<int> n_regions{ 0 };                     // of these
+    std::atomic<int> n_bound{ 0 };                       // of all
 };
 
 // The proxy that `device` is the compute device of; null for any other device.

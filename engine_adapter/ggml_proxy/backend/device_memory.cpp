@@ -33,23 +33,23 @@ struct StandIn {
         }
     }
     ~StandIn() { munmap(base, size); }
-    StandIn(const StandIn &)             = delete;
+    StandIn(const StandIn &) = delete;
     StandIn & operator=(const StandIn &) = delete;
 };
 
 struct Shared {
-    ggml_backend_buffer_t        buffer;
-    std::unique_ptr<StandIn>     instead;
+    ggml_backend_buffer_t buffer;
+    std::unique_ptr<StandIn> instead;
     std::shared_ptr<QueuedMoves> moves; // once something has moved within it
 };
 
-std::mutex                  mutex;
+std::mutex mutex;
 std::map<uintptr_t, Shared> shared; // by the address that Python knows
 
 // With the mutex held; the end when there is none.
 std::map<uintptr_t, Shared>::iterator find_shared(const void * address) {
-    const auto at    = reinterpret_cast<uintptr_t>(address);
-    auto       after = shared.upper_bound(at);
+    const auto at = reinterpret_cast<uintptr_t>(address);
+    auto after = shared.upper_bound(at);
     if (after == shared.begin()) {
         return shared.end();
     }
@@ -90,7 +90,7 @@ Buffer new_device_buffer(ggml_backend_dev_t device, size_t size) {
 
 Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size) {
     ggml_backend_buffer_type_t type = ggml_backend_dev_host_buffer_type(device);
-    Buffer                     buffer(type ? ggml_backend_buft_alloc_buffer(type, size) : nullptr);
+    Buffer buffer(type ? ggml_backend_buft_alloc_buffer(type, size) : nullptr);
     if (!buffer || ggml_backend_buffer_get_type(buffer.get()) != type) {
         throw std::runtime_error("there is no pinned host memory for it");
     }
@@ -100,19 +100,19 @@ Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size) {
 
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes) {
     ggml_tensor tensor = {};
-    tensor.type        = GGML_TYPE_I8;
-    tensor.buffer      = buffer;
-    tensor.data        = address;
-    tensor.ne[0]       = (int64_t) n_bytes;
+    tensor.type = GGML_TYPE_I8;
+    tensor.buffer = buffer;
+    tensor.data = address;
+    tensor.ne[0] = (int64_t) n_bytes;
     tensor.ne[1] = tensor.ne[2] = tensor.ne[3] = 1;
-    tensor.nb[0]                               = 1;
+    tensor.nb[0] = 1;
     tensor.nb[1] = tensor.nb[2] = tensor.nb[3] = n_bytes;
     return tensor;
 }
 
-void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to, void * target,
-                size_t n_bytes) {
-    ggml_tensor read  = bytes_at(from, source, n_bytes);
+void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to,
+                void * target, size_t n_bytes) {
+    ggml_tensor read = bytes_at(from, source, n_bytes);
     ggml_tensor write = bytes_at(to, target, n_bytes);
     ggml_backend_tensor_copy_async(stream, stream, &read, &write);
 }
@@ -121,7 +121,7 @@ ggml_tensor bytes_at(const DevicePlace & place, size_t n_bytes) { return bytes_a
 
 DevicePlace find_device_place(const void * address) {
     std::lock_guard<std::mutex> guard(mutex);
-    const auto                  found = find_shared(address);
+    const auto found = find_shared(address);
     if (found == shared.end()) {
         return {};
     }
@@ -145,7 +145,7 @@ void * share_buffer(ggml_backend_buffer_t buffer) {
     Shared entry{ buffer, nullptr, nullptr };
     if (reinterpret_cast<uintptr_t>(base) < least_address) {
         entry.instead = std::make_unique<StandIn>(ggml_backend_buffer_get_size(buffer));
-        base          = entry.instead->base;
+        base = entry.instead->base;
     }
     std::lock_guard<std::mutex> guard(mutex);
     shared[reinterpret_cast<uintptr_t>(base)] = std::move(entry);
@@ -154,7 +154,7 @@ void * share_buffer(ggml_backend_buffer_t buffer) {
 
 void unshare_buffer(ggml_backend_buffer_t buffer) {
     std::shared_ptr<QueuedMoves> moves; // goes without the lock
-    std::lock_guard<std::mutex>  guard(mutex);
+    std::lock_guard<std::mutex> guard(mutex);
     for (auto entry = shared.begin(); entry != shared.end(); ++entry) {
         if (entry->second.buffer == buffer) {
             moves = std::move(entry->second.moves);
@@ -181,7 +181,7 @@ EXPERTIER_EXPORT int32_t expertier_device_memory(const char * name, int64_t * fr
     }
     size_t n_free = 0, n_total = 0;
     ggml_backend_dev_memory(device, &n_free, &n_total);
-    *free  = (int64_t) n_free;
+    *free = (int64_t) n_free;
     *total = (int64_t) n_total;
     return 1;
 }
@@ -256,8 +256,8 @@ EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t sourc
 // Queues what QueuedMoves::queue does, within the memory of ours that `slab` lies in; nothing else may use it before
 // expertier_memory_finish. 0 when there is none, when a row lies elsewhere, or when the device gave no stream; some rows
 // have been moved then.
-EXPERTIER_EXPORT int32_t expertier_memory_relocate(uint64_t slab, const int64_t * rows, int64_t n, const int64_t * zeros,
-                                                   int64_t n_zeros) {
+EXPERTIER_EXPORT int32_t expertier_memory_relocate(uint64_t slab, const int64_t * rows, int64_t n,
+                                                   const int64_t * zeros, int64_t n_zeros) {
     try {
         const auto moves = find_moves(reinterpret_cast<void *>(slab));
         return moves && moves->queue(rows, n, zeros, n_zeros);

@@ -32,15 +32,15 @@ ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_byte
 // Where an address that Python knows lies: null and null where it is in no memory of ours.
 struct DevicePlace {
     ggml_backend_buffer_t buffer = nullptr;
-    void *                data   = nullptr; // as the backend has it
+    void * data = nullptr; // as the backend has it
 };
 DevicePlace find_device_place(const void * address);
 
 ggml_tensor bytes_at(const DevicePlace & place, size_t n_bytes);
 
 // Queues a copy of `n_bytes` between two places of one device.
-void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to, void * target,
-                size_t n_bytes);
+void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source, ggml_backend_buffer_t to,
+                void * target, size_t n_bytes);
 
 class QueuedMoves;
 
@@ -51,6 +51,6 @@ std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer);
 // From here on Python may copy to addresses in `buffer`, by the address that this returns: the buffer's own, save where
 // the backend gives all of its buffers the same (Vulkan's count from 4096).
 void * share_buffer(ggml_backend_buffer_t buffer);
-void   unshare_buffer(ggml_backend_buffer_t buffer);
+void unshare_buffer(ggml_backend_buffer_t buffer);
 
 } // namespace expertier

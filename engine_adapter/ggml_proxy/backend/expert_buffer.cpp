@@ -20,11 +20,11 @@ namespace expertier {
 namespace {
 
 struct ExpertBuffer {
-    std::shared_ptr<Tiers>                                tiers;
-    void *                                                base = nullptr;
-    size_t                                                size = 0;
+    std::shared_ptr<Tiers> tiers;
+    void * base = nullptr;
+    size_t size = 0;
     std::unordered_map<const ggml_tensor *, ExpertTensor> tensors;
-    Readable                                              readable;
+    Readable readable;
 };
 
 using TiersList = std::vector<std::shared_ptr<Tiers>>;
@@ -37,7 +37,7 @@ std::atomic<bool> has_foreign_bytes{ false }; // another file than our skeleton 
 std::atomic<bool> placement_is_good{ false }; // until expert tensors are made or freed again
 
 std::mutex default_mutex;
-TiersList  default_tiers;
+TiersList default_tiers;
 
 TiersList tiers_to_load() {
     if (!loading_tiers.empty()) {
@@ -143,22 +143,23 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     auto * self = new ExpertBuffer{ tiers, base, reserved, {}, {} }; // without tiers it refuses each tensor, by name
 
     ggml_backend_buffer_i iface = {};
-    iface.free_buffer           = free_buffer;
-    iface.get_base              = get_base;
-    iface.init_tensor           = init_tensor;
-    iface.memset_tensor         = memset_tensor;
-    iface.set_tensor            = set_tensor;
-    iface.set_tensor_2d         = set_tensor_2d;
-    iface.get_tensor            = get_tensor;
-    iface.get_tensor_2d         = get_tensor_2d;
-    iface.clear                 = clear;
+    iface.free_buffer = free_buffer;
+    iface.get_base = get_base;
+    iface.init_tensor = init_tensor;
+    iface.memset_tensor = memset_tensor;
+    iface.set_tensor = set_tensor;
+    iface.set_tensor_2d = set_tensor_2d;
+    iface.get_tensor = get_tensor;
+    iface.get_tensor_2d = get_tensor_2d;
+    iface.clear = clear;
     return ggml_backend_buffer_init(type, iface, self, size);
 }
 
 size_t get_alignment(ggml_backend_buffer_type_t) { return 64; }
 
 std::string placed_outside(const std::string & name) {
-    return "tensor " + name + " was placed outside of the tiers, where its bytes are not: take cpu-moe, n-cpu-moe and "
+    return "tensor " + name +
+           " was placed outside of the tiers, where its bytes are not: take cpu-moe, n-cpu-moe and "
            "override-tensor out of llama.cpp's configuration file (config.ini)";
 }
 
@@ -166,7 +167,7 @@ std::string placed_outside(const std::string & name) {
 // A graph without any of ours is another model's, a draft's for instance, whose tensors may have the same names.
 std::string find_outside(const ggml_cgraph * graph) {
     std::vector<const ggml_tensor *> others;
-    std::shared_ptr<Tiers>           tiers;
+    std::shared_ptr<Tiers> tiers;
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
         if (node->op != GGML_OP_MUL_MAT_ID) {
@@ -191,13 +192,13 @@ bool is_host(ggml_backend_buffer_type_t) { return false; } // else the loader an
 } // namespace
 
 void init_expert_buffer_type(ggml_backend_buffer_type_t type, ggml_backend_dev_t device, const char * name) {
-    type->iface               = {};
-    type->iface.get_name      = get_name;
-    type->iface.alloc_buffer  = alloc_buffer;
+    type->iface = {};
+    type->iface.get_name = get_name;
+    type->iface.alloc_buffer = alloc_buffer;
     type->iface.get_alignment = get_alignment;
-    type->iface.is_host       = is_host;
-    type->device              = device;
-    type->context             = const_cast<char *>(name);
+    type->iface.is_host = is_host;
+    type->device = device;
+    type->context = const_cast<char *>(name);
 }
 
 bool is_expert_buffer_type(ggml_backend_buffer_type_t type) {
@@ -259,14 +260,14 @@ bool is_expert_memory(const ggml_tensor * tensor) {
 
 bool is_view_op(const ggml_tensor * op) {
     switch (op->op) {
-        case GGML_OP_NONE:
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_PERMUTE:
-        case GGML_OP_TRANSPOSE:
-            return true;
-        default:
-            return false;
+    case GGML_OP_NONE:
+    case GGML_OP_VIEW:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+        return true;
+    default:
+        return false;
     }
 }
 
@@ -276,8 +277,8 @@ const ggml_tensor * find_unserved_source(const ggml_tensor * op) {
         if (source == nullptr) {
             continue;
         }
-        const ggml_tensor * whole  = source->view_src ? source->view_src : source;
-        const bool          served = i == 0 && op->op == GGML_OP_MUL_MAT_ID && source == whole;
+        const ggml_tensor * whole = source->view_src ? source->view_src : source;
+        const bool served = i == 0 && op->op == GGML_OP_MUL_MAT_ID && source == whole;
         if (!served && is_expert_memory(source)) {
             return source;
         }

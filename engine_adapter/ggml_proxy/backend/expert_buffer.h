@@ -11,7 +11,7 @@ namespace expertier {
 // An expert tensor that the engine made, and where its bytes really are.
 struct ExpertTensor {
     std::shared_ptr<Tiers> tiers;
-    MatrixRef              ref;
+    MatrixRef ref;
 };
 
 // Fills in a buffer type of this kind, named `name`, on the naming device `device`.

@@ -27,7 +27,7 @@ struct SuspendedGraph {
 };
 
 struct BackendGroup {
-    const ProxyBackend *                         last = nullptr; // the one that is handed its part last
+    const ProxyBackend * last = nullptr; // the one that is handed its part last
     std::vector<std::unique_ptr<SuspendedGraph>> waiting;
 };
 

@@ -32,8 +32,8 @@ class PinnedInts {
     }
 
   private:
-    size_t               capacity_ = 0;
-    Buffer               buffer_;
+    size_t capacity_ = 0;
+    Buffer buffer_;
     std::vector<int32_t> plain_;
 };
 

@@ -37,17 +37,18 @@ void Readable::read(const ggml_tensor * tensor, void * out, size_t offset, size_
         return;
     }
     const char * first = static_cast<const char *>(tensor->data) + offset;
-    const size_t span  = (n_rows - 1) * stride + size;
-    auto         found = by_address_.upper_bound(first);
+    const size_t span = (n_rows - 1) * stride + size;
+    auto found = by_address_.upper_bound(first);
     if (found == by_address_.begin() || first + span > std::prev(found)->first + std::prev(found)->second.n_bytes) {
         refuse(tensor, "it is no part of one that the tiers serve");
     }
     --found;
     const Matrix & matrix = found->second;
-    const size_t   begin  = first - found->first;
-    const auto     copy   = [&](size_t from, size_t n_bytes, void * to) {
+    const size_t begin = first - found->first;
+    const auto copy = [&](size_t from, size_t n_bytes, void * to) {
         if (!matrix.tiers->read(matrix.ref, begin + from, n_bytes, to)) {
-            refuse(tensor, "its bytes " + std::to_string(begin + from) + " to " + std::to_string(begin + from + n_bytes) +
+            refuse(tensor, "its bytes " + std::to_string(begin + from) + " to " +
+                               std::to_string(begin + from + n_bytes) +
                                " could not be read from the model's file; check the file and its disk");
         }
     };
@@ -55,7 +56,7 @@ void Readable::read(const ggml_tensor * tensor, void * out, size_t offset, size_
         copy(0, span, out);
         return;
     }
-    const size_t      at_once = std::max<size_t>(1, most_at_once / std::max<size_t>(stride, 1));
+    const size_t at_once = std::max<size_t>(1, most_at_once / std::max<size_t>(stride, 1));
     std::vector<char> rows;
     for (size_t row = 0; row < n_rows; row += at_once) {
         const size_t n = std::min(at_once, n_rows - row);

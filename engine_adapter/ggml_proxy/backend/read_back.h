@@ -22,8 +22,8 @@ class Readable {
 
   private:
     struct Matrix {
-        size_t    n_bytes;
-        Tiers *   tiers;
+        size_t n_bytes;
+        Tiers * tiers;
         MatrixRef ref;
     };
     std::map<const char *, Matrix> by_address_;

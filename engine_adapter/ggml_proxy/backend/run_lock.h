@@ -52,11 +52,11 @@ class RunLock {
     };
 
   private:
-    std::mutex              mutex_;
+    std::mutex mutex_;
     std::condition_variable changed_;
-    int                     n_running_ = 0;
-    int                     n_movers_  = 0; // the one that moves and those that wait for it
-    bool                    is_moving_ = false;
+    int n_running_ = 0;
+    int n_movers_ = 0; // the one that moves and those that wait for it
+    bool is_moving_ = false;
 };
 
 } // namespace expertier

@@ -29,28 +29,28 @@ bool are_equal(const Splits & a, const Splits & b) {
 // What a Meta device of ours asks about its tensors. ggml keeps such devices until the process ends, and so do we.
 struct SplitExperts {
     std::vector<ggml_backend_dev_t> devices;
-    Splits                          splits;
-    ggml_backend_buffer_type_t      type = nullptr;
+    Splits splits;
+    ggml_backend_buffer_type_t type = nullptr;
 };
 
 constexpr char lost_name[] = "Meta()";
-constexpr char our_name[]  = "Tier()";
+constexpr char our_name[] = "Tier()";
 static_assert(sizeof(lost_name) == sizeof(our_name));
 
-std::mutex                                 mutex; // ggml's own tables of Meta devices have none
+std::mutex mutex; // ggml's own tables of Meta devices have none
 std::vector<std::unique_ptr<SplitExperts>> all;
 
 ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * context) {
-    const SplitExperts &          self  = *static_cast<const SplitExperts *>(context);
+    const SplitExperts & self = *static_cast<const SplitExperts *>(context);
     ggml_backend_meta_split_state state = {};
-    state.axis       = GGML_BACKEND_SPLIT_AXIS_MIRRORED; // of a tensor that is none of ours: no slot has its shape
-    state.nr[0]      = 1;
+    state.axis = GGML_BACKEND_SPLIT_AXIS_MIRRORED; // of a tensor that is none of ours: no slot has its shape
+    state.nr[0] = 1;
     state.n_segments = 1;
     const auto found = self.splits.find(tensor->name);
     if (found != self.splits.end()) {
         const expertier_split & split = found->second;
-        state.axis                    = (ggml_backend_meta_split_axis) split.axis;
-        state.n_segments              = (uint32_t) split.n_segments;
+        state.axis = (ggml_backend_meta_split_axis) split.axis;
+        state.n_segments = (uint32_t) split.n_segments;
         std::copy_n(split.repeats, split.n_segments, state.nr);
         std::copy_n(split.ne, split.n_segments * self.devices.size(), state.ne);
     }
@@ -79,9 +79,9 @@ ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && device
         }
     }
     all.push_back(std::make_unique<SplitExperts>(SplitExperts{ std::move(devices), std::move(splits), nullptr }));
-    SplitExperts &     self = *all.back();
+    SplitExperts & self = *all.back();
     ggml_backend_dev_t meta = ggml_backend_meta_device(self.devices.data(), self.devices.size(), split_of, &self);
-    ExpertsAsDefault   asked;
+    ExpertsAsDefault asked;
     ggml_backend_buffer_type_t type = ggml_backend_dev_buffer_type(meta); // kept by ggml from now on
     tell_apart(type);
     self.type = type;

@@ -14,21 +14,19 @@ namespace {
 // ggml's allocator keeps the layout of a wide graph for a narrow one, whose highest tensor then lies as high. It lays a
 // graph out anew where a tensor asks for more than it has: so one input of a narrow graph does. More than that input has
 // in any wide graph.
-constexpr size_t  sentinel_bytes = 256 * 1024;
-constexpr int64_t narrow_tokens  = 32;
+constexpr size_t sentinel_bytes = 256 * 1024;
+constexpr int64_t narrow_tokens = 32;
 
 // Inputs with a number for each token, by the engine's names; the scheduler's copy on our device has them in its own.
 constexpr const char * token_inputs[] = { "#inp_pos#", "#attn_inp_k_idxs#" };
 
 ProxyDevice & self(ggml_backend_buffer_type_t type) { return *static_cast<ProxyDevice *>(type->context); }
 
-ggml_backend_buffer_type_t inner(ggml_backend_buffer_type_t type) {
-    return own_buffer_type(self(type).inner);
-}
+ggml_backend_buffer_type_t inner(ggml_backend_buffer_type_t type) { return own_buffer_type(self(type).inner); }
 
 const char * get_name(ggml_backend_buffer_type_t type) { return ggml_backend_buft_name(inner(type)); }
-size_t       get_alignment(ggml_backend_buffer_type_t type) { return ggml_backend_buft_get_alignment(inner(type)); }
-bool         is_host(ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(inner(type)); }
+size_t get_alignment(ggml_backend_buffer_type_t type) { return ggml_backend_buft_get_alignment(inner(type)); }
+bool is_host(ggml_backend_buffer_type_t type) { return ggml_backend_buft_is_host(inner(type)); }
 
 bool is_sentinel(const ggml_tensor * tensor) {
     if (tensor->op != GGML_OP_NONE || tensor->view_src || tensor->ne[0] > narrow_tokens || ggml_nrows(tensor) != 1) {
@@ -85,11 +83,11 @@ bool can_wrap() {
 
 void init_wrapper_type(ggml_backend_buffer_type_t type, ProxyDevice & device) {
     ggml_backend_buffer_type_i iface = {};
-    iface.get_name                   = get_name;
-    iface.alloc_buffer               = alloc_buffer;
-    iface.get_alignment              = get_alignment;
-    iface.get_alloc_size             = get_alloc_size;
-    iface.is_host                    = is_host;
+    iface.get_name = get_name;
+    iface.alloc_buffer = alloc_buffer;
+    iface.get_alignment = get_alignment;
+    iface.get_alloc_size = get_alloc_size;
+    iface.is_host = is_host;
     pass_many_through(iface, 0);
     *type = { iface, &device.compute, &device };
 }

@@ -74,27 +74,27 @@ bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall
     if (!(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
         return false;
     }
-    int  first_outside = GGML_MAX_SRC; // sources from here on need not be rows
-    bool takes_rows    = false;        // from outside, as the second source
+    int first_outside = GGML_MAX_SRC; // sources from here on need not be rows
+    bool takes_rows = false;          // from outside, as the second source
     switch (node->op) {
-        case GGML_OP_GLU:
-        case GGML_OP_UNARY:
-        case GGML_OP_SQR:
-        case GGML_OP_SCALE:
-        case GGML_OP_CLAMP:
-            break;
-        case GGML_OP_ADD:
-        case GGML_OP_MUL:
-            takes_rows = true;
-            break;
-        case GGML_OP_ADD_ID: // rows, biases of all experts, expert ids
-            if (!is_weight(node->src[1]) || node->src[2] != call.ids) {
-                return false;
-            }
-            first_outside = 1;
-            break;
-        default:
+    case GGML_OP_GLU:
+    case GGML_OP_UNARY:
+    case GGML_OP_SQR:
+    case GGML_OP_SCALE:
+    case GGML_OP_CLAMP:
+        break;
+    case GGML_OP_ADD:
+    case GGML_OP_MUL:
+        takes_rows = true;
+        break;
+    case GGML_OP_ADD_ID: // rows, biases of all experts, expert ids
+        if (!is_weight(node->src[1]) || node->src[2] != call.ids) {
             return false;
+        }
+        first_outside = 1;
+        break;
+    default:
+        return false;
     }
     if (!has_expert_rows(node, call)) {
         return false;
@@ -115,7 +115,7 @@ bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall
 } // namespace
 
 ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
-    ExpertChain      chain;
+    ExpertChain chain;
     std::vector<int> indices; // of chain.nodes in the graph
     for (int i = call.first; i <= call.last; i++) {
         ggml_tensor * node = graph->nodes[i];

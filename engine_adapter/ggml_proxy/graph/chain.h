@@ -8,8 +8,8 @@
 namespace expertier {
 
 struct ExpertChain {
-    std::vector<ggml_tensor *>       nodes;  // in graph order; the last is the only one that others read
-    std::vector<int>                 others; // graph indices between them that do not depend on them
+    std::vector<ggml_tensor *> nodes;        // in graph order; the last is the only one that others read
+    std::vector<int> others;                 // graph indices between them that do not depend on them
     std::vector<const ggml_tensor *> inputs; // rows that the nodes take from outside; some of `others` may make them
 };
 

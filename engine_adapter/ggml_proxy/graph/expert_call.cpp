@@ -19,13 +19,13 @@ bool belongs(const ExpertCall & call, const ggml_tensor * node) {
 
 ExpertCall find_call(ggml_cgraph * graph, int first, const ExpertTensor & expert) {
     ExpertCall call;
-    call.tiers    = expert.tiers;
-    call.layer    = expert.ref.layer;
-    call.ids      = graph->nodes[first]->src[2];
-    call.n_used   = call.ids->ne[0];
+    call.tiers = expert.tiers;
+    call.layer = expert.ref.layer;
+    call.ids = graph->nodes[first]->src[2];
+    call.n_used = call.ids->ne[0];
     call.n_tokens = call.ids->ne[1];
-    call.first    = first;
-    call.last     = first;
+    call.first = first;
+    call.last = first;
     for (int i = first + 1; i < graph->n_nodes; i++) {
         if (belongs(call, graph->nodes[i])) {
             call.last = i;
@@ -38,12 +38,12 @@ ExpertCall find_call(ggml_cgraph * graph, int first, const ExpertTensor & expert
 
 bool read_ids(ggml_backend_t backend, PinnedInts & room, ExpertCall & call) {
     const ggml_tensor * ids = call.ids;
-    const char *        data = static_cast<const char *>(ids->data);
+    const char * data = static_cast<const char *>(ids->data);
     if (ggml_backend_buffer_is_host(ids->buffer)) {
         ggml_backend_synchronize(backend);
     } else {
         const size_t n_bytes = ggml_nbytes(ids);
-        int32_t *    copy    = room.reserve(backend, (n_bytes + sizeof(int32_t) - 1) / sizeof(int32_t));
+        int32_t * copy = room.reserve(backend, (n_bytes + sizeof(int32_t) - 1) / sizeof(int32_t));
         ggml_backend_tensor_get_async(backend, ids, copy, 0, n_bytes);
         ggml_backend_synchronize(backend);
         data = reinterpret_cast<const char *>(copy);
@@ -59,11 +59,11 @@ bool read_ids(ggml_backend_t backend, PinnedInts & room, ExpertCall & call) {
             memcpy(&expert, data + token * ids->nb[1] + k * ids->nb[0], sizeof(expert));
             if (expert < 0 || expert >= n_experts) {
                 Tiers::fail("layer " + std::to_string(call.layer) + ": the router chose expert " +
-                                 std::to_string(expert) + " of " + std::to_string(n_experts));
+                            std::to_string(expert) + " of " + std::to_string(n_experts));
                 return false;
             }
             call.expert_of_row[token * call.n_used + k] = expert;
-            chosen[expert]                              = 1;
+            chosen[expert] = 1;
         }
     }
     for (int expert = 0; expert < n_experts; expert++) {

@@ -12,14 +12,14 @@ namespace expertier {
 
 struct ExpertCall {
     std::shared_ptr<Tiers> tiers;
-    int                    layer    = -1;
-    const ggml_tensor *    ids      = nullptr;
-    int                    first    = 0; // index of its first and of its last node in the graph
-    int                    last     = 0;
-    int64_t                n_used   = 0;
-    int64_t                n_tokens = 0;
-    std::vector<int32_t>   expert_of_row; // n_tokens rows of n_used, as the router chose them
-    std::vector<int32_t>   experts;       // distinct, ascending
+    int layer = -1;
+    const ggml_tensor * ids = nullptr;
+    int first = 0; // index of its first and of its last node in the graph
+    int last = 0;
+    int64_t n_used = 0;
+    int64_t n_tokens = 0;
+    std::vector<int32_t> expert_of_row; // n_tokens rows of n_used, as the router chose them
+    std::vector<int32_t> experts;       // distinct, ascending
 };
 
 // The expert tensor that `node` multiplies by; null when it does not.

@@ -92,7 +92,7 @@ class GraphRun : public SuspendedGraph {
     // Points nodes at experts and cuts before layers, from `node_` on: to the end, or to the first cut.
     ggml_status run_nodes(bool stops_at_cut) {
         for (int & i = node_; i < graph_->n_nodes; i++) {
-            ggml_tensor *        node   = graph_->nodes[i];
+            ggml_tensor * node = graph_->nodes[i];
             const ExpertTensor * expert = find_expert_operand(node);
             if (expert == nullptr || ggml_is_empty(node)) {
                 continue; // a call with 0 rows is a no-op, on the inner backend too
@@ -169,7 +169,7 @@ class GraphRun : public SuspendedGraph {
             return stage(std::move(call));
         }
         const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call);
-        is_quiet_                = true;
+        is_quiet_ = true;
         backend_.deferred.clear();
         release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
         if (!ids_are_valid) {
@@ -187,7 +187,7 @@ class GraphRun : public SuspendedGraph {
             return run_in_passes(backend_, graph_, call);
         }
         is_quiet_ = false; // fills may be queued
-        pinned_   = tiers_->acquire(backend_.inner, call.layer, call.experts);
+        pinned_ = tiers_->acquire(backend_.inner, call.layer, call.experts);
         if (!pinned_) {
             return GGML_STATUS_FAILED;
         }
@@ -209,7 +209,7 @@ class GraphRun : public SuspendedGraph {
         if (!staging_->bring(call.layer, call.experts)) {
             return GGML_STATUS_FAILED;
         }
-        call_      = std::move(call);
+        call_ = std::move(call);
         is_staged_ = true;
         return GGML_STATUS_SUCCESS;
     }
@@ -224,7 +224,7 @@ class GraphRun : public SuspendedGraph {
             slots[i] = slot_of[call_.expert_of_row[i]];
         }
         LayerIds & ids = backend_.ids[call_.tiers->slots({ call_.layer, 0 })];
-        slot_ids_      = ids.upload(backend_.inner, slots, call_.n_used, call_.n_tokens);
+        slot_ids_ = ids.upload(backend_.inner, slots, call_.n_used, call_.n_tokens);
         if (slot_ids_ == nullptr) {
             Tiers::fail("no device memory for the slot ids of a batch");
             return GGML_STATUS_ALLOC_FAILED;
@@ -259,18 +259,18 @@ class GraphRun : public SuspendedGraph {
         is_staged_ = false;
     }
 
-    ProxyBackend &          backend_;
-    ggml_cgraph *           graph_;
-    GraphSlices             slices_;
-    int                     node_ = 0; // the first that has not been looked at
-    std::shared_ptr<Tiers>  tiers_;  // of the graph's experts, once one was met
-    ExpertCall              call_;   // the layer that nodes are redirected for; none while call_.tiers is null
-    bool                    is_staged_ = false; // it is in a staged layer; otherwise its slots are pinned
+    ProxyBackend & backend_;
+    ggml_cgraph * graph_;
+    GraphSlices slices_;
+    int node_ = 0;                 // the first that has not been looked at
+    std::shared_ptr<Tiers> tiers_; // of the graph's experts, once one was met
+    ExpertCall call_;              // the layer that nodes are redirected for; none while call_.tiers is null
+    bool is_staged_ = false;       // it is in a staged layer; otherwise its slots are pinned
     std::optional<Staging::Use> staging_;
-    bool                    is_quiet_ = false; // nothing that reads slots is queued
-    const ggml_tensor *     last_whole_ids_ = nullptr;
-    PinnedSlots             pinned_;
-    ggml_tensor *           slot_ids_ = nullptr;
+    bool is_quiet_ = false; // nothing that reads slots is queued
+    const ggml_tensor * last_whole_ids_ = nullptr;
+    PinnedSlots pinned_;
+    ggml_tensor * slot_ids_ = nullptr;
 };
 
 // Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the device
@@ -278,7 +278,7 @@ class GraphRun : public SuspendedGraph {
 ggml_status compute_in_group(ProxyBackend & backend, ggml_cgraph * graph) {
     struct Waiting { // nobody is left waiting after the last one, or a failure
         BackendGroup & group;
-        bool           keeps = false;
+        bool keeps = false;
         ~Waiting() {
             if (!keeps) {
                 group.waiting.clear();

@@ -21,10 +21,11 @@ void KeptInputs::find(const ggml_cgraph * graph) {
     for (int i = 0; i < graph->n_nodes; i++) {
         for (int j = 0; j < GGML_MAX_SRC; j++) {
             const ggml_tensor * source = graph->nodes[i]->src[j];
-            const ggml_tensor * whole  = source && source->view_src ? source->view_src : source;
+            const ggml_tensor * whole = source && source->view_src ? source->view_src : source;
             // Weights and key-value caches are in buffers of other uses, and are nobody else's memory.
-            if (whole == nullptr || whole->buffer == nullptr || whole->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE ||
-                ggml_is_empty(whole) || !known.insert(whole).second) {
+            if (whole == nullptr || whole->buffer == nullptr ||
+                whole->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE || ggml_is_empty(whole) ||
+                !known.insert(whole).second) {
                 continue;
             }
             inputs_.push_back({ real_buffer(whole->buffer), whole->data, ggml_nbytes(whole), n_bytes_ });
@@ -43,7 +44,8 @@ bool KeptInputs::reserve(ggml_backend_t backend) {
     }
     rows_.clear();
     for (const Input & input : inputs_) {
-        rows_.push_back({ reinterpret_cast<uint64_t>(copy_of(input)), reinterpret_cast<uint64_t>(input.data), input.n_bytes });
+        rows_.push_back(
+            { reinterpret_cast<uint64_t>(copy_of(input)), reinterpret_cast<uint64_t>(input.data), input.n_bytes });
     }
     return true;
 }
@@ -51,7 +53,7 @@ bool KeptInputs::reserve(ggml_backend_t backend) {
 void KeptInputs::restore(ggml_backend_t backend) {
     for (const Input & input : inputs_) {
         ggml_tensor copied = bytes_at(copies_.get(), copy_of(input), input.n_bytes);
-        ggml_tensor given  = bytes_at(input.buffer, input.data, input.n_bytes);
+        ggml_tensor given = bytes_at(input.buffer, input.data, input.n_bytes);
         ggml_backend_tensor_copy_async(backend, backend, &copied, &given);
     }
 }

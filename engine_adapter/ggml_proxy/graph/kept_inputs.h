@@ -26,16 +26,16 @@ class KeptInputs {
   private:
     struct Input {
         ggml_backend_buffer_t buffer;
-        void *                data;
-        size_t                n_bytes;
-        size_t                offset; // of the copy
+        void * data;
+        size_t n_bytes;
+        size_t offset; // of the copy
     };
     char * copy_of(const Input & input) const;
 
-    std::vector<Input>   inputs_;
+    std::vector<Input> inputs_;
     std::vector<CopyRow> rows_;
-    size_t               n_bytes_ = 0;
-    Buffer               copies_;
+    size_t n_bytes_ = 0;
+    Buffer copies_;
 };
 
 } // namespace expertier

@@ -9,11 +9,11 @@ ggml_tensor * LeadingNodes::next(size_t slice, const ggml_tensor * first) {
         nodes_.emplace_back();
     }
     ggml_tensor & node = nodes_[slice];
-    node               = {};
-    node.op            = GGML_OP_NONE;
-    node.type          = first->type;
-    node.buffer        = first->buffer;
-    node.data          = first->data;
+    node = {};
+    node.op = GGML_OP_NONE;
+    node.type = first->type;
+    node.buffer = first->buffer;
+    node.data = first->data;
     std::copy_n(first->ne, GGML_MAX_DIMS, node.ne);
     std::copy_n(first->nb, GGML_MAX_DIMS, node.nb);
     node.op_params[0] = ++n_;

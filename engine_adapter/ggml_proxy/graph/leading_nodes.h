@@ -16,7 +16,7 @@ class LeadingNodes {
 
   private:
     std::deque<ggml_tensor> nodes_; // at addresses that stay: backends know a graph by its first node's
-    int32_t                 n_ = 0;
+    int32_t n_ = 0;
 };
 
 } // namespace expertier

@@ -22,7 +22,7 @@ namespace {
 struct Rows {
     std::vector<int32_t> experts; // expert, slot and place of each row of a group
     std::vector<int32_t> slots;
-    std::vector<int64_t> places;  // token * n_used + k
+    std::vector<int64_t> places; // token * n_used + k
 };
 
 // `tensor` as a table of rows; where its rows do not lie at one distance, a copy of it.
@@ -54,7 +54,7 @@ class PassRun {
             }
             for (size_t i = 0; i < chain.others.size();) { // neighbours together: the backend may fuse them
                 const int begin = chain.others[i];
-                int       end   = begin;
+                int end = begin;
                 while (i < chain.others.size() && chain.others[i] == end) {
                     end++, i++;
                 }
@@ -68,7 +68,7 @@ class PassRun {
 
         // Node by node, in the graph's order.
         const Snapshots none;
-        int             next = call_.first;
+        int next = call_.first;
         for (int i = call_.first; i <= call_.last; i++) {
             if (!belongs(call_, graph_->nodes[i])) {
                 continue;
@@ -101,8 +101,7 @@ class PassRun {
         tiers_.resident_first(call_.layer, order);
         const size_t n_slots = tiers_.n_slots(call_.layer);
         for (size_t begin = 0; begin < order.size(); begin += n_slots) {
-            std::vector<int32_t> group(order.begin() + begin,
-                                       order.begin() + std::min(order.size(), begin + n_slots));
+            std::vector<int32_t> group(order.begin() + begin, order.begin() + std::min(order.size(), begin + n_slots));
             const PinnedSlots pinned = tiers_.acquire(backend_.inner, call_.layer, group);
             if (!pinned) {
                 return GGML_STATUS_FAILED;
@@ -133,14 +132,14 @@ class PassRun {
     }
 
     ggml_status run_group(const ExpertChain & chain, const Snapshots & snapshots, const Rows & rows) {
-        const int64_t  n       = (int64_t) rows.places.size();
-        const size_t   n_nodes = chain.nodes.size() + 6 * chain.inputs.size() + 8;
-        ScopedContext  scope(2 * n_nodes + 8, n_nodes);
+        const int64_t n = (int64_t) rows.places.size();
+        const size_t n_nodes = chain.nodes.size() + 6 * chain.inputs.size() + 8;
+        ScopedContext scope(2 * n_nodes + 8, n_nodes);
         ggml_context * context = scope.context;
 
-        ggml_tensor * slots   = new_input(context, GGML_TYPE_I32, 1, n);
+        ggml_tensor * slots = new_input(context, GGML_TYPE_I32, 1, n);
         ggml_tensor * experts = new_input(context, GGML_TYPE_I32, 1, n);
-        ggml_tensor * places  = new_input(context, GGML_TYPE_I64, n, 1);
+        ggml_tensor * places = new_input(context, GGML_TYPE_I64, n, 1);
 
         std::unordered_map<const ggml_tensor *, ggml_tensor *> gathered; // original tensor -> its rows of this group
         std::vector<std::pair<ggml_tensor *, std::vector<int32_t>>> row_lists;
@@ -148,14 +147,14 @@ class PassRun {
             ggml_tensor * list = new_input(context, GGML_TYPE_I32, n, 1);
             row_lists.emplace_back(list, input_rows(input, rows));
             ggml_tensor * taken = ggml_get_rows(context, as_rows(context, snapshots.of(input)), list);
-            gathered[input]     = ggml_reshape_3d(context, taken, input->ne[0], 1, n);
+            gathered[input] = ggml_reshape_3d(context, taken, input->ne[0], 1, n);
         }
         for (ggml_tensor * node : chain.nodes) {
             gathered[node] = rebuild(context, node, gathered, slots, experts, n);
         }
         ggml_tensor * output = chain.nodes.back();
         ggml_tensor * result = ggml_reshape_2d(context, gathered[output], output->ne[0], n);
-        ggml_tensor * store  = ggml_set_rows(context, as_rows(context, output), result, places);
+        ggml_tensor * store = ggml_set_rows(context, as_rows(context, output), result, places);
 
         ggml_cgraph * graph = ggml_new_graph_custom(context, n_nodes, false);
         ggml_build_forward_expand(graph, store);
@@ -187,11 +186,11 @@ class PassRun {
             ggml_tensor * rows = gathered[node->src[0]];
             again = ggml_view_3d(context, rows, node->ne[0], 1, n, rows->nb[1], rows->nb[2], node->view_offs);
         } else {
-            again     = ggml_new_tensor_3d(context, node->type, node->ne[0], 1, n);
+            again = ggml_new_tensor_3d(context, node->type, node->ne[0], 1, n);
             again->op = node->op;
             for (int i = 0; i < GGML_MAX_SRC; i++) {
                 const auto found = gathered.find(node->src[i]);
-                again->src[i]    = found != gathered.end() ? found->second : node->src[i];
+                again->src[i] = found != gathered.end() ? found->second : node->src[i];
             }
             if (node->op == GGML_OP_ADD_ID) {
                 again->src[2] = experts;
@@ -217,16 +216,16 @@ class PassRun {
         std::vector<int32_t> list(rows.places.size());
         for (size_t i = 0; i < list.size(); i++) {
             const int64_t token = rows.places[i] / call_.n_used;
-            const int64_t k     = rows.places[i] % call_.n_used;
-            list[i]             = (int32_t) (token * input->ne[1] + k % input->ne[1]);
+            const int64_t k = rows.places[i] % call_.n_used;
+            list[i] = (int32_t) (token * input->ne[1] + k % input->ne[1]);
         }
         return list;
     }
 
-    ProxyBackend &     backend_;
-    ggml_cgraph *      graph_;
+    ProxyBackend & backend_;
+    ggml_cgraph * graph_;
     const ExpertCall & call_;
-    Tiers &            tiers_;
+    Tiers & tiers_;
 };
 
 } // namespace

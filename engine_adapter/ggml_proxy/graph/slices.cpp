@@ -43,7 +43,7 @@ ggml_status GraphSlices::run_until(int end) {
         set_uid(slice, 0, 0);
         nodes.push_back(leading_->next(n_slices_, slice.nodes[0]));
         nodes.insert(nodes.end(), slice.nodes, slice.nodes + slice.n_nodes);
-        slice.nodes   = nodes.data();
+        slice.nodes = nodes.data();
         slice.n_nodes = (int) nodes.size();
     }
     next_ = end;
@@ -56,8 +56,9 @@ void GraphSlices::redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tenso
     node->src[0] = experts;
     node->src[2] = ids;
     // A layer's tensor stays, but what it says of the slots does not.
-    for (uint64_t part : { (uint64_t) reinterpret_cast<uintptr_t>(experts), (uint64_t) reinterpret_cast<uintptr_t>(experts->data),
-                           (uint64_t) experts->ne[2], (uint64_t) reinterpret_cast<uintptr_t>(ids->data) }) {
+    for (uint64_t part :
+         { (uint64_t) reinterpret_cast<uintptr_t>(experts), (uint64_t) reinterpret_cast<uintptr_t>(experts->data),
+           (uint64_t) experts->ne[2], (uint64_t) reinterpret_cast<uintptr_t>(ids->data) }) {
         placed_ = mixed(placed_, part);
     }
 }

@@ -41,12 +41,12 @@ class GraphSlices {
         ggml_tensor * ids;
     };
 
-    ProxyBackend &          backend_;
-    ggml_cgraph *           graph_;
-    int                     next_     = 0; // the first node that has not been handed to the inner backend
-    int                     n_slices_ = 0;
-    LeadingNodes *          leading_  = nullptr;
-    uint64_t                placed_   = 0; // tells where the slices' experts are
+    ProxyBackend & backend_;
+    ggml_cgraph * graph_;
+    int next_ = 0; // the first node that has not been handed to the inner backend
+    int n_slices_ = 0;
+    LeadingNodes * leading_ = nullptr;
+    uint64_t placed_ = 0; // tells where the slices' experts are
     std::vector<Redirected> redirected_;
 };
 

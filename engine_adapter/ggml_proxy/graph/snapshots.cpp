@@ -10,7 +10,7 @@ namespace expertier {
 ggml_tensor * without_graph(ggml_context * context, const ggml_tensor * tensor) {
     ggml_tensor * leaf = ggml_new_tensor_3d(context, tensor->type, tensor->ne[0], tensor->ne[1], tensor->ne[2]);
     std::copy(tensor->nb, tensor->nb + GGML_MAX_DIMS, leaf->nb);
-    leaf->data   = tensor->data;
+    leaf->data = tensor->data;
     leaf->buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
     return leaf;
 }
@@ -48,7 +48,7 @@ const ggml_tensor * Snapshots::of(const ggml_tensor * input) const {
 }
 
 void Snapshots::copy(const ggml_tensor * input) {
-    ggml_tensor * to   = copies_.at(input);
+    ggml_tensor * to = copies_.at(input);
     ggml_tensor * from = without_graph(scope_.context, input);
     std::copy(to->nb, to->nb + GGML_MAX_DIMS, from->nb); // both contiguous: strides of single rows do not matter
     from->buffer = real_buffer(from->buffer);

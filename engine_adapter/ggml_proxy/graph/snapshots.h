@@ -12,9 +12,9 @@ namespace expertier {
 // Frees a context with the scope.
 struct ScopedContext {
     explicit ScopedContext(size_t n_tensors, size_t n_nodes = 0)
-        : context(ggml_init({ n_tensors * ggml_tensor_overhead() +
-                                  (n_nodes ? ggml_graph_overhead_custom(n_nodes, false) : 0),
-                              nullptr, true })) {}
+        : context(ggml_init(
+              { n_tensors * ggml_tensor_overhead() + (n_nodes ? ggml_graph_overhead_custom(n_nodes, false) : 0),
+                nullptr, true })) {}
     ~ScopedContext() { ggml_free(context); }
     ScopedContext(const ScopedContext &) = delete;
     ScopedContext & operator=(const ScopedContext &) = delete;

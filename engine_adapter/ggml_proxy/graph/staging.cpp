@@ -9,8 +9,8 @@
 namespace expertier {
 
 Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device) : tiers_(tiers) {
-    uint64_t largest    = 0;
-    size_t   n_matrices = 0;
+    uint64_t largest = 0;
+    size_t n_matrices = 0;
     for (int i = 0; i < binding.n_layers; i++) {
         largest = std::max(largest, binding.layers[i].staged_bytes);
         n_matrices += binding.layers[i].n_matrices;
@@ -32,14 +32,14 @@ Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_
         char * base = static_cast<char *>(ggml_backend_buffer_get_base(place.buffer.get()));
         for (int i = 0; i < binding.n_layers; i++) {
             const expertier_layer & layer = binding.layers[i];
-            auto &                  all   = place.matrices.emplace_back();
+            auto & all = place.matrices.emplace_back();
             for (int j = 0; j < layer.n_matrices; j++) {
                 const expertier_matrix & matrix = layer.matrices[j];
-                ggml_tensor *            tensor =
-                    ggml_new_tensor_3d(context_.get(), (ggml_type) matrix.type, matrix.ne0, matrix.ne1, layer.n_experts);
-                tensor->nb[2]  = matrix.staged_stride;
-                tensor->nb[3]  = matrix.staged_stride * layer.n_experts;
-                tensor->data   = base + matrix.staged_offset;
+                ggml_tensor * tensor = ggml_new_tensor_3d(context_.get(), (ggml_type) matrix.type, matrix.ne0,
+                                                          matrix.ne1, layer.n_experts);
+                tensor->nb[2] = matrix.staged_stride;
+                tensor->nb[3] = matrix.staged_stride * layer.n_experts;
+                tensor->data = base + matrix.staged_offset;
                 tensor->buffer = place.buffer.get();
                 ggml_format_name(tensor, "%s.staged", matrix.name);
                 all.push_back(tensor);
@@ -56,9 +56,9 @@ Staging::Place::~Place() {
 
 bool Staging::Use::bring(int layer, const std::vector<int32_t> & experts) {
     leave_place();
-    place_         = staging_.next_;
+    place_ = staging_.next_;
     staging_.next_ = (staging_.next_ + 1) % n_places;
-    layer_         = layer;
+    layer_ = layer;
     return staging_.upload(staging_.places_[place_], layer, experts, compute_);
 }
 
@@ -83,7 +83,7 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
     others.reserve(experts.size());
     place.reads = HostReads(tiers_.host_copies(), experts.size());
     place.layer = layer;
-    place.held  = tiers_.hold_ready(layer, experts);
+    place.held = tiers_.hold_ready(layer, experts);
     char * base = static_cast<char *>(ggml_backend_buffer_get_base(place.buffer.get()));
 
     int64_t n_bytes = 0;
@@ -94,8 +94,8 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
             continue;
         }
         for (const expertier_copy & piece : tiers_.copies(layer)) {
-            ggml_tensor target = bytes_at(place.buffer.get(), base + piece.staged_offset + experts[i] * piece.staged_stride,
-                                          piece.n_bytes);
+            ggml_tensor target = bytes_at(place.buffer.get(),
+                                          base + piece.staged_offset + experts[i] * piece.staged_stride, piece.n_bytes);
             if (copy) {
                 ggml_backend_tensor_set_async(uploader, &target, copy + piece.source, 0, piece.n_bytes);
                 n_bytes += (int64_t) piece.n_bytes;
@@ -151,7 +151,7 @@ void Staging::end_upload(Place & place) {
 
 void Staging::record_computed(Place & place, ggml_backend_t compute) {
     place.was_used = true;
-    place.user     = compute;
+    place.user = compute;
     if (place.computed) {
         ggml_backend_event_record(place.computed.get(), compute);
     } else {
@@ -167,7 +167,7 @@ void Staging::forget(ggml_backend_t compute) {
                 ggml_backend_event_synchronize(place.computed.get());
             }
             place.was_used = false;
-            place.user     = nullptr;
+            place.user = nullptr;
         }
     }
 }

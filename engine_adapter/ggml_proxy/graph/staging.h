@@ -40,11 +40,11 @@ class Staging {
       private:
         void leave_place();
 
-        Staging &                    staging_;
-        std::lock_guard<std::mutex>  guard_;
-        ggml_backend_t               compute_;
-        int                          place_ = -1; // none yet
-        int                          layer_ = -1;
+        Staging & staging_;
+        std::lock_guard<std::mutex> guard_;
+        ggml_backend_t compute_;
+        int place_ = -1; // none yet
+        int layer_ = -1;
     };
 
     // Waits for what `compute` has to do on staged layers, before it is freed: an event may refer to the backend that it
@@ -66,14 +66,14 @@ class Staging {
     static constexpr int n_places = 2;
     struct Place {
         ~Place(); // also of those that there were when the next one found no memory
-        Buffer               buffer;
-        void *               address = nullptr;      // by which Python knows it
-        Event                uploaded, copied, computed; // null where the device has no events: then streams are drained
-        bool                 was_used = false;       // `computed` has been recorded
-        ggml_backend_t       user     = nullptr;     // on which
-        int                  layer    = -1;          // whose slots are held
-        std::vector<int32_t> held;                   // slots that the upload copies from
-        HostReads            reads;
+        Buffer buffer;
+        void * address = nullptr;         // by which Python knows it
+        Event uploaded, copied, computed; // null where the device has no events: then streams are drained
+        bool was_used = false;            // `computed` has been recorded
+        ggml_backend_t user = nullptr;    // on which
+        int layer = -1;                   // whose slots are held
+        std::vector<int32_t> held;        // slots that the upload copies from
+        HostReads reads;
         std::vector<std::vector<ggml_tensor *>> matrices; // of each layer
     };
 
@@ -83,13 +83,13 @@ class Staging {
     void end_upload(Place & place); // waits for it, and lets go of what it read
     void record_computed(Place & place, ggml_backend_t compute);
 
-    Tiers &                                      tiers_;
-    std::mutex                                   mutex_;
-    std::unique_ptr<ggml_context, FreeContext>   context_;
-    std::unique_ptr<ggml_backend, FreeBackend>   uploader_; // from the host
-    std::unique_ptr<ggml_backend, FreeBackend>   copier_;   // from slots: kernels may hold these up, but not the link
-    Place                                        places_[n_places];
-    int                                          next_ = 0;
+    Tiers & tiers_;
+    std::mutex mutex_;
+    std::unique_ptr<ggml_context, FreeContext> context_;
+    std::unique_ptr<ggml_backend, FreeBackend> uploader_; // from the host
+    std::unique_ptr<ggml_backend, FreeBackend> copier_;   // from slots: kernels may hold these up, but not the link
+    Place places_[n_places];
+    int next_ = 0;
 };
 
 } // namespace expertier

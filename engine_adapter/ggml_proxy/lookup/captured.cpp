@@ -19,8 +19,8 @@ bool CapturedGraph::capture(Gate & gate, ggml_backend_t compute, uint64_t key, c
     }
     const bool is_queued = gate.hold(compute) && queue();
     const bool is_joined = gate.follow(compute); // also after a failure: the engine's stream has to leave the capture
-    void *     graph     = nullptr;
-    const bool is_ended  = driver.capture_end(driver.stream, &graph) == 0;
+    void * graph = nullptr;
+    const bool is_ended = driver.capture_end(driver.stream, &graph) == 0;
     make(driver, is_queued && is_joined && is_ended ? graph : nullptr);
     if (graph != nullptr) {
         driver.graph_destroy(graph);

@@ -34,7 +34,7 @@ class CapturedGraph {
   private:
     void make(const expertier_gate & driver, void * graph); // null: there is none any more
 
-    void *  executable_ = nullptr;
+    void * executable_ = nullptr;
     int32_t (*destroy_)(void * executable) = nullptr;
     uint64_t key_ = 0;
 };

@@ -17,8 +17,8 @@ namespace {
 
 // Words of a door, as in hip/kernels/gate.cu; below the ticket's half where the device writes.
 constexpr int answered = 0, go = 1, late = 2, missing = 3, rows = 8;
-constexpr size_t   door_words = 128;
-constexpr uint32_t below      = 0xffff;
+constexpr size_t door_words = 128;
+constexpr uint32_t below = 0xffff;
 
 constexpr int most_experts = 0xfffe; // one number stands for all that are out of range
 
@@ -35,7 +35,7 @@ constexpr uint32_t usual_patience = 500'000; // reads of host memory, about a mi
 constexpr auto trial_limit = std::chrono::seconds(5);
 
 uint32_t load(const uint32_t * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
-void     store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
+void store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __ATOMIC_RELEASE); }
 
 } // namespace
 
@@ -44,7 +44,8 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
     size_t n = 0;
     for (int experts : n_experts) {
         if (experts > most_experts) {
-            throw std::runtime_error("a layer has " + std::to_string(experts) + " experts, more than it can tell apart");
+            throw std::runtime_error("a layer has " + std::to_string(experts) +
+                                     " experts, more than it can tell apart");
         }
         first_.push_back(n);
         tables_.emplace_back(experts, -1);
@@ -52,11 +53,11 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
     }
     n_table_words_ = n;
     device_tables_ = new_device_buffer(device, (n + 1) * sizeof(int32_t)); // the last word: the graph that gave up
-    host_tables_   = new_pinned_buffer(device, n * sizeof(int32_t));
-    doors_         = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
+    host_tables_ = new_pinned_buffer(device, n * sizeof(int32_t));
+    doors_ = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
     const size_t order_bytes = (n_experts.size() + 1) * n_orders * sizeof(uint32_t); // the graph's number comes first
     device_orders_ = new_device_buffer(device, order_bytes);
-    host_orders_   = new_pinned_buffer(device, order_bytes);
+    host_orders_ = new_pinned_buffer(device, order_bytes);
     uploads_.reset(ggml_backend_dev_init(device, nullptr));
     before_.reset(ggml_backend_event_new(device));
     after_.reset(ggml_backend_event_new(device));
@@ -87,9 +88,9 @@ uint64_t Gate::device_orders(int layer) const {
 }
 
 void Gate::expect(int layer, uint32_t n_rows) {
-    n_rows_[layer]        = n_rows;
+    n_rows_[layer] = n_rows;
     const uint32_t unlike = ~(graph_ << 16); // nothing that is there may be taken for what this graph's gate writes
-    door(layer)[missing]  = unlike;
+    door(layer)[missing] = unlike;
     std::fill_n(door(layer) + rows, n_rows, unlike);
 }
 
@@ -135,35 +136,35 @@ bool Gate::launch_copies(const CopyRow * rows, uint32_t n) {
                                  return a.n_bytes < b.n_bytes;
                              })->n_bytes;
     uint32_t chunk = chunk_bytes;
-    void *   arguments[] = { &given, &n, &chunk };
+    void * arguments[] = { &given, &n, &chunk };
     return driver_.launch(driver_.copy, (uint32_t) ((longest + chunk - 1) / chunk), n, 1, threads_that_copy, 1, 1, 0,
                           driver_.stream, arguments, nullptr) == 0;
 }
 
 bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
                   const KeptRows & keep) {
-    uint64_t ids_address   = reinterpret_cast<uint64_t>(ids);
-    uint64_t column_bytes  = nb[0], row_bytes = nb[1];
+    uint64_t ids_address = reinterpret_cast<uint64_t>(ids);
+    uint64_t column_bytes = nb[0], row_bytes = nb[1];
     uint64_t table_address = reinterpret_cast<uint64_t>(device_table(layer));
-    uint32_t n_experts     = (uint32_t) tables_[layer].size();
+    uint32_t n_experts = (uint32_t) tables_[layer].size();
     uint64_t slots_address = reinterpret_cast<uint64_t>(slots);
-    uint64_t door_address  = reinterpret_cast<uint64_t>(door(layer));
-    uint64_t orders        = device_number();
-    uint32_t until         = patience_;
-    KeptRows kept          = keep;
-    uint64_t gave_up       = reinterpret_cast<uint64_t>(device_table(0) + n_table_words_);
-    uint64_t hidden        = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
-    void *   arguments[]   = { &ids_address,    &column_bytes,  &row_bytes,     &n_used,       &n_rows, &table_address,
-                               &n_experts,      &slots_address, &door_address,  &orders,       &until,  &hidden,
-                               &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address, &gave_up };
+    uint64_t door_address = reinterpret_cast<uint64_t>(door(layer));
+    uint64_t orders = device_number();
+    uint32_t until = patience_;
+    KeptRows kept = keep;
+    uint64_t gave_up = reinterpret_cast<uint64_t>(device_table(0) + n_table_words_);
+    uint64_t hidden = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
+    void * arguments[] = { &ids_address,    &column_bytes,  &row_bytes,     &n_used,       &n_rows, &table_address,
+                           &n_experts,      &slots_address, &door_address,  &orders,       &until,  &hidden,
+                           &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address, &gave_up };
     const unsigned n_threads = kept.n_tokens ? threads_that_keep : (unsigned) max_rows;
     return driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) == 0;
 }
 
 bool Gate::has_arrived(int layer) const {
     const uint32_t * words = door(layer);
-    const uint32_t   mark  = graph_ << 16;
-    const auto       came  = [mark](uint32_t word) { return (word & ~below) == mark; };
+    const uint32_t mark = graph_ << 16;
+    const auto came = [mark](uint32_t word) { return (word & ~below) == mark; };
     if (!came(load(words + missing))) {
         return false;
     }
@@ -210,12 +211,12 @@ std::string Gate::try_capture(ggml_backend_dev_t device) {
         return {};
     }
     const uint32_t patience = std::exchange(patience_, usual_patience);
-    std::string    problem;
+    std::string problem;
     try {
         try_out(device, true);
     } catch (const std::runtime_error & found) {
         driver_.capture_begin = nullptr;
-        problem               = found.what();
+        problem = found.what();
     }
     patience_ = patience;
     return problem;
@@ -224,14 +225,14 @@ std::string Gate::try_capture(ggml_backend_dev_t device) {
 // One row asks for expert 0, which is missing; the answer puts it into slot 7, and of a graph that is launched again into 8.
 void Gate::try_out(ggml_backend_dev_t device, bool captured) {
     std::unique_ptr<ggml_backend, FreeBackend> compute(ggml_backend_dev_init(device, nullptr));
-    Buffer                                     memory = new_device_buffer(device, 256); // ids at 0, slots at 128
+    Buffer memory = new_device_buffer(device, 256); // ids at 0, slots at 128
     if (!compute || !memory) {
         throw std::runtime_error("the device gave no memory or stream for a trial");
     }
-    char *      base  = static_cast<char *>(ggml_backend_buffer_get_base(memory.get()));
-    ggml_tensor ids   = bytes_at(memory.get(), base, sizeof(int32_t));
+    char * base = static_cast<char *>(ggml_backend_buffer_get_base(memory.get()));
+    ggml_tensor ids = bytes_at(memory.get(), base, sizeof(int32_t));
     ggml_tensor slots = bytes_at(memory.get(), base + 128, sizeof(int32_t));
-    ids.ne[0]         = 1;
+    ids.ne[0] = 1;
     ids.nb[0] = ids.nb[1] = sizeof(int32_t);
     CapturedGraph whole;
     for (int32_t wanted = 7; wanted < (captured ? 9 : 8); wanted++) {
@@ -240,8 +241,9 @@ void Gate::try_out(ggml_backend_dev_t device, bool captured) {
         begin_graph();
         expect(0, 1);
         const auto queue = [&] { return send_orders(compute.get()) && this->queue(compute.get(), 0, &ids, &slots); };
-        if (captured ? !(whole.is(1) || whole.capture(*this, compute.get(), 1, queue)) || !whole.launch(*this, compute.get())
-                     : !queue()) {
+        if (captured
+                ? !(whole.is(1) || whole.capture(*this, compute.get(), 1, queue)) || !whole.launch(*this, compute.get())
+                : !queue()) {
             throw std::runtime_error(captured ? "the driver refused to capture it" : "the driver refused to queue it");
         }
         const auto deadline = std::chrono::steady_clock::now() + trial_limit;
@@ -250,11 +252,11 @@ void Gate::try_out(ggml_backend_dev_t device, bool captured) {
         }
         std::vector<int32_t> asked;
         const bool came = has_arrived(0) && n_missing(0) == 1 && (experts(0, asked), asked[0] == 0);
-        tables_[0][0]   = wanted;
+        tables_[0][0] = wanted;
         upload_table(0);
         ggml_backend_synchronize(uploads_.get());
         const bool in_time = answer(0, came);
-        int32_t    slot = -1;
+        int32_t slot = -1;
         ggml_backend_tensor_get_async(compute.get(), &slots, &slot, 0, sizeof(slot));
         ggml_backend_synchronize(compute.get());
         tables_[0][0] = -1;

@@ -39,7 +39,8 @@ class GatePass {
       public:
         explicit Still(GatePass & pass) : pass_(pass) {
             std::unique_lock<std::mutex> guard(pass_.mutex_);
-            pass_.n_still_ += 1; // new ones go the other way at once, else two contexts could keep this waiting for ever
+            pass_.n_still_ +=
+                1; // new ones go the other way at once, else two contexts could keep this waiting for ever
             pass_.changed_.wait(guard, [this] { return pass_.n_gated_ == 0; });
         }
         ~Still() {
@@ -60,9 +61,9 @@ class GatePass {
     };
 
   private:
-    std::mutex                            mutex_;
-    std::condition_variable               changed_;
-    int                                   n_gated_ = 0, n_still_ = 0;
+    std::mutex mutex_;
+    std::condition_variable changed_;
+    int n_gated_ = 0, n_still_ = 0;
     std::chrono::steady_clock::time_point still_until_{};
 };
 

@@ -27,7 +27,8 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
         if (is_stateful(node)) {
             return false;
         }
-        if (node->op == GGML_OP_MUL_MAT_ID) { // CUDA's backend reads ids back for what is not quantised, and in larger batches
+        if (node->op ==
+            GGML_OP_MUL_MAT_ID) { // CUDA's backend reads ids back for what is not quantised, and in larger batches
             plan.may_be_captured &= ggml_is_quantized(node->src[0]->type) && node->src[2]->ne[1] <= captured_tokens;
         }
         const ExpertTensor * expert = find_expert_operand(node);
@@ -37,10 +38,10 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
         if (plan.tiers && plan.tiers != expert->tiers) {
             return false;
         }
-        plan.tiers            = expert->tiers;
-        const int     layer   = expert->ref.layer;
-        const int64_t n_rows  = node->src[2]->ne[0] * node->src[2]->ne[1];
-        const bool    is_next = plan.calls.empty() || plan.calls.back().layer != layer || node->src[2] != ids;
+        plan.tiers = expert->tiers;
+        const int layer = expert->ref.layer;
+        const int64_t n_rows = node->src[2]->ne[0] * node->src[2]->ne[1];
+        const bool is_next = plan.calls.empty() || plan.calls.back().layer != layer || node->src[2] != ids;
         if (is_next) {
             for (const GatePlan::Call & call : plan.calls) {
                 if (call.layer == layer) { // a layer has one door, and one gate a graph
@@ -68,15 +69,15 @@ void look_at(GatePlan & plan, const ggml_cgraph * graph) {
         plan.n_seen += 1;
         return;
     }
-    plan.uid    = uid;
+    plan.uid = uid;
     plan.n_seen = 1;
     plan.tiers.reset();
     plan.nodes.clear();
     plan.calls.clear();
     plan.may_be_captured = true;
-    plan.is_settled      = false;
+    plan.is_settled = false;
     plan.is_fit = uid != 0 && is_fit(plan, graph);
-    plan.epoch  = plan.tiers ? plan.tiers->epoch() : 0;
+    plan.epoch = plan.tiers ? plan.tiers->epoch() : 0;
     if (plan.is_fit) {
         plan.inputs.find(graph);
     }

@@ -77,7 +77,7 @@ class GatedRun {
             }
             plan_.pause = pause_graphs;
             plan_.inputs.restore(backend_.inner); // later nodes have taken their memory
-            return {}; // where the engine's backend failed, it will say so again
+            return {};                            // where the engine's backend failed, it will say so again
         }
         if (!held_.empty()) {
             defer(backend_, PinnedSlots(tiers_, held_layer_, std::move(held_), PinnedSlots::Bytes::there));
@@ -91,11 +91,12 @@ class GatedRun {
         bool uploads = false;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const int layer = plan_.calls[i].layer;
-            if (queue_.is_whole(i) || tiers_.gate_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
+            if (queue_.is_whole(i) ||
+                tiers_.gate_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
                 continue;
             }
             std::vector<int32_t> & table = gate_.table(layer);
-            std::vector<int32_t>   all(table.size()), held;
+            std::vector<int32_t> all(table.size()), held;
             std::iota(all.begin(), all.end(), 0);
             tiers_.policy().hold_ready(tiers_.directory(), layer, all.data(), (int32_t) all.size(), table.data());
             std::copy_if(table.begin(), table.end(), std::back_inserter(held), [](int32_t slot) { return slot >= 0; });
@@ -153,7 +154,7 @@ class GatedRun {
             n_served_ += 1;
             release_previous(); // its kernels came before this gate
             const bool waits = gate_.n_missing(layer) > 0;
-            const bool go    = !retreats_ && !fails_ && serve(layer, waits);
+            const bool go = !retreats_ && !fails_ && serve(layer, waits);
             if (ahead_ && (retreats_ || fails_)) {
                 ahead_->stop();
             }
@@ -172,7 +173,7 @@ class GatedRun {
         gate_.experts(layer, experts);
         std::sort(experts.begin(), experts.end());
         experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
-        const int32_t          n     = (int32_t) experts.size();
+        const int32_t n = (int32_t) experts.size();
         std::vector<int32_t> & slots = slots_;
         slots.resize(n);
         miss_index_.resize(n);
@@ -183,7 +184,8 @@ class GatedRun {
             ahead_->arrive(layer, experts, waits);
         }
         const auto begin = [&] {
-            return tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(), miss_index_.data());
+            return tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(),
+                                         miss_index_.data());
         };
         int32_t n_misses = begin();
         if (n_misses == EXPERTIER_BUSY && ahead_ && ahead_->make_room(layer)) {
@@ -194,14 +196,16 @@ class GatedRun {
             return false;
         }
         if (n_misses > 0 && !waits) {
-            Tiers::fail("layer " + std::to_string(layer) + ": the device's table of slots is not the policy's; restart, and "
+            Tiers::fail("layer " + std::to_string(layer) +
+                        ": the device's table of slots is not the policy's; restart, and "
                         "set MOE_DECODE_GATE=0 if it happens again");
             tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
             fails_ = true;
             return false;
         }
         if (waits && !fill(layer, experts, slots, miss_index_, n_misses)) {
-            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n); // its victims are gone: the version tells
+            // Its victims are gone; the version tells those who hold a table of them.
+            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
             retreats_ = true;
             return false;
         }
@@ -266,24 +270,22 @@ class GatedRun {
         }
     }
 
-    void note_version(int layer) {
-        tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
-    }
+    void note_version(int layer) { tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer); }
 
-    ProxyBackend &        backend_;
-    GatePlan &            plan_;
-    Tiers &               tiers_;
-    Gate &                gate_;
-    GatedQueue            queue_;
-    HostReads             reads_;
+    ProxyBackend & backend_;
+    GatePlan & plan_;
+    Tiers & tiers_;
+    Gate & gate_;
+    GatedQueue queue_;
+    HostReads reads_;
     std::deque<LayerLock> locks_;
-    std::vector<int32_t>  experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
+    std::vector<int32_t> experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
     std::vector<const char *> copies_;
-    size_t                n_served_ = 0;
-    std::optional<Ahead>  ahead_;
-    std::vector<int32_t>  held_; // slots that the gate served last leads to
-    int                   held_layer_ = -1;
-    bool                  retreats_ = false, fails_ = false;
+    size_t n_served_ = 0;
+    std::optional<Ahead> ahead_;
+    std::vector<int32_t> held_; // slots that the gate served last leads to
+    int held_layer_ = -1;
+    bool retreats_ = false, fails_ = false;
 };
 
 } // namespace

@@ -53,7 +53,7 @@ bool GatedQueue::can_predict(size_t from, size_t to) const {
     }
     const GatePlan::Call & call = plan_.calls[from];
     const GatePlan::Call & next = plan_.calls[to];
-    const int              n    = tiers_.n_slots(next.layer);
+    const int n = tiers_.n_slots(next.layer);
     return !tiers_.predictor()->quiet.has(next.layer) && n < tiers_.n_experts(next.layer) &&
            n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
            Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
@@ -66,8 +66,8 @@ bool GatedQueue::find_gates() {
             continue;
         }
         Step step;
-        step.call     = i;
-        step.ids      = graph_->nodes[call.first]->src[2];
+        step.call = i;
+        step.ids = graph_->nodes[call.first]->src[2];
         step.slot_ids =
             backend_.ids[tiers_.slots({ call.layer, 0 })].reserve(backend_.inner, step.ids->ne[0], step.ids->ne[1]);
         if (step.slot_ids == nullptr) {
@@ -145,10 +145,10 @@ bool GatedQueue::launch_captured() {
 
 uint64_t GatedQueue::key_of_all() const {
     const auto address = [](const void * at) { return (uint64_t) reinterpret_cast<uintptr_t>(at); };
-    uint64_t   key     = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&gate_));
+    uint64_t key = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&gate_));
     for (const GatePlan::Node & at : plan_.nodes) {
         const ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
-        key                      = mixed(mixed(key, address(pool->data)), (uint64_t) pool->ne[2]);
+        key = mixed(mixed(key, address(pool->data)), (uint64_t) pool->ne[2]);
     }
     for (const Step & step : steps_) {
         key = mixed(mixed(key, step.call), address(step.slot_ids->data));
@@ -179,12 +179,12 @@ ggml_status GatedQueue::queue_all(GraphSlices & slices, const std::function<void
     if (!gate_.send_orders(backend_.inner, plan_.inputs.rows())) {
         return GGML_STATUS_FAILED;
     }
-    int    last   = -1;
+    int last = -1;
     size_t n_done = 0; // steps
     for (const GatePlan::Node & at : plan_.nodes) {
-        ggml_tensor *          node = graph_->nodes[at.index];
+        ggml_tensor * node = graph_->nodes[at.index];
         const GatePlan::Call & call = plan_.calls[at.call];
-        ggml_tensor *          pool = tiers_.slots({ at.layer, at.matrix });
+        ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
         if (is_whole_[at.call]) {
             slices.redirect(node, pool, node->src[2]);
             continue;

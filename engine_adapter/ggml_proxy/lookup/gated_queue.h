@@ -49,11 +49,11 @@ class GatedQueue {
   private:
     // A call that goes through its gate.
     struct Step {
-        size_t              call;
+        size_t call;
         const ggml_tensor * ids;
-        ggml_tensor *       slot_ids;
-        size_t              next = 1, last = 0; // calls that are predicted behind it, as far as they can be
-        KeptRows            keep;
+        ggml_tensor * slot_ids;
+        size_t next = 1, last = 0; // calls that are predicted behind it, as far as they can be
+        KeptRows keep;
     };
 
     // The calls that are to be predicted by call `i`, first and last; the first call does so for all those close by.
@@ -63,21 +63,21 @@ class GatedQueue {
     // Whether a step's gate keeps the rows that a prediction for call `to` needs.
     bool predicts(const Step & step, size_t to) const;
     // Stands for all that is not the same in each run of the graph, but for what the gates' orders hold.
-    uint64_t    key_of_all() const;
+    uint64_t key_of_all() const;
     ggml_status queue_all(GraphSlices & slices, const std::function<void()> & after_gate);
     // Queues a layer's gate, and behind it predictions for layers to come.
     bool queue_gate(const Step & step);
 
-    ProxyBackend &    backend_;
-    ggml_cgraph *     graph_;
-    GatePlan &        plan_;
-    Tiers &           tiers_;
-    Gate &            gate_;
-    GraphSlices       slices_;
-    Ahead *           ahead_ = nullptr;
+    ProxyBackend & backend_;
+    ggml_cgraph * graph_;
+    GatePlan & plan_;
+    Tiers & tiers_;
+    Gate & gate_;
+    GraphSlices slices_;
+    Ahead * ahead_ = nullptr;
     std::vector<bool> is_whole_;
     std::vector<Step> steps_;
-    std::vector<int>  queued_;
+    std::vector<int> queued_;
 };
 
 } // namespace expertier

@@ -35,7 +35,7 @@ Ahead::Ahead(Tiers & tiers, Gate & gate, Predictor & predictor, const PrefetchEv
 
 void Ahead::expect(int layer, int n_rows) {
     Prediction prediction;
-    prediction.layer  = layer;
+    prediction.layer = layer;
     prediction.n_rows = n_rows;
     const int n = tiers_.policy().coldest(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
                                           prediction.experts.data());
@@ -76,7 +76,7 @@ void Ahead::attend() {
 void Ahead::take() {
     for (; n_taken_ < n_launched_ && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
         const Prediction & prediction = predictions_[n_taken_];
-        const int          layer      = prediction.layer;
+        const int layer = prediction.layer;
         for (int i = 0; i < predictor_.n_chosen(layer); i++) {
             const int candidate = predictor_.candidate(layer, i);
             wanted_.push_back(
@@ -105,7 +105,7 @@ Ahead::Prefetch * Ahead::next() {
 
 // Null when the host pool has no copy of the expert, or the slot cannot be had.
 Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
-    const int  layer = wanted.layer;
+    const int layer = wanted.layer;
     const auto free = std::find_if(prefetches_.begin(), prefetches_.end(),
                                    [](const Prefetch & prefetch) { return prefetch.state == State::none; });
     if (free == prefetches_.end()) {
@@ -122,18 +122,18 @@ Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
     note_version(layer);
     if (wanted.leaves >= 0) {
         gate_.table(layer)[wanted.leaves] = -1; // as the kernel has done on the device
-        evicted_[0]                       = wanted.leaves;
+        evicted_[0] = wanted.leaves;
         tiers_.host_copies().refresh(layer, evicted_);
     }
-    free->state   = State::copying;
-    free->layer   = layer;
-    free->expert  = wanted.expert;
-    free->slot    = wanted.slot;
+    free->state = State::copying;
+    free->layer = layer;
+    free->expert = wanted.expert;
+    free->slot = wanted.slot;
     free->is_over = false;
-    free->copy    = copy;
+    free->copy = copy;
     free->piece = free->offset = 0;
-    free->n_bytes              = 0;
-    free->last                 = 0;
+    free->n_bytes = 0;
+    free->last = 0;
     tiers_.counters.prefetches += 1;
     return &*free;
 }
@@ -141,12 +141,12 @@ Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
 // With the last of an expert's bytes goes its entry in the device's table, behind them.
 void Ahead::queue_piece(Prefetch & prefetch, bool is_paced) {
     const std::vector<expertier_copy> & pieces = tiers_.copies(prefetch.layer);
-    expertier_copy                      piece  = pieces[prefetch.piece];
-    const char *                        source = prefetch.copy + piece.source + prefetch.offset;
-    const size_t                        left   = piece.n_bytes - prefetch.offset;
-    const size_t                        n      = is_paced ? std::min(left, piece_bytes) : left;
+    expertier_copy piece = pieces[prefetch.piece];
+    const char * source = prefetch.copy + piece.source + prefetch.offset;
+    const size_t left = piece.n_bytes - prefetch.offset;
+    const size_t n = is_paced ? std::min(left, piece_bytes) : left;
     piece.offset += prefetch.offset;
-    piece.n_bytes      = n;
+    piece.n_bytes = n;
     ggml_tensor target = tiers_.slot_piece(prefetch.layer, prefetch.slot, piece);
     ggml_backend_tensor_set_async(gate_.uploads(), &target, source, 0, n);
     is_dirty_ = true;
@@ -162,7 +162,7 @@ void Ahead::queue_piece(Prefetch & prefetch, bool is_paced) {
         prefetch.last = UINT64_MAX; // `synchronized` tells
     }
     if (prefetch.piece == pieces.size()) {
-        prefetch.state                               = State::queued;
+        prefetch.state = State::queued;
         gate_.table(prefetch.layer)[prefetch.expert] = prefetch.slot;
         gate_.upload_entry(prefetch.layer, prefetch.expert);
     }
@@ -176,20 +176,20 @@ void Ahead::land() {
             continue;
         }
         switch (prefetch.state) {
-            case State::queued:
-                policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
-                policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
-                prefetch.state = prefetch.is_over ? State::none : State::landed;
-                break;
-            case State::dropped:
-                policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
-                prefetch.state = State::none;
-                break;
-            case State::settling:
-                prefetch.state = State::none;
-                break;
-            default:
-                continue;
+        case State::queued:
+            policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            prefetch.state = prefetch.is_over ? State::none : State::landed;
+            break;
+        case State::dropped:
+            policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            prefetch.state = State::none;
+            break;
+        case State::settling:
+            prefetch.state = State::none;
+            break;
+        default:
+            continue;
         }
         note_version(prefetch.layer);
         prefetch.reads.release();
@@ -253,7 +253,7 @@ void Ahead::end_at_gate(Prefetch & prefetch, bool is_used) {
 
 void Ahead::synchronized() {
     is_dirty_ = false;
-    n_done_   = n_queued_;
+    n_done_ = n_queued_;
     for (Prefetch & prefetch : prefetches_) {
         prefetch.last = prefetch.state == State::copying ? prefetch.last : 0;
     }
@@ -313,19 +313,21 @@ void Ahead::restore(const Wanted & wanted) {
 }
 
 void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & experts) {
-    const int32_t *              first = predictor_.predicted(prediction.layer);
+    const int32_t * first = predictor_.predicted(prediction.layer);
     const std::vector<int32_t> & table = gate_.table(prediction.layer);
-    int64_t                      n_missing = 0;
+    int64_t n_missing = 0;
     for (int32_t expert : experts) {
         if (expert < 0 || (size_t) expert >= table.size()) {
             continue; // the policy tells
         }
         const bool is_right = std::find(first, first + prediction.n_rows, expert) != first + prediction.n_rows;
-        const bool was_missing = table[expert] < 0 ||
-                                 std::any_of(prefetches_.begin(), prefetches_.end(), [&](const Prefetch & prefetch) {
-                                     return prefetch.state != State::none && !prefetch.is_over &&
-                                            prefetch.layer == prediction.layer && prefetch.expert == expert;
-                                 });
+        const bool was_missing =
+            table[expert] < 0 || std::any_of(
+                                     prefetches_.begin(), prefetches_.end(),
+                                     [&](const Prefetch & prefetch) {
+                                         return prefetch.state != State::none && !prefetch.is_over &&
+                                                prefetch.layer == prediction.layer && prefetch.expert == expert;
+                                     });
         tiers_.counters.predicted += 1;
         tiers_.counters.predicted_right += is_right;
         tiers_.counters.missing += was_missing;
@@ -335,8 +337,6 @@ void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & ex
     predictor_.quiet.note(prediction.layer, n_missing);
 }
 
-void Ahead::note_version(int layer) {
-    tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
-}
+void Ahead::note_version(int layer) { tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer); }
 
 } // namespace expertier

@@ -21,7 +21,7 @@ namespace expertier {
 // What is the same for all graphs: made once, with the gate.
 class PrefetchEvents {
   public:
-    static constexpr size_t n = 2; // pieces that are queued at a time
+    static constexpr size_t n = 2;                      // pieces that are queued at a time
     explicit PrefetchEvents(ggml_backend_dev_t device); // throws std::runtime_error when the device gives none
     ggml_backend_event_t operator[](uint64_t piece) const { return events_[piece % n].get(); }
 
@@ -69,50 +69,50 @@ class Ahead {
     //    └ not asked for ─► dropped ─ complete ─► none
     enum class State { none, copying, queued, landed, settling, dropped };
     struct Prefetch {
-        State        state  = State::none;
-        int          layer  = -1;
-        int32_t      expert = -1, slot = -1;
-        bool         is_over = false; // its layer's gate has arrived
-        const char * copy    = nullptr;
-        HostReads    reads;
-        size_t       piece = 0, offset = 0; // what is to be queued next
-        int64_t      n_bytes = 0;           // that were queued
-        uint64_t     last    = 0;           // the number of its last piece
+        State state = State::none;
+        int layer = -1;
+        int32_t expert = -1, slot = -1;
+        bool is_over = false; // its layer's gate has arrived
+        const char * copy = nullptr;
+        HostReads reads;
+        size_t piece = 0, offset = 0; // what is to be queued next
+        int64_t n_bytes = 0;          // that were queued
+        uint64_t last = 0;            // the number of its last piece
     };
     struct Wanted {
-        int     layer;
+        int layer;
         int32_t expert, slot, leaves;
     };
     struct Prediction { // that was queued
-        int  layer;
-        int  n_rows;
+        int layer;
+        int n_rows;
         std::array<int32_t, Predictor::n_candidates> slots, experts; // its candidates
     };
 
-    void       take();
+    void take();
     Prefetch * next();
     Prefetch * begin(const Wanted & wanted);
-    void       queue_piece(Prefetch & prefetch, bool is_paced);
-    void       land();
-    void       end_at_gate(Prefetch & prefetch, bool is_used);
-    void       restore(const Wanted & wanted);
-    void       count(const Prediction & prediction, const std::vector<int32_t> & experts);
-    void       note_version(int layer);
+    void queue_piece(Prefetch & prefetch, bool is_paced);
+    void land();
+    void end_at_gate(Prefetch & prefetch, bool is_used);
+    void restore(const Wanted & wanted);
+    void count(const Prediction & prediction, const std::vector<int32_t> & experts);
+    void note_version(int layer);
 
-    Tiers &                 tiers_;
-    Gate &                  gate_;
-    Predictor &             predictor_;
-    const PrefetchEvents &  events_;
+    Tiers & tiers_;
+    Gate & gate_;
+    Predictor & predictor_;
+    const PrefetchEvents & events_;
     std::vector<Prediction> predictions_;
-    size_t                  n_launched_ = 0;
-    size_t                  n_ended_ = 0; // predictions whose gates have arrived
-    size_t                  n_taken_ = 0; // that have arrived themselves
-    std::vector<Wanted>     wanted_;      // in that order, of each the likeliest first
+    size_t n_launched_ = 0;
+    size_t n_ended_ = 0;         // predictions whose gates have arrived
+    size_t n_taken_ = 0;         // that have arrived themselves
+    std::vector<Wanted> wanted_; // in that order, of each the likeliest first
     std::array<Prefetch, 4 * Predictor::most_chosen> prefetches_;
-    uint64_t                n_queued_ = 0, n_done_ = 0; // paced pieces
-    bool                    is_stopped_ = false;
-    bool                    is_dirty_ = false;          // something was queued since the uploads were waited for
-    std::vector<int32_t>    evicted_;
+    uint64_t n_queued_ = 0, n_done_ = 0; // paced pieces
+    bool is_stopped_ = false;
+    bool is_dirty_ = false; // something was queued since the uploads were waited for
+    std::vector<int32_t> evicted_;
 };
 
 } // namespace expertier

@@ -13,10 +13,10 @@ namespace expertier {
 namespace {
 
 // Words of a door, and limits, as in hip/kernels/predict.cu.
-constexpr int     posted = 0, number = 1, first_chosen = 2, first_predicted = 16;
-constexpr int     first_candidate = 1; // in a layer's orders, behind their number
+constexpr int posted = 0, number = 1, first_chosen = 2, first_predicted = 16;
+constexpr int first_candidate = 1; // in a layer's orders, behind their number
 static_assert(first_candidate + Predictor::n_candidates <= (int) Gate::n_orders);
-constexpr size_t  door_words  = 128;
+constexpr size_t door_words = 128;
 constexpr int64_t max_experts = 512, max_scores = 4096;
 
 // Of the experts that are scored next to those which will be used, so many are not given up for others either.
@@ -25,12 +25,12 @@ constexpr uint32_t n_spared = 2;
 constexpr int64_t bytes_ahead = 6 << 20;
 
 constexpr unsigned n_threads = 256, n_threads_of_small = 32;
-constexpr int64_t  small_hidden = 1024;
+constexpr int64_t small_hidden = 1024;
 
 constexpr auto trial_limit = std::chrono::seconds(5);
 
 // A share of the last so many prefetches: below the first part of it they pause, above the second all is well again.
-constexpr int memory = 128, low = 45, high = 60; // percent
+constexpr int memory = 128, low = 45, high = 60;       // percent
 constexpr int first_pause = 256, longest_pause = 8192; // graphs
 
 uint32_t load(const uint32_t * word) { return __atomic_load_n(word, __ATOMIC_ACQUIRE); }
@@ -58,18 +58,17 @@ bool Payoff::note(bool was_useful) {
         return true;
     }
     next_pause_ = std::min(std::max(2 * next_pause_, first_pause), longest_pause);
-    pause_      = next_pause_;
-    n_          = 0;
-    share_      = one / 2;
+    pause_ = next_pause_;
+    n_ = 0;
+    share_ = one / 2;
     return false;
 }
 
 Predictor::Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts)
-    : payoff(gate.driver().prefetch_pauses != 0),
-      reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0), quiet(n_experts.size()),
-      gate_(gate), device_(device) {
+    : payoff(gate.driver().prefetch_pauses != 0), reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0),
+      quiet(n_experts.size()), gate_(gate), device_(device) {
     scores_ = new_device_buffer(device, (max_scores + 1) * sizeof(float)); // the last word counts blocks
-    doors_  = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
+    doors_ = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
     if (!scores_ || !doors_) {
         throw std::runtime_error("the device gave no memory for it");
     }
@@ -88,7 +87,7 @@ bool Predictor::can(const Router & from, const Router & to, int64_t n_used, int6
 
 bool Predictor::reserve(size_t n_floats) {
     if (n_floats > n_kept_) {
-        kept_   = new_device_buffer(device_, n_floats * sizeof(float));
+        kept_ = new_device_buffer(device_, n_floats * sizeof(float));
         n_kept_ = kept_ ? n_floats : 0;
     }
     return n_floats <= n_kept_;
@@ -108,33 +107,37 @@ void Predictor::expect(int layer, const std::array<int32_t, n_candidates> & cand
 bool Predictor::queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes) {
     const float * norm = from.state && to.state ? static_cast<const float *>(to.norm->data) : nullptr;
     return launch(layer, to, norm, (uint32_t) to.matrix->ne[0], (uint32_t) from.input->ne[1], (uint32_t) n_used,
-                  (uint32_t) to.matrix->ne[1], (uint32_t) std::clamp<int64_t>(bytes_ahead / expert_bytes, 1, most_chosen));
+                  (uint32_t) to.matrix->ne[1],
+                  (uint32_t) std::clamp<int64_t>(bytes_ahead / expert_bytes, 1, most_chosen));
 }
 
 bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens,
                        uint32_t n_used, uint32_t n_experts, uint32_t most) {
-    const auto address = [](const ggml_tensor * tensor) { return tensor ? reinterpret_cast<uint64_t>(tensor->data) : 0; };
-    uint64_t hidden    = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(kept_.get()));
+    const auto address = [](const ggml_tensor * tensor) {
+        return tensor ? reinterpret_cast<uint64_t>(tensor->data) : 0;
+    };
+    uint64_t hidden = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(kept_.get()));
     uint64_t router = address(to.matrix), row_bytes = to.matrix->nb[1], factors = reinterpret_cast<uint64_t>(norm);
-    uint32_t type   = (uint32_t) to.matrix->type, is_sigmoid = to.is_sigmoid, spared = n_spared;
+    uint32_t type = (uint32_t) to.matrix->type, is_sigmoid = to.is_sigmoid, spared = n_spared;
     uint64_t bias = address(to.bias), late_bias = address(to.late_bias);
-    float    epsilon = to.epsilon;
-    uint64_t   ticket = gate_.device_number(), orders = gate_.device_orders(layer);
-    uint64_t   scores = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(scores_.get()));
-    uint64_t   n_done = scores + max_scores * sizeof(float);
-    uint64_t   table = reinterpret_cast<uint64_t>(gate_.device_table(layer)), at = reinterpret_cast<uint64_t>(door(layer));
-    void *     arguments[] = { &hidden,  &n_hidden, &n_tokens,   &router,    &row_bytes, &type,   &factors,
-                               &epsilon, &bias,     &is_sigmoid, &late_bias, &n_used,    &spared, &ticket,
-                               &orders,  &most,     &scores,     &n_done,    &table,     &at };
+    float epsilon = to.epsilon;
+    uint64_t ticket = gate_.device_number(), orders = gate_.device_orders(layer);
+    uint64_t scores = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(scores_.get()));
+    uint64_t n_done = scores + max_scores * sizeof(float);
+    uint64_t table = reinterpret_cast<uint64_t>(gate_.device_table(layer)),
+             at = reinterpret_cast<uint64_t>(door(layer));
+    void * arguments[] = { &hidden,  &n_hidden, &n_tokens,   &router,    &row_bytes, &type,   &factors,
+                           &epsilon, &bias,     &is_sigmoid, &late_bias, &n_used,    &spared, &ticket,
+                           &orders,  &most,     &scores,     &n_done,    &table,     &at };
     const expertier_gate & driver = gate_.driver();
-    const unsigned         threads = n_hidden < small_hidden ? n_threads_of_small : n_threads;
+    const unsigned threads = n_hidden < small_hidden ? n_threads_of_small : n_threads;
     return driver.launch(driver.predict, n_experts, 1, 1, threads, 1, 1, 0, driver.stream, arguments, nullptr) == 0;
 }
 
-bool    Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == gate_.number(); }
-int     Predictor::n_chosen(int layer) const { return (int) load(door(layer) + number); }
+bool Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == gate_.number(); }
+int Predictor::n_chosen(int layer) const { return (int) load(door(layer) + number); }
 int32_t Predictor::chosen(int layer, int i) const { return (int32_t) load(door(layer) + first_chosen + 2 * i); }
-int     Predictor::candidate(int layer, int i) const { return (int) load(door(layer) + first_chosen + 2 * i + 1); }
+int Predictor::candidate(int layer, int i) const { return (int) load(door(layer) + first_chosen + 2 * i + 1); }
 const int32_t * Predictor::predicted(int layer) const {
     return reinterpret_cast<const int32_t *>(door(layer) + first_predicted);
 }
@@ -142,13 +145,13 @@ const int32_t * Predictor::predicted(int layer) const {
 // All experts of layer 0 score alike, so the first is used; it is in no slot, and a FREE one is there for it.
 void Predictor::try_out(ggml_backend_dev_t device, int n_experts) {
     constexpr uint32_t n_hidden = 64;
-    Buffer             memory   = new_device_buffer(device, n_hidden * sizeof(float)); // zeros
+    Buffer memory = new_device_buffer(device, n_hidden * sizeof(float)); // zeros
     if (!memory || !reserve(n_hidden)) {
         throw std::runtime_error("the device gave no memory for a trial of predictions");
     }
     ggml_tensor row = bytes_at(memory.get(), ggml_backend_buffer_get_base(memory.get()), n_hidden * sizeof(float));
-    row.type        = GGML_TYPE_F32;
-    row.nb[1]       = 0; // every expert's
+    row.type = GGML_TYPE_F32;
+    row.nb[1] = 0; // every expert's
     Router router;
     router.matrix = &row;
     std::array<int32_t, n_candidates> candidates{};

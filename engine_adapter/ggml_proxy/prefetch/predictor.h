@@ -31,17 +31,17 @@ class Payoff {
     bool note(bool was_useful);
 
   private:
-    static constexpr int     one = 1 << 16;
-    bool                     may_pause_;
-    int                      share_ = one;
-    int                      n_ = 0, pause_ = 0, next_pause_ = 0;
+    static constexpr int one = 1 << 16;
+    bool may_pause_;
+    int share_ = one;
+    int n_ = 0, pause_ = 0, next_pause_ = 0;
 };
 
 class Predictor {
   public:
-    static constexpr int64_t max_tokens     = 8;
-    static constexpr int     most_chosen    = 4;
-    static constexpr int     n_candidates   = 8;
+    static constexpr int64_t max_tokens = 8;
+    static constexpr int most_chosen = 4;
+    static constexpr int n_candidates = 8;
 
     // Throws std::runtime_error where memory is missing, or where the kernel does not do in a trial what it should.
     Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts);
@@ -61,29 +61,29 @@ class Predictor {
     bool queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes);
 
     // What came of the layer's prediction in this graph.
-    bool            has_arrived(int layer) const;
-    int             n_chosen(int layer) const;
-    int32_t         chosen(int layer, int i) const;    // an expert to be fetched
-    int             candidate(int layer, int i) const; // the index of whom it replaces
-    const int32_t * predicted(int layer) const;        // tokens times experts of each; -1 where the scores are no numbers
+    bool has_arrived(int layer) const;
+    int n_chosen(int layer) const;
+    int32_t chosen(int layer, int i) const;     // an expert to be fetched
+    int candidate(int layer, int i) const;      // the index of whom it replaces
+    const int32_t * predicted(int layer) const; // tokens times experts of each; -1 where the scores are no numbers
 
     // How many layers before its own a layer's experts are predicted.
     int layers_ahead() const { return reach.layers(); }
 
-    Payoff      payoff;
-    Reach       reach;
+    Payoff payoff;
+    Reach reach;
     QuietLayers quiet;
 
   private:
     uint32_t * door(int layer) const;
-    bool       launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens,
-                      uint32_t n_used, uint32_t n_experts, uint32_t most);
-    void       try_out(ggml_backend_dev_t device, int n_experts);
+    bool launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens, uint32_t n_used,
+                uint32_t n_experts, uint32_t most);
+    void try_out(ggml_backend_dev_t device, int n_experts);
 
-    Gate &                gate_;
-    ggml_backend_dev_t    device_;
-    size_t                n_kept_ = 0;
-    Buffer                kept_, scores_, doors_;
+    Gate & gate_;
+    ggml_backend_dev_t device_;
+    size_t n_kept_ = 0;
+    Buffer kept_, scores_, doors_;
 };
 
 } // namespace expertier

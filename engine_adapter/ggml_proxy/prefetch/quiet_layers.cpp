@@ -26,8 +26,9 @@ void QuietLayers::note(int layer, int64_t n) {
 
 void QuietLayers::settle(const std::vector<int64_t> & expert_bytes) {
     for (size_t i = 0; i < layers_.size(); i++) {
-        Layer & layer  = layers_[i];
-        layer.is_quiet = layer.n_graphs >= enough_graphs && layer.n_missing * expert_bytes[i] < layer.n_graphs * quiet_bytes;
+        Layer & layer = layers_[i];
+        layer.is_quiet =
+            layer.n_graphs >= enough_graphs && layer.n_missing * expert_bytes[i] < layer.n_graphs * quiet_bytes;
     }
 }
 

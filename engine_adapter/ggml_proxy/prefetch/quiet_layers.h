@@ -17,12 +17,12 @@ class QuietLayers {
     // `expert_bytes` are each layer's.
     void settle(const std::vector<int64_t> & expert_bytes);
     bool has(int layer) const { return layers_[layer].is_quiet; }
-    int  n() const;
+    int n() const;
 
   private:
     struct Layer {
         int64_t n_missing = 0, n_graphs = 0; // of the last ones
-        bool    is_quiet  = false;
+        bool is_quiet = false;
     };
     std::vector<Layer> layers_;
 };

@@ -24,12 +24,12 @@ class Reach {
   private:
     std::atomic<int> layers_;
     bool may_change_;
-    int  n_ = 0, n_used_ = 0, n_in_time_ = 0; // since the last look
-    int  share_ = 0;                          // of 1000: in time, at the distance that is tried against
-    int  tried_from_ = 0;                     // that distance; 0: none is tried
-    int  failed_ = 0;                         // which way the last trial went, where it was not better
-    bool skips_ = false;                      // the first ones after a change were begun before it
-    int  wait_ = 0, next_wait_ = 1;           // looks until another trial
+    int n_ = 0, n_used_ = 0, n_in_time_ = 0; // since the last look
+    int share_ = 0;                          // of 1000: in time, at the distance that is tried against
+    int tried_from_ = 0;                     // that distance; 0: none is tried
+    int failed_ = 0;                         // which way the last trial went, where it was not better
+    bool skips_ = false;                     // the first ones after a change were begun before it
+    int wait_ = 0, next_wait_ = 1;           // looks until another trial
 };
 
 } // namespace expertier

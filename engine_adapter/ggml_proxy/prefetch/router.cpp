@@ -40,34 +40,34 @@ bool is_matrix(const ggml_tensor * tensor) {
 // Follows scores back to the product that they come from; null where something else is on the way.
 const ggml_tensor * find_product(const ggml_tensor * scores, Router & router) {
     const int64_t n_experts = scores->ne[0];
-    bool          squashed  = false;
+    bool squashed = false;
     while ((scores = through_views(scores))) {
         switch (scores->op) {
-            case GGML_OP_MUL_MAT:
-                return scores;
-            case GGML_OP_ADD:
-                if (!is_vector(scores->src[1], n_experts) || router.bias) {
-                    return nullptr;
-                }
-                router.bias = scores->src[1];
-                break;
-            case GGML_OP_SOFT_MAX: // keeps the order
-                if (router.bias || squashed) {
-                    return nullptr;
-                }
-                squashed = true;
-                break;
-            case GGML_OP_UNARY:
-                if (ggml_get_unary_op(scores) != GGML_UNARY_OP_SIGMOID || squashed) {
-                    return nullptr;
-                }
-                squashed          = true;
-                router.is_sigmoid = true;
-                router.late_bias  = router.bias;
-                router.bias       = nullptr;
-                break;
-            default:
+        case GGML_OP_MUL_MAT:
+            return scores;
+        case GGML_OP_ADD:
+            if (!is_vector(scores->src[1], n_experts) || router.bias) {
                 return nullptr;
+            }
+            router.bias = scores->src[1];
+            break;
+        case GGML_OP_SOFT_MAX: // keeps the order
+            if (router.bias || squashed) {
+                return nullptr;
+            }
+            squashed = true;
+            break;
+        case GGML_OP_UNARY:
+            if (ggml_get_unary_op(scores) != GGML_UNARY_OP_SIGMOID || squashed) {
+                return nullptr;
+            }
+            squashed = true;
+            router.is_sigmoid = true;
+            router.late_bias = router.bias;
+            router.bias = nullptr;
+            break;
+        default:
+            return nullptr;
         }
         scores = scores->src[0];
     }
@@ -77,7 +77,7 @@ const ggml_tensor * find_product(const ggml_tensor * scores, Router & router) {
 } // namespace
 
 Router find_router(const ggml_tensor * ids) {
-    Router              router;
+    Router router;
     const ggml_tensor * sorted = through_views(ids);
     if (!sorted || (sorted->op != GGML_OP_ARGSORT && strcmp(ggml_op_name(sorted->op), "TOP_K") != 0)) {
         return {};
@@ -87,13 +87,13 @@ Router find_router(const ggml_tensor * ids) {
         return {};
     }
     router.matrix = product->src[0];
-    router.input  = product->src[1];
-    const int64_t       n_hidden = router.matrix->ne[0];
-    const ggml_tensor * scaled   = through_views(router.input);
+    router.input = product->src[1];
+    const int64_t n_hidden = router.matrix->ne[0];
+    const ggml_tensor * scaled = through_views(router.input);
     if (scaled && scaled->op == GGML_OP_MUL && scaled->src[0]->op == GGML_OP_RMS_NORM &&
         is_vector(scaled->src[1], n_hidden) && is_state(scaled->src[0]->src[0], n_hidden)) {
         router.state = scaled->src[0]->src[0];
-        router.norm  = scaled->src[1];
+        router.norm = scaled->src[1];
         memcpy(&router.epsilon, scaled->src[0]->op_params, sizeof(float));
     }
     return router;

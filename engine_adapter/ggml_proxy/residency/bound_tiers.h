@@ -8,7 +8,7 @@
 #include <memory>
 
 struct expertier_tiers {
-    std::shared_ptr<expertier::Tiers>         tiers;
-    expertier::ProxyDevice *                  device;
+    std::shared_ptr<expertier::Tiers> tiers;
+    expertier::ProxyDevice * device;
     std::shared_ptr<expertier::ComputeRegion> region = nullptr; // null: the engine computes elsewhere
 };

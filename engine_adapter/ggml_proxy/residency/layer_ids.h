@@ -52,8 +52,8 @@ class LayerIds {
             capacity_ *= 2;
         }
         context_ = ggml_init({ 2 * ggml_tensor_overhead(), nullptr, true });
-        tensor_  = ggml_new_tensor_1d(context_, GGML_TYPE_I32, capacity_);
-        buffer_  = ggml_backend_alloc_ctx_tensors(context_, backend);
+        tensor_ = ggml_new_tensor_1d(context_, GGML_TYPE_I32, capacity_);
+        buffer_ = ggml_backend_alloc_ctx_tensors(context_, backend);
         if (buffer_ == nullptr) {
             free();
             return false;
@@ -63,17 +63,17 @@ class LayerIds {
     void free() {
         ggml_backend_buffer_free(buffer_);
         ggml_free(context_);
-        buffer_   = nullptr;
-        context_  = nullptr;
-        tensor_   = nullptr;
+        buffer_ = nullptr;
+        context_ = nullptr;
+        tensor_ = nullptr;
         capacity_ = 0;
     }
 
-    ggml_context *        context_  = nullptr;
-    ggml_backend_buffer_t buffer_   = nullptr;
-    ggml_tensor *         tensor_   = nullptr;
-    int64_t               capacity_ = 0;
-    PinnedInts            host_;
+    ggml_context * context_ = nullptr;
+    ggml_backend_buffer_t buffer_ = nullptr;
+    ggml_tensor * tensor_ = nullptr;
+    int64_t capacity_ = 0;
+    PinnedInts host_;
 };
 
 } // namespace expertier

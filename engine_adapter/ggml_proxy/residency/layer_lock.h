@@ -15,7 +15,8 @@ class LayerLock {
 
     LayerLock(void * locks, int layer)
         : mutex_(reinterpret_cast<pthread_mutex_t *>(static_cast<char *>(locks) + layer * stride)),
-          condition_(reinterpret_cast<pthread_cond_t *>(static_cast<char *>(locks) + layer * stride + condition_offset)) {
+          condition_(
+              reinterpret_cast<pthread_cond_t *>(static_cast<char *>(locks) + layer * stride + condition_offset)) {
         pthread_mutex_lock(mutex_);
     }
     ~LayerLock() { pthread_mutex_unlock(mutex_); }
@@ -32,7 +33,7 @@ class LayerLock {
     static_assert(sizeof(pthread_mutex_t) <= condition_offset, "the mutex must fit before the condition");
     static_assert(sizeof(pthread_cond_t) <= stride - condition_offset, "the condition must fit in the layer's bytes");
     pthread_mutex_t * mutex_;
-    pthread_cond_t *  condition_;
+    pthread_cond_t * condition_;
 };
 
 } // namespace expertier

@@ -63,17 +63,17 @@ bool Tiers::wants_other_slots(const expertier_compute & compute) {
 void Tiers::take_layout(const expertier_binding & binding) {
     directory_ = binding.directory;
     for (size_t i = 0; i < layers_.size(); i++) {
-        const expertier_layer & from  = binding.layers[i];
-        Layer &                 layer = layers_[i];
-        layer.n_slots                 = from.n_slots;
+        const expertier_layer & from = binding.layers[i];
+        Layer & layer = layers_[i];
+        layer.n_slots = from.n_slots;
         layer.copies.assign(from.copies, from.copies + from.n_copies);
-        layer.is_whole     = false;
+        layer.is_whole = false;
         layer.gate_version = -1;
         for (size_t j = 0; j < layer.slots.size(); j++) {
             ggml_tensor * slots = layer.slots[j];
-            slots->ne[2]        = from.n_slots;
-            slots->nb[3]        = slots->nb[2] * from.n_slots;
-            slots->data         = static_cast<char *>(slab_base_) + from.matrices[j].offset;
+            slots->ne[2] = from.n_slots;
+            slots->nb[3] = slots->nb[2] * from.n_slots;
+            slots->data = static_cast<char *>(slab_base_) + from.matrices[j].offset;
         }
     }
     epoch_ += 1;

@@ -5,7 +5,7 @@
 namespace expertier {
 
 const char * HostCopies::begin_read(int64_t index) {
-    LayerLock     lock(copies_.lock, 0);
+    LayerLock lock(copies_.lock, 0);
     const int64_t address = copies_.address[index];
     if (address == 0) {
         return nullptr;

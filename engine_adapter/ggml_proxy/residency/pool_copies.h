@@ -16,13 +16,13 @@ class HostCopies {
     int64_t index(int layer, int32_t expert) const { return first_[layer] + expert; }
     // Begins a read of a copy, which must be ended; null when there is none.
     const char * begin_read(int64_t index);
-    void         end_reads(const std::vector<int64_t> & indices);
+    void end_reads(const std::vector<int64_t> & indices);
     // Marks the copies of `experts` (-1: of nobody) as used, where there are some: L1 has just evicted them.
-    void         refresh(int layer, const std::vector<int32_t> & experts);
+    void refresh(int layer, const std::vector<int32_t> & experts);
 
   private:
     expertier_host_copies copies_;
-    std::vector<int64_t>  first_;
+    std::vector<int64_t> first_;
 };
 
 // Copies that are being read while this lives.
@@ -42,7 +42,7 @@ class HostReads {
     // The expert's copy in host memory; null when there is none.
     const char * take(int layer, int32_t expert) {
         const int64_t index = copies_->index(layer, expert);
-        const char *  copy  = copies_->begin_read(index);
+        const char * copy = copies_->begin_read(index);
         if (copy) {
             indices_.push_back(index);
         }
@@ -58,7 +58,7 @@ class HostReads {
     }
 
   private:
-    HostCopies *         copies_ = nullptr;
+    HostCopies * copies_ = nullptr;
     std::vector<int64_t> indices_;
 };
 

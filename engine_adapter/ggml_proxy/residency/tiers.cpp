@@ -25,7 +25,7 @@ constexpr int wait_limit_s = 60;
 
 // A graph that comes too early, while a load is still to end, waits this long.
 constexpr auto early_limit = std::chrono::seconds(5);
-constexpr auto poll_time   = std::chrono::milliseconds(1);
+constexpr auto poll_time = std::chrono::milliseconds(1);
 
 thread_local std::string last_error;
 
@@ -38,13 +38,14 @@ int64_t now_ns() {
 void require_type(const expertier_matrix & matrix) {
     int64_t elements, n_bytes;
     if (!block_size(matrix.type, &elements, &n_bytes)) {
-        throw std::runtime_error(std::string("this llama.cpp has no ggml type ") + std::to_string(matrix.type) + ", which " +
-                                 matrix.name + " is of: use a newer one");
+        throw std::runtime_error(std::string("this llama.cpp has no ggml type ") + std::to_string(matrix.type) +
+                                 ", which " + matrix.name + " is of: use a newer one");
     }
     const int64_t expert_bytes = matrix.ne0 / elements * n_bytes * matrix.ne1;
     if (matrix.ne0 % elements != 0 || expert_bytes != (int64_t) matrix.expert_bytes) {
-        throw std::runtime_error(std::string("an expert of ") + matrix.name + " takes " + std::to_string(matrix.expert_bytes) +
-                                 " bytes by the gguf package and " + std::to_string(expert_bytes) +
+        throw std::runtime_error(std::string("an expert of ") + matrix.name + " takes " +
+                                 std::to_string(matrix.expert_bytes) + " bytes by the gguf package and " +
+                                 std::to_string(expert_bytes) +
                                  " by this llama.cpp: install the gguf package that belongs to it");
     }
 }
@@ -53,8 +54,8 @@ void require_type(const expertier_matrix & matrix) {
 void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
     std::unique_ptr<ggml_context, decltype(&ggml_free)> scope(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true }),
                                                               &ggml_free);
-    ggml_tensor * rows    = ggml_new_tensor_3d(scope.get(), GGML_TYPE_F32, slots->ne[0], 1, 1);
-    ggml_tensor * ids     = ggml_new_tensor_2d(scope.get(), GGML_TYPE_I32, 1, 1);
+    ggml_tensor * rows = ggml_new_tensor_3d(scope.get(), GGML_TYPE_F32, slots->ne[0], 1, 1);
+    ggml_tensor * ids = ggml_new_tensor_2d(scope.get(), GGML_TYPE_I32, 1, 1);
     ggml_tensor * product = ggml_mul_mat_id(scope.get(), slots, rows, ids);
     if (!ggml_backend_dev_supports_op(inner, product)) {
         throw std::runtime_error(std::string("it cannot run MUL_MAT_ID on ") + slots->name + " of type " +
@@ -66,11 +67,12 @@ void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
 
 Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
     : directory_(binding.directory), locks_(binding.locks), policy_(binding.policy), fill_(binding.fill),
-      load_(binding.load), read_(binding.read), fill_context_(binding.fill_context), host_copies_(binding.host_copies), device_(device),
-      sees_all_(binding.sees_all), stream_tokens_(binding.stream_tokens), slab_base_(binding.slab_base) {
+      load_(binding.load), read_(binding.read), fill_context_(binding.fill_context), host_copies_(binding.host_copies),
+      device_(device), sees_all_(binding.sees_all), stream_tokens_(binding.stream_tokens),
+      slab_base_(binding.slab_base) {
     ggml_backend_dev_t inner = device.inner;
-    const DevicePlace  place = find_device_place(binding.slab_base);
-    slab_                    = place.buffer;
+    const DevicePlace place = find_device_place(binding.slab_base);
+    slab_ = place.buffer;
     if (slab_ != nullptr) {
         slab_base_ = place.data;
     } else {
@@ -93,10 +95,10 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
     context_.reset(ggml_init({ (n_matrices + 1) * ggml_tensor_overhead(), nullptr, true }));
 
     for (int i = 0; i < binding.n_layers; i++) {
-        const expertier_layer & from  = binding.layers[i];
-        Layer &                 layer = layers_.emplace_back();
-        layer.n_experts               = from.n_experts;
-        layer.n_slots                 = from.n_slots;
+        const expertier_layer & from = binding.layers[i];
+        Layer & layer = layers_.emplace_back();
+        layer.n_experts = from.n_experts;
+        layer.n_slots = from.n_slots;
         layer.copies.assign(from.copies, from.copies + from.n_copies);
         for (int j = 0; j < from.n_matrices; j++) {
             const expertier_matrix & matrix = from.matrices[j];
@@ -105,9 +107,9 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
                 ggml_new_tensor_3d(context_.get(), (ggml_type) matrix.type, matrix.ne0, matrix.ne1, from.n_slots);
             layer.names.emplace_back(matrix.name);
             layer.expert_bytes.push_back(tensor->nb[2]);
-            tensor->nb[2]  = matrix.stride;
-            tensor->nb[3]  = matrix.stride * from.n_slots;
-            tensor->data   = static_cast<char *>(slab_base_) + matrix.offset;
+            tensor->nb[2] = matrix.stride;
+            tensor->nb[3] = matrix.stride * from.n_slots;
+            tensor->data = static_cast<char *>(slab_base_) + matrix.offset;
             tensor->buffer = slab_;
             ggml_format_name(tensor, "%s.slots", matrix.name);
             layer.slots.push_back(tensor);
@@ -145,7 +147,7 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
     }
     try {
         prefetch_events_ = std::make_unique<PrefetchEvents>(device_.inner);
-        predictor_       = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
+        predictor_ = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
     } catch (const std::runtime_error & problem) { // the gate does without
         prefetch_events_.reset();
         without += std::string("prefetch\t") + problem.what() + "\n";
@@ -187,11 +189,13 @@ bool Tiers::find(const ggml_tensor * tensor, MatrixRef & ref) {
 std::string Tiers::why_unknown(const ggml_tensor * tensor) {
     const std::string name = tensor->name;
     return name.find(".lora_") != std::string::npos
-               ? "tensor " + name + " is of a LoRA adapter over experts, and the engine keeps an adapter where the weights "
-                 "lie that it changes: experts in the tiers have no room for it there, so the adapter is not loaded; use one "
-                 "without ffn_*_exps tensors, or merge it into the model"
-               : "tensor " + name + " was placed among experts in the tiers, and is not an expert matrix of a model that is "
-                 "being loaded into them; open the model through expertier";
+               ? "tensor " + name +
+                     " is of a LoRA adapter over experts, and the engine keeps an adapter where the weights "
+                     "lie that it changes: experts in the tiers have no room for it there, so the adapter is not loaded; use one "
+                     "without ffn_*_exps tensors, or merge it into the model"
+               : "tensor " + name +
+                     " was placed among experts in the tiers, and is not an expert matrix of a model that is "
+                     "being loaded into them; open the model through expertier";
 }
 
 bool Tiers::has_matrix(const char * name) const {
@@ -213,7 +217,7 @@ void Tiers::place(MatrixRef ref, int change) {
 std::string Tiers::find_unplaced() {
     std::lock_guard<std::mutex> guard(placed_mutex_);
     std::string first;
-    bool        is_needed = false; // a later layer is in our buffers, or none is at all
+    bool is_needed = false; // a later layer is in our buffers, or none is at all
     for (size_t i = layers_.size(); i-- > 0;) {
         const Layer & layer = layers_[i];
         for (size_t j = layer.names.size(); j-- > 0;) {
@@ -229,10 +233,10 @@ std::string Tiers::find_unplaced() {
 }
 
 PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts) {
-    const int32_t        n = (int32_t) experts.size();
+    const int32_t n = (int32_t) experts.size();
     std::vector<int32_t> slots(n), miss_index(n), missing(n), targets(n); // nothing may fail after `begin`
-    HostReads            reads(host_copies_, n);
-    FillRoom             room(n);
+    HostReads reads(host_copies_, n);
+    FillRoom room(n);
 
     const int32_t n_misses = begin(layer, experts, slots, miss_index);
     if (n_misses < 0) {
@@ -256,7 +260,7 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
         if (!reads.empty()) {
             ggml_backend_synchronize(stream); // another stream may read the slots, or overwrite them, right away
         }
-        LayerLock  lock(locks_, layer);
+        LayerLock lock(locks_, layer);
         const auto end = filled == Filled::yes ? policy_.complete : policy_.abort;
         if (end(directory_, layer, slots.data(), n) < 0) {
             fail("layer " + std::to_string(layer) + ": the residency tables refused the end of a fill");
@@ -313,7 +317,7 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
 
 bool Tiers::fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots) {
     const int64_t start = now_ns();
-    int32_t       done  = 0;
+    int32_t done = 0;
     fill_(fill_context_, layer, (int32_t) experts.size(), experts.data(), slots.data(), &done);
     counters.fill_ns += now_ns() - start;
     counters.fills += 1;
@@ -322,12 +326,13 @@ bool Tiers::fill_from_python(int layer, const std::vector<int32_t> & experts, co
 
 bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * staged) {
     const int64_t start = now_ns();
-    int32_t       done  = 0;
+    int32_t done = 0;
     fills_running_ += 1;
     if (fills_ == EXPERTIER_FILLS_BLANK) { // nobody reads what the graph computes
         done = EXPERTIER_FILLED;
     } else if (fills_ == EXPERTIER_FILLS_SERVED) {
-        load_(fill_context_, layer, (int32_t) experts.size(), experts.data(), reinterpret_cast<uint64_t>(staged), &done);
+        load_(fill_context_, layer, (int32_t) experts.size(), experts.data(), reinterpret_cast<uint64_t>(staged),
+              &done);
     }
     fills_running_ -= 1;
     counters.fill_ns += now_ns() - start;
@@ -363,7 +368,7 @@ bool Tiers::is_whole(int layer) {
 
 std::vector<int32_t> Tiers::hold_ready(int layer, const std::vector<int32_t> & experts) {
     std::vector<int32_t> slots(experts.size(), -1);
-    LayerLock            lock(locks_, layer);
+    LayerLock lock(locks_, layer);
     if (policy_.hold_ready(directory_, layer, experts.data(), (int32_t) experts.size(), slots.data()) < 0) {
         slots.assign(experts.size(), -1); // nothing was pinned
     }
@@ -377,8 +382,8 @@ void Tiers::release_held(int layer, std::vector<int32_t> & slots) {
 
 // Layer by layer: of a graph that devices share, each piece between two sums is a graph here.
 bool Tiers::is_blank(int layer) {
-    int64_t       first = -1;
-    const int64_t now   = counters.graphs;
+    int64_t first = -1;
+    const int64_t now = counters.graphs;
     return fills_ == EXPERTIER_FILLS_BLANK &&
            (layers_[layer].blank_graph.compare_exchange_strong(first, now) || first == now);
 }
@@ -404,7 +409,7 @@ void Tiers::set_fills(expertier_fills fills) {
 int32_t Tiers::begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
                      std::vector<int32_t> & miss_index) {
     const std::string where = "layer " + std::to_string(layer);
-    timespec          deadline;
+    timespec deadline;
     clock_gettime(CLOCK_MONOTONIC, &deadline);
     deadline.tv_sec += wait_limit_s;
 
@@ -416,31 +421,31 @@ int32_t Tiers::begin(int layer, const std::vector<int32_t> & experts, std::vecto
         counters.lookup_ns += now_ns() - start;
         counters.lookups += 1;
         switch (status) {
-            case EXPERTIER_BUSY:
-                if (lock.wait_until(deadline)) {
-                    continue;
-                }
-                fail(where + ": others held its slots for " + std::to_string(wait_limit_s) +
-                     " s; release leases before running the engine");
-                return status;
-            case EXPERTIER_TOO_MANY:
-                fail(where + ": " + std::to_string(experts.size()) + " experts at once, but it has " +
-                     std::to_string(layers_[layer].n_slots) + " slots");
-                return status;
-            case EXPERTIER_BAD_EXPERT:
-                fail(where + ": an expert outside 0.." + std::to_string(layers_[layer].n_experts - 1));
-                return status;
-            case EXPERTIER_BAD_CALL:
-                fail(where + ": the residency tables are of another version of expertier; restart the process");
-                return status;
-            default:
-                return status;
+        case EXPERTIER_BUSY:
+            if (lock.wait_until(deadline)) {
+                continue;
+            }
+            fail(where + ": others held its slots for " + std::to_string(wait_limit_s) +
+                 " s; release leases before running the engine");
+            return status;
+        case EXPERTIER_TOO_MANY:
+            fail(where + ": " + std::to_string(experts.size()) + " experts at once, but it has " +
+                 std::to_string(layers_[layer].n_slots) + " slots");
+            return status;
+        case EXPERTIER_BAD_EXPERT:
+            fail(where + ": an expert outside 0.." + std::to_string(layers_[layer].n_experts - 1));
+            return status;
+        case EXPERTIER_BAD_CALL:
+            fail(where + ": the residency tables are of another version of expertier; restart the process");
+            return status;
+        default:
+            return status;
         }
     }
 }
 
 void Tiers::release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes) {
-    LayerLock     lock(locks_, layer);
+    LayerLock lock(locks_, layer);
     const int32_t n = (int32_t) slots.size();
     if (bytes == PinnedSlots::Bytes::queued && policy_.complete(directory_, layer, slots.data(), n) < 0) {
         fail("layer " + std::to_string(layer) + ": the residency tables refused the end of a fill");

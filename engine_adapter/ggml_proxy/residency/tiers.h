@@ -19,7 +19,7 @@ namespace expertier {
 struct ProxyDevice;
 
 struct MatrixRef {
-    int layer  = -1;
+    int layer = -1;
     int matrix = -1;
 };
 
@@ -46,11 +46,11 @@ class PinnedSlots {
     PinnedSlots(PinnedSlots && other) noexcept { *this = std::move(other); }
     PinnedSlots & operator=(PinnedSlots && other) noexcept {
         release();
-        tiers_       = other.tiers_;
-        layer_       = other.layer_;
-        bytes_       = other.bytes_;
-        slots_       = std::move(other.slots_);
-        reads_       = std::move(other.reads_);
+        tiers_ = other.tiers_;
+        layer_ = other.layer_;
+        bytes_ = other.bytes_;
+        slots_ = std::move(other.slots_);
+        reads_ = std::move(other.reads_);
         other.tiers_ = nullptr;
         return *this;
     }
@@ -62,11 +62,11 @@ class PinnedSlots {
     void release();
 
   private:
-    Tiers *              tiers_ = nullptr;
-    int                  layer_ = -1;
-    Bytes                bytes_ = Bytes::there;
+    Tiers * tiers_ = nullptr;
+    int layer_ = -1;
+    Bytes bytes_ = Bytes::there;
     std::vector<int32_t> slots_;
-    HostReads            reads_;
+    HostReads reads_;
 };
 
 class Tiers {
@@ -79,8 +79,8 @@ class Tiers {
 
     // For whoever holds the layers' locks by itself.
     const expertier_policy & policy() const { return policy_; }
-    const int64_t *          directory() const { return directory_; }
-    void *                   locks() const { return locks_; }
+    const int64_t * directory() const { return directory_; }
+    void * locks() const { return locks_; }
 
     int n_layers() const { return (int) layers_.size(); }
     int n_slots(int layer) const { return layers_[layer].n_slots; }
@@ -111,23 +111,23 @@ class Tiers {
     bool is_whole(int layer);
     // Pins the slots of those of `experts` that are resident, which is no use of them; -1 for the others.
     std::vector<int32_t> hold_ready(int layer, const std::vector<int32_t> & experts);
-    void                 release_held(int layer, std::vector<int32_t> & slots); // as hold_ready returned them
+    void release_held(int layer, std::vector<int32_t> & slots); // as hold_ready returned them
     // Has Python copy `experts` into a staged layer that begins at `staged`; false after an error.
     bool load(int layer, const std::vector<int32_t> & experts, void * staged);
     // Has Python copy `n_bytes` of a matrix, from byte `offset` of its experts on, to `out`; false where that failed.
     bool read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out);
     // The layers that pass by in large batches; null when they are not to.
-    Staging *   staging() const { return staging_.get(); }
+    Staging * staging() const { return staging_.get(); }
     // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
-    Gate *      gate() const { return gate_.get(); }
+    Gate * gate() const { return gate_.get(); }
     // Empty, or a line for each part that was asked for and does not work: its name, a tab, and why.
     std::string open_gate(const expertier_gate & driver);
     // Tells what a gate will be asked for; null when there is none.
-    Predictor *            predictor() const { return predictor_.get(); }
+    Predictor * predictor() const { return predictor_.get(); }
     const PrefetchEvents & prefetch_events() const { return *prefetch_events_; }
-    int32_t &   gate_version(int layer) { return layers_[layer].gate_version; } // of the device's table
-    bool        serves_fills() const { return fills_ == EXPERTIER_FILLS_SERVED; }
-    int32_t     stream_tokens() const { return stream_tokens_; }
+    int32_t & gate_version(int layer) { return layers_[layer].gate_version; } // of the device's table
+    bool serves_fills() const { return fills_ == EXPERTIER_FILLS_SERVED; }
+    int32_t stream_tokens() const { return stream_tokens_; }
     HostCopies & host_copies() { return host_copies_; }
     const std::vector<expertier_copy> & copies(int layer) const { return layers_[layer].copies; }
     int64_t expert_bytes(int layer) const; // of one, in all matrices
@@ -137,7 +137,7 @@ class Tiers {
     void resident_first(int layer, std::vector<int32_t> & experts);
 
     // Changes whenever the slots lie elsewhere.
-    int  epoch() const { return epoch_; }
+    int epoch() const { return epoch_; }
     // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set after
     // an error. With no graph running.
     bool move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure);
@@ -150,12 +150,16 @@ class Tiers {
     void set_fills(expertier_fills fills);
 
     // Errors are kept for the calling thread: the engine computes a batch on the thread that asked for it.
-    static void        fail(const std::string & message);
+    static void fail(const std::string & message);
     static std::string take_error();
 
     struct Counters {
-        std::atomic<int64_t> graphs{0}, slices{0}, lookups{0}, lookup_ns{0}, fills{0}, fill_ns{0}, id_reads{0},
-            pass_calls{0}, passes{0}, whole_calls{0}, host_fills{0}, gated_calls{0}, gate_waits{0}, captures{0}, captured_runs{0}, gate_retreats{0}, gates_late{0}, predicted{0}, predicted_right{0}, missing{0}, missing_predicted{0}, prefetches{0}, prefetches_useful{0}, prefetches_in_time{0}, prefetch_bytes{0}, prefetch_wasted_bytes{0}, prefetch_pauses{0}, staged_calls{0}, staged_bytes{0}, dropped_writes{0};
+        std::atomic<int64_t> graphs{ 0 }, slices{ 0 }, lookups{ 0 }, lookup_ns{ 0 }, fills{ 0 }, fill_ns{ 0 },
+            id_reads{ 0 }, pass_calls{ 0 }, passes{ 0 }, whole_calls{ 0 }, host_fills{ 0 }, gated_calls{ 0 },
+            gate_waits{ 0 }, captures{ 0 }, captured_runs{ 0 }, gate_retreats{ 0 }, gates_late{ 0 }, predicted{ 0 },
+            predicted_right{ 0 }, missing{ 0 }, missing_predicted{ 0 }, prefetches{ 0 }, prefetches_useful{ 0 },
+            prefetches_in_time{ 0 }, prefetch_bytes{ 0 }, prefetch_wasted_bytes{ 0 }, prefetch_pauses{ 0 },
+            staged_calls{ 0 }, staged_bytes{ 0 }, dropped_writes{ 0 };
     };
     Counters counters;
 
@@ -163,7 +167,7 @@ class Tiers {
     friend class PinnedSlots;
     int32_t begin(int layer, const std::vector<int32_t> & experts, std::vector<int32_t> & slots,
                   std::vector<int32_t> & miss_index);
-    void    release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes);
+    void release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes);
 
     enum class Filled { no, yes, blank };
     // Allocated before slots are chosen: with slots pinned, nothing may fail for want of memory.
@@ -175,58 +179,58 @@ class Tiers {
         std::vector<int32_t> experts, slots; // that the host pool has no copies of
         std::vector<int32_t> evicted;
     };
-    Filled          fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
-                         const std::vector<int32_t> & slots, HostReads & reads, FillRoom & room);
-    bool            fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
+    Filled fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
+                const std::vector<int32_t> & slots, HostReads & reads, FillRoom & room);
+    bool fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
     expertier_fills wait_while_blank() const;
-    bool            is_blank(int layer);
+    bool is_blank(int layer);
 
     struct Layer {
-        int32_t                    n_experts = 0;
-        int32_t                    n_slots   = 0;
-        std::vector<std::string>   names;
-        std::vector<int64_t>       expert_bytes;
+        int32_t n_experts = 0;
+        int32_t n_slots = 0;
+        std::vector<std::string> names;
+        std::vector<int64_t> expert_bytes;
         std::vector<expertier_copy> copies;
-        std::atomic<bool>          is_whole{ false };
-        std::atomic<int64_t>       blank_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
-        int32_t                    gate_version = -1;
-        std::vector<int>           placed; // the engine's tensors of each matrix
-        std::vector<ggml_tensor *> slots;  // one 3-d tensor a matrix, over all slots of the layer
+        std::atomic<bool> is_whole{ false };
+        std::atomic<int64_t> blank_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
+        int32_t gate_version = -1;
+        std::vector<int> placed;          // the engine's tensors of each matrix
+        std::vector<ggml_tensor *> slots; // one 3-d tensor a matrix, over all slots of the layer
     };
 
     void take_layout(const expertier_binding & binding);
 
-    const int64_t *       directory_;
-    void *                locks_;
-    expertier_policy      policy_;
-    expertier_fill        fill_;
-    expertier_load        load_;
-    expertier_read        read_;
-    void *                fill_context_;
-    HostCopies            host_copies_;
-    ProxyDevice &         device_;
-    int32_t               sees_all_;
-    int32_t               stream_tokens_;
+    const int64_t * directory_;
+    void * locks_;
+    expertier_policy policy_;
+    expertier_fill fill_;
+    expertier_load load_;
+    expertier_read read_;
+    void * fill_context_;
+    HostCopies host_copies_;
+    ProxyDevice & device_;
+    int32_t sees_all_;
+    int32_t stream_tokens_;
 
     std::atomic<expertier_fills> fills_{ EXPERTIER_FILLS_SERVED };
-    std::atomic<int32_t>         fills_running_{ 0 };
+    std::atomic<int32_t> fills_running_{ 0 };
 
-    std::deque<Layer>     layers_; // they do not move
-    std::mutex            placed_mutex_; // guards `placed` of all layers
+    std::deque<Layer> layers_; // they do not move
+    std::mutex placed_mutex_;  // guards `placed` of all layers
 
     struct FreeContext {
         void operator()(ggml_context * context) const { ggml_free(context); }
     };
     std::unique_ptr<ggml_context, FreeContext> context_;
-    Buffer                                     wrapped_slab_; // where the slab is host memory
-    ggml_backend_buffer_t                      slab_ = nullptr;
-    void *                                     slab_base_;
-    std::unique_ptr<Staging>                   staging_;
-    std::unique_ptr<Gate>                      gate_;
-    std::shared_ptr<ComputeRegion>             region_;
-    std::atomic<int>                           epoch_{ 0 };
-    std::unique_ptr<PrefetchEvents>            prefetch_events_;
-    std::unique_ptr<Predictor>                 predictor_;
+    Buffer wrapped_slab_; // where the slab is host memory
+    ggml_backend_buffer_t slab_ = nullptr;
+    void * slab_base_;
+    std::unique_ptr<Staging> staging_;
+    std::unique_ptr<Gate> gate_;
+    std::shared_ptr<ComputeRegion> region_;
+    std::atomic<int> epoch_{ 0 };
+    std::unique_ptr<PrefetchEvents> prefetch_events_;
+    std::unique_ptr<Predictor> predictor_;
 };
 
 } // namespace expertier

@@ -18,12 +18,12 @@ namespace {
 
 struct ComputeBuffer {
     std::shared_ptr<ComputeRegion> region;
-    ComputeRegion::Place *         place;
+    ComputeRegion::Place * place;
 };
 
 // By ggml's object, as its context is the slab's.
-std::mutex                                                 mutex;
-std::unordered_map<ggml_backend_buffer_t, ComputeBuffer>   buffers;
+std::mutex mutex;
+std::unordered_map<ggml_backend_buffer_t, ComputeBuffer> buffers;
 
 ComputeBuffer find(ggml_backend_buffer_t buffer) {
     std::lock_guard<std::mutex> guard(mutex);
@@ -49,8 +49,8 @@ bool become_ordinary(ggml_backend_buffer_t buffer, const ComputeBuffer & self) {
     }
     forget(buffer);
     self.region->free(self.place);
-    buffer->iface          = own->iface;
-    buffer->context        = own->context;
+    buffer->iface = own->iface;
+    buffer->context = own->context;
     own->iface.free_buffer = nullptr; // what it had is the other one's now
     ggml_backend_buffer_free(own);
     return true;
@@ -124,7 +124,7 @@ bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * source, ggml_t
         return true; // the graph will say why
     }
     const ggml_tensor from = in_real_buffer(source);
-    ggml_tensor       to   = in_real_buffer(target);
+    ggml_tensor to = in_real_buffer(target);
     return inner(self).cpy_tensor(to.buffer, &from, &to);
 }
 
@@ -145,18 +145,18 @@ ggml_backend_buffer_t new_compute_buffer(std::shared_ptr<ComputeRegion> region, 
     if (place == nullptr) {
         return nullptr;
     }
-    ggml_backend_buffer_t slab  = region->slab();
+    ggml_backend_buffer_t slab = region->slab();
     ggml_backend_buffer_i iface = slab->iface;
-    iface.free_buffer           = free_buffer;
-    iface.get_base              = get_base;
-    iface.reset                 = reset;
-    iface.init_tensor           = init_tensor;
-    iface.clear                 = clear;
-    iface.set_tensor            = set_tensor;
+    iface.free_buffer = free_buffer;
+    iface.get_base = get_base;
+    iface.reset = reset;
+    iface.init_tensor = init_tensor;
+    iface.clear = clear;
+    iface.set_tensor = set_tensor;
     // Optional calls exist exactly when they exist on the slab: ggml asks by null checks.
     iface.memset_tensor = slab->iface.memset_tensor ? memset_tensor : nullptr;
     iface.set_tensor_2d = slab->iface.set_tensor_2d ? set_tensor_2d : nullptr;
-    iface.cpy_tensor    = slab->iface.cpy_tensor ? cpy_tensor : nullptr;
+    iface.cpy_tensor = slab->iface.cpy_tensor ? cpy_tensor : nullptr;
     ggml_backend_buffer_t buffer = ggml_backend_buffer_init(slab->buft, iface, slab->context, size);
 
     std::lock_guard<std::mutex> guard(mutex);
@@ -165,8 +165,8 @@ ggml_backend_buffer_t new_compute_buffer(std::shared_ptr<ComputeRegion> region, 
 }
 
 void try_out(const std::shared_ptr<ComputeRegion> & region, ggml_backend_dev_t device) {
-    constexpr int64_t n     = 64;
-    constexpr size_t  apart = 4096; // more than any device aligns tensors to
+    constexpr int64_t n = 64;
+    constexpr size_t apart = 4096; // more than any device aligns tensors to
 
     std::unique_ptr<ggml_context, decltype(&ggml_free)> scope(
         ggml_init({ 8 * ggml_tensor_overhead() + ggml_graph_overhead_custom(8, false), nullptr, true }), &ggml_free);
@@ -177,9 +177,9 @@ void try_out(const std::shared_ptr<ComputeRegion> & region, ggml_backend_dev_t d
         throw std::runtime_error("the device gave no stream, or no place, for a trial");
     }
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
-    ggml_tensor * a     = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
-    ggml_tensor * b     = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
-    ggml_tensor * sum   = ggml_add(scope.get(), a, b);
+    ggml_tensor * a = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
+    ggml_tensor * b = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
+    ggml_tensor * sum = ggml_add(scope.get(), a, b);
     ggml_cgraph * graph = ggml_new_graph_custom(scope.get(), 8, false);
     ggml_build_forward_expand(graph, sum);
 
@@ -207,9 +207,9 @@ ggml_backend_buffer_t real_buffer(ggml_backend_buffer_t buffer) {
 
 ggml_tensor in_real_buffer(const ggml_tensor * tensor) {
     ggml_tensor alias = *tensor;
-    alias.buffer      = real_buffer(buffer_of(tensor));
-    alias.view_src    = nullptr;
-    alias.view_offs   = 0;
+    alias.buffer = real_buffer(buffer_of(tensor));
+    alias.view_src = nullptr;
+    alias.view_offs = 0;
     return alias;
 }
 
@@ -230,7 +230,7 @@ bool make_room(const ggml_cgraph * graph) {
         }
         // All nodes that are no part of a cache lie in one buffer: the type sets no limit to its size.
         const ComputeBuffer self = find(buffer);
-        std::string         failure;
+        std::string failure;
         self.region->settle(*self.place);
         if (self.region->take_failure(*self.place, failure)) {
             Tiers::fail(failure);

@@ -32,9 +32,9 @@ ComputeRegion::ComputeRegion(const expertier_compute & compute, Tiers & tiers, P
 
 ComputeRegion::Place * ComputeRegion::allocate(size_t size) {
     std::lock_guard<std::mutex> guard(mutex_);
-    const size_t                rounded = round_up(size, alignment_);
-    size_t                      offset  = 0;
-    auto                        after   = places_.begin();
+    const size_t rounded = round_up(size, alignment_);
+    size_t offset = 0;
+    auto after = places_.begin();
     while (after != places_.end() && after->offset - offset < rounded) {
         offset = after->offset + after->size;
         ++after;
@@ -44,7 +44,7 @@ ComputeRegion::Place * ComputeRegion::allocate(size_t size) {
     }
     Place place;
     place.offset = offset;
-    place.size   = rounded;
+    place.size = rounded;
     return &*places_.insert(after, std::move(place));
 }
 
@@ -57,7 +57,7 @@ void * ComputeRegion::base(const Place & place) const { return base_ + place.off
 
 void ComputeRegion::begin_placing(Place & place) {
     std::lock_guard<std::mutex> guard(mutex_);
-    place.need  = 0;
+    place.need = 0;
     place.holds = false; // whoever moves slots waits first for what is queued
     place.failure.clear();
 }
@@ -79,7 +79,7 @@ bool ComputeRegion::settle(Place & place) {
     }
     drain_backends(device_); // who runs now may wait for slots that we hold
     RunLock::Alone alone(device_.runs);
-    size_t         wanted = 0;
+    size_t wanted = 0;
     {
         std::lock_guard<std::mutex> guard(mutex_);
         if (take_hold(place)) {
@@ -88,7 +88,7 @@ bool ComputeRegion::settle(Place & place) {
         wanted = std::max(std::max(total(), end_of(place)), boundary_);
     }
     std::string failure;
-    const bool  moved = move(wanted, failure);
+    const bool moved = move(wanted, failure);
     std::lock_guard<std::mutex> guard(mutex_);
     if (take_hold(place)) { // perhaps in spite of an error: an interrupt that came when all was done
         counts_.moves_up += moved;
@@ -125,17 +125,17 @@ void ComputeRegion::settle_down() {
     }
     drain_backends(device_);
     RunLock::Alone alone(device_.runs);
-    size_t         lowest = 0;
+    size_t lowest = 0;
     {
         std::lock_guard<std::mutex> guard(mutex_);
         if (!pays()) {
             return;
         }
-        lowest    = total();
+        lowest = total();
         boundary_ = lowest;
     }
     std::string failure; // nobody's: all stays as it is, and later misses try again
-    const bool  moved = move(lowest, failure);
+    const bool moved = move(lowest, failure);
     std::lock_guard<std::mutex> guard(mutex_);
     counts_.moves_down += moved;
 }
@@ -158,15 +158,15 @@ void ComputeRegion::follow_demand() {
     }
     drain_backends(device_);
     RunLock::Alone alone(device_.runs);
-    size_t         boundary = 0;
-    int64_t        missed   = 0;
+    size_t boundary = 0;
+    int64_t missed = 0;
     {
         std::lock_guard<std::mutex> guard(mutex_);
         boundary = boundary_;
-        missed   = missed_;
+        missed = missed_;
     }
     std::string failure; // nobody's: all stays as it is, and a later look tries again
-    const bool  moved = move(boundary, failure);
+    const bool moved = move(boundary, failure);
     std::lock_guard<std::mutex> guard(mutex_);
     missed_ = missed;
     counts_.quota_moves += moved;
@@ -179,16 +179,16 @@ void ComputeRegion::close() {
 
 expertier_compute_counts ComputeRegion::counts() {
     std::lock_guard<std::mutex> guard(mutex_);
-    expertier_compute_counts    now = counts_;
+    expertier_compute_counts now = counts_;
     if (const auto moves = find_moves_of(slab_)) {
         const QueuedMoves::Counts device = moves->counts();
-        now.queue_ns                     = device.queue_ns;
-        now.wait_ns                      = device.wait_ns;
-        now.copies                       = device.copies;
+        now.queue_ns = device.queue_ns;
+        now.wait_ns = device.wait_ns;
+        now.copies = device.copies;
     }
-    now.boundary_bytes              = (int64_t) boundary_;
-    now.needed_bytes                = (int64_t) total();
-    now.buffers                     = (int64_t) places_.size();
+    now.boundary_bytes = (int64_t) boundary_;
+    now.needed_bytes = (int64_t) total();
+    now.buffers = (int64_t) places_.size();
     for (const Place & place : places_) {
         now.buffer_bytes += (int64_t) place.size;
     }
@@ -222,11 +222,11 @@ bool ComputeRegion::move(size_t n_bytes, std::string & failure) {
     const int64_t begin = now_ns();
     drain_backends(device_);
     const int64_t drained = now_ns();
-    const bool    moved   = tiers_.move(compute_, n_bytes, failure);
-    const int64_t end     = now_ns();
+    const bool moved = tiers_.move(compute_, n_bytes, failure);
+    const int64_t end = now_ns();
     std::lock_guard<std::mutex> guard(mutex_);
     boundary_ = compute_.compute_bytes;
-    missed_   = 0;
+    missed_ = 0;
     counts_.move_ns += end - drained;
     counts_.drain_ns += drained - begin;
     counts_.failed_moves += !moved;

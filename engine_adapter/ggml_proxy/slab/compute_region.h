@@ -28,11 +28,11 @@ class ComputeRegion {
   public:
     // One buffer's place.
     struct Place {
-        size_t      offset = 0; // from the slab's base
-        size_t      size   = 0;
-        size_t      need   = 0; // of the graph that is placed there; 0: none is
-        bool        holds  = false; // the slots have left that, and must stay away
-        std::string failure;    // why something was not written, until a graph has told
+        size_t offset = 0; // from the slab's base
+        size_t size = 0;
+        size_t need = 0;     // of the graph that is placed there; 0: none is
+        bool holds = false;  // the slots have left that, and must stay away
+        std::string failure; // why something was not written, until a graph has told
     };
 
     // `compute`, and the binding that it points to, are rewritten by each move, and outlive this.
@@ -43,7 +43,7 @@ class ComputeRegion {
 
     // A place for `size` bytes that the slots can leave; null when there is none.
     Place * allocate(size_t size);
-    void    free(Place * place);
+    void free(Place * place);
 
     void * base(const Place & place) const;
     ggml_backend_buffer_t slab() const { return slab_; }
@@ -70,24 +70,24 @@ class ComputeRegion {
     expertier_compute_counts counts();
 
   private:
-    bool   take_hold(Place & place);
+    bool take_hold(Place & place);
     size_t end_of(const Place & place) const;
     size_t total() const; // the lowest that the boundary may lie
-    bool   move(size_t n_bytes, std::string & failure);
+    bool move(size_t n_bytes, std::string & failure);
 
     const expertier_compute & compute_;
-    Tiers &                   tiers_;
-    ProxyDevice &             device_;
-    ggml_backend_buffer_t     slab_;
-    char *                    base_;
-    size_t                    alignment_;
+    Tiers & tiers_;
+    ProxyDevice & device_;
+    ggml_backend_buffer_t slab_;
+    char * base_;
+    size_t alignment_;
 
-    std::mutex               mutex_; // guards what follows; not held during a move
-    std::list<Place>         places_; // by offset; they do not move in memory
-    size_t                   boundary_;
-    int64_t                  missed_ = 0; // bytes since all below the boundary was needed
-    bool                     closed_ = false;
-    int                      n_graphs_ = 0; // since the last look
+    std::mutex mutex_;        // guards what follows; not held during a move
+    std::list<Place> places_; // by offset; they do not move in memory
+    size_t boundary_;
+    int64_t missed_ = 0; // bytes since all below the boundary was needed
+    bool closed_ = false;
+    int n_graphs_ = 0; // since the last look
     expertier_compute_counts counts_ = {};
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 // A range that moves by less than this would be cut into that many pieces: it goes through a buffer, twice as far but in
 // larger ones.
-constexpr size_t by_little     = 4u << 20;
+constexpr size_t by_little = 4u << 20;
 constexpr size_t between_bytes = 16u << 20;
 
 class Timed { // adds what its life took
@@ -26,7 +26,7 @@ class Timed { // adds what its life took
     Timed & operator=(const Timed &) = delete;
 
   private:
-    int64_t &                             total_;
+    int64_t & total_;
     std::chrono::steady_clock::time_point start_;
 };
 
@@ -54,7 +54,7 @@ bool QueuedMoves::queue(const int64_t * rows, int64_t n, const int64_t * zeros, 
     }
     Timed timed(counts_.queue_ns);
     is_queued_ = true; // a part is, until all is
-    bool done  = false;
+    bool done = false;
     try {
         done = queue_all(rows, n, zeros, n_zeros);
     } catch (const std::bad_alloc &) {
@@ -87,8 +87,8 @@ bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zer
     }
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
     for (int64_t i = 0; i < n; i++) {
-        const size_t target  = (uintptr_t) rows[3 * i] - address_; // of one below the slab: beyond it
-        const size_t source  = (uintptr_t) rows[3 * i + 1] - address_;
+        const size_t target = (uintptr_t) rows[3 * i] - address_; // of one below the slab: beyond it
+        const size_t source = (uintptr_t) rows[3 * i + 1] - address_;
         const size_t n_bytes = (size_t) rows[3 * i + 2];
         if (n_bytes > slab_bytes || target > slab_bytes - n_bytes || source > slab_bytes - n_bytes) {
             return false;
@@ -105,7 +105,7 @@ void QueuedMoves::move(size_t target, size_t source, size_t n_bytes) {
     }
     const size_t piece = std::min(apart, n_bytes);
     for (size_t done = 0; done < n_bytes; done += piece) {
-        const size_t n  = std::min(piece, n_bytes - done);
+        const size_t n = std::min(piece, n_bytes - done);
         const size_t at = target < source ? done : n_bytes - done - n; // never over what is still to be read
         queue_copy(stream_.get(), slab_, base_ + source + at, slab_, base_ + target + at, n);
         counts_.copies += 1;
@@ -119,7 +119,7 @@ bool QueuedMoves::move_through(size_t target, size_t source, size_t n_bytes) {
     }
     void * between = ggml_backend_buffer_get_base(between_.get());
     for (size_t done = 0; done < n_bytes; done += between_bytes) {
-        const size_t n  = std::min(between_bytes, n_bytes - done);
+        const size_t n = std::min(between_bytes, n_bytes - done);
         const size_t at = target < source ? done : n_bytes - done - n;
         queue_copy(stream_.get(), slab_, base_ + source + at, between_.get(), between, n);
         queue_copy(stream_.get(), between_.get(), between, slab_, base_ + target + at, n);

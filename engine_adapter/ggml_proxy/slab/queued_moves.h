@@ -29,9 +29,9 @@ class QueuedMoves {
     void finish();
 
     struct Counts {
-        int64_t copies   = 0; // calls of the device
+        int64_t copies = 0; // calls of the device
         int64_t queue_ns = 0;
-        int64_t wait_ns  = 0; // in `finish`
+        int64_t wait_ns = 0; // in `finish`
     };
     Counts counts();
 
@@ -41,16 +41,16 @@ class QueuedMoves {
     void move(size_t target, size_t source, size_t n_bytes);
     bool move_through(size_t target, size_t source, size_t n_bytes);
 
-    ggml_backend_dev_t    device_;
+    ggml_backend_dev_t device_;
     ggml_backend_buffer_t slab_;
-    uintptr_t             address_;
-    char *                base_; // where the backend has it
-    std::mutex         mutex_; // guards what follows
-    Counts             counts_;
-    bool               is_queued_ = false; // since `finish`
-    Buffer             between_; // for moves by little
-    Stream             stream_;
-    QueuedZeros        zeros_; // goes before the stream
+    uintptr_t address_;
+    char * base_;      // where the backend has it
+    std::mutex mutex_; // guards what follows
+    Counts counts_;
+    bool is_queued_ = false; // since `finish`
+    Buffer between_;         // for moves by little
+    Stream stream_;
+    QueuedZeros zeros_; // goes before the stream
 };
 
 } // namespace expertier

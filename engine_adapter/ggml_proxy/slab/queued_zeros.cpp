@@ -12,14 +12,14 @@ namespace expertier {
 
 namespace {
 
-constexpr size_t zeros_bytes   = 4u << 10;
-constexpr size_t least_ids     = 4u << 10; // bytes
-constexpr size_t largest_row   = 512;
-constexpr size_t smallest_row  = 32; // below, there would be many rows: pieces are copied
-constexpr size_t slot_alignment = 128; // where the first slot begins
-constexpr size_t most_by_rows  = 16u << 10; // a longer piece is no guard
+constexpr size_t zeros_bytes = 4u << 10;
+constexpr size_t least_ids = 4u << 10; // bytes
+constexpr size_t largest_row = 512;
+constexpr size_t smallest_row = 32;        // below, there would be many rows: pieces are copied
+constexpr size_t slot_alignment = 128;     // where the first slot begins
+constexpr size_t most_by_rows = 16u << 10; // a longer piece is no guard
 // Some backends bind a tensor's bytes as a whole, and have a limit for that: a matrix is of a part of the slab.
-constexpr size_t window_bytes  = 1u << 30;
+constexpr size_t window_bytes = 1u << 30;
 
 struct FreeContext {
     void operator()(ggml_context * context) const { ggml_free(context); }
@@ -28,8 +28,8 @@ struct FreeContext {
 ggml_tensor * tensor_at(ggml_context * context, ggml_type type, int64_t ne0, int64_t ne1, ggml_backend_buffer_t buffer,
                         void * data) {
     ggml_tensor * tensor = ggml_new_tensor_2d(context, type, ne0, ne1);
-    tensor->buffer       = buffer;
-    tensor->data         = data;
+    tensor->buffer = buffer;
+    tensor->data = data;
     return tensor;
 }
 
@@ -45,7 +45,7 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
         return true;
     }
     ggml_backend_dev_t device = ggml_backend_get_device(stream);
-    zeros_                    = new_device_buffer(device, zeros_bytes);
+    zeros_ = new_device_buffer(device, zeros_bytes);
     if (!zeros_) {
         return false;
     }
@@ -54,12 +54,12 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
     has_rows_ = stream->iface.cpy_tensor_async != nullptr;
     if (has_rows_) {
         std::unique_ptr<ggml_context, FreeContext> scope(ggml_init({ 5 * ggml_tensor_overhead(), nullptr, true }));
-        const int64_t                              width = smallest_row / sizeof(float);
-        ggml_tensor * slab  = tensor_at(scope.get(), GGML_TYPE_F32, width, 16, slab_, base_);
+        const int64_t width = smallest_row / sizeof(float);
+        ggml_tensor * slab = tensor_at(scope.get(), GGML_TYPE_F32, width, 16, slab_, base_);
         ggml_tensor * zeros = tensor_at(scope.get(), GGML_TYPE_F32, width, 4, zeros_.get(), base_of(zeros_));
-        zeros->nb[1]        = 0;
-        ggml_tensor * ids   = tensor_at(scope.get(), GGML_TYPE_I64, 4, 1, zeros_.get(), base_of(zeros_));
-        has_rows_           = ggml_backend_dev_supports_op(device, ggml_set_rows(scope.get(), slab, zeros, ids));
+        zeros->nb[1] = 0;
+        ggml_tensor * ids = tensor_at(scope.get(), GGML_TYPE_I64, 4, 1, zeros_.get(), base_of(zeros_));
+        has_rows_ = ggml_backend_dev_supports_op(device, ggml_set_rows(scope.get(), slab, zeros, ids));
     }
     return true;
 }
@@ -67,8 +67,8 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
 bool QueuedZeros::take(const int64_t * pieces, int64_t n) {
     pieces_.clear();
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
-    const size_t row_bytes  = row_bytes_ ? row_bytes_ : largest_row; // as the last ones: mostly they are like these
-    size_t       n_rows     = 0;
+    const size_t row_bytes = row_bytes_ ? row_bytes_ : largest_row; // as the last ones: mostly they are like these
+    size_t n_rows = 0;
     for (int64_t i = 0; i < n; i++) {
         const Piece piece = { (uintptr_t) pieces[2 * i] - address_, (size_t) pieces[2 * i + 1] };
         if (piece.n_bytes > slab_bytes || piece.begin > slab_bytes - piece.n_bytes) {
@@ -101,11 +101,13 @@ bool QueuedZeros::queue(int64_t & calls) {
 // Leaves in `pieces_` what rows cannot zero.
 void QueuedZeros::plan_rows() {
     const auto fits = [](const Piece & piece) {
-        return piece.n_bytes > 0 && piece.n_bytes <= most_by_rows && (piece.begin | piece.n_bytes) % smallest_row == 0 &&
+        return piece.n_bytes > 0 && piece.n_bytes <= most_by_rows &&
+               (piece.begin | piece.n_bytes) % smallest_row == 0 &&
                piece.begin / window_bytes == (piece.begin + piece.n_bytes - 1) / window_bytes;
     };
-    const auto apart = std::stable_partition(pieces_.begin(), pieces_.end(), [&](const Piece & piece) { return !fits(piece); });
-    size_t     bits  = largest_row;
+    const auto apart =
+        std::stable_partition(pieces_.begin(), pieces_.end(), [&](const Piece & piece) { return !fits(piece); });
+    size_t bits = largest_row;
     for (auto piece = apart; piece != pieces_.end(); ++piece) {
         bits |= piece->begin | piece->n_bytes;
     }
@@ -123,8 +125,10 @@ void QueuedZeros::plan_rows() {
         const auto [lowest, last] = std::minmax_element(rows.begin(), rows.end());
         // The matrix reaches no further than its rows: below the slots others may be writing.
         const int64_t begin = *lowest - *lowest % (int64_t) std::max<size_t>(slot_alignment / row_bytes_, 1);
-        batches_.push_back({ window * window_bytes + begin * row_bytes_, *last - begin + 1, rows_.size(), rows.size() });
-        std::transform(rows.begin(), rows.end(), std::back_inserter(rows_), [begin](int64_t row) { return row - begin; });
+        batches_.push_back(
+            { window * window_bytes + begin * row_bytes_, *last - begin + 1, rows_.size(), rows.size() });
+        std::transform(rows.begin(), rows.end(), std::back_inserter(rows_),
+                       [begin](int64_t row) { return row - begin; });
     }
 }
 
@@ -132,11 +136,11 @@ bool QueuedZeros::reserve_ids(size_t n_bytes) {
     if (n_bytes <= ids_bytes_) {
         return true;
     }
-    ggml_backend_dev_t         device = ggml_backend_get_device(stream_);
-    ggml_backend_buffer_type_t host   = ggml_backend_dev_host_buffer_type(device);
-    const size_t               size   = std::max(2 * n_bytes, least_ids);
-    ids_bytes_                        = 0;
-    ids_                              = new_device_buffer(device, size);
+    ggml_backend_dev_t device = ggml_backend_get_device(stream_);
+    ggml_backend_buffer_type_t host = ggml_backend_dev_host_buffer_type(device);
+    const size_t size = std::max(2 * n_bytes, least_ids);
+    ids_bytes_ = 0;
+    ids_ = new_device_buffer(device, size);
     uploaded_.reset(ids_ && host ? ggml_backend_buft_alloc_buffer(host, size) : nullptr);
     ids_bytes_ = ids_ ? size : 0;
     return ids_ != nullptr;
@@ -164,15 +168,14 @@ bool QueuedZeros::write_rows() {
     ggml_cgraph * graph = ggml_new_graph_custom(scope.get(), 4 * n_batches, false);
     const int64_t width = (int64_t) (row_bytes_ / sizeof(float));
     for (const Batch & batch : batches_) {
-        ggml_tensor * slab =
-            tensor_at(scope.get(), GGML_TYPE_F32, width, batch.n_rows, slab_, base_ + batch.begin);
+        ggml_tensor * slab = tensor_at(scope.get(), GGML_TYPE_F32, width, batch.n_rows, slab_, base_ + batch.begin);
         ggml_tensor * zeros =
             tensor_at(scope.get(), GGML_TYPE_F32, width, (int64_t) batch.n, zeros_.get(), base_of(zeros_));
         zeros->nb[1] = 0; // one row, over and over
         ggml_tensor * ids = tensor_at(scope.get(), GGML_TYPE_I64, (int64_t) batch.n, 1, ids_.get(),
                                       base_of(ids_) + batch.first * sizeof(int64_t));
         ggml_tensor * written = ggml_set_rows(scope.get(), slab, zeros, ids);
-        written->buffer       = slab_;
+        written->buffer = slab_;
         ggml_build_forward_expand(graph, written);
     }
     return ggml_backend_graph_compute_async(stream_, graph) == GGML_STATUS_SUCCESS;

@@ -30,11 +30,11 @@ class QueuedZeros {
         size_t begin;
         size_t n_bytes;
     };
-    struct Batch { // the matrix, and `n` rows of it that one kernel writes, from `first` in `rows_` on
-        size_t  begin; // bytes from the slab's base
+    struct Batch {    // the matrix, and `n` rows of it that one kernel writes, from `first` in `rows_` on
+        size_t begin; // bytes from the slab's base
         int64_t n_rows;
-        size_t  first;
-        size_t  n;
+        size_t first;
+        size_t n;
     };
     void plan_rows();
     bool reserve_ids(size_t n_bytes);
@@ -43,18 +43,18 @@ class QueuedZeros {
     void copy_zeros(const Piece & piece, int64_t & calls);
 
     ggml_backend_buffer_t slab_;
-    uintptr_t             address_;
-    char *                base_; // where the backend has it
-    ggml_backend_t        stream_    = nullptr;
-    bool                  has_rows_  = false; // the device writes rows
-    size_t                row_bytes_ = 0;
-    std::vector<Piece>    pieces_; // left to be copied
-    std::vector<int64_t>  rows_;   // of each batch's matrix
-    std::vector<Batch>    batches_;
-    Buffer                zeros_;
-    Buffer                ids_; // `rows_` on the device
-    Buffer                uploaded_; // and in host memory that an upload need not wait for; null: the device has none
-    size_t                ids_bytes_ = 0;
+    uintptr_t address_;
+    char * base_; // where the backend has it
+    ggml_backend_t stream_ = nullptr;
+    bool has_rows_ = false; // the device writes rows
+    size_t row_bytes_ = 0;
+    std::vector<Piece> pieces_; // left to be copied
+    std::vector<int64_t> rows_; // of each batch's matrix
+    std::vector<Batch> batches_;
+    Buffer zeros_;
+    Buffer ids_;      // `rows_` on the device
+    Buffer uploaded_; // and in host memory that an upload need not wait for; null: the device has none
+    size_t ids_bytes_ = 0;
 };
 
 } // namespace expertier

@@ -4,14 +4,16 @@
 #define __device__ __attribute__((device))
 #define __shared__ __attribute__((shared))
 
-struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
 
 struct Indices {
     unsigned x, y, z;
 };
-#define threadIdx (Indices{__builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), 0})
-#define blockIdx (Indices{__builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), 0})
-#define blockDim (Indices{__builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), 1})
+#define threadIdx (Indices{ __builtin_amdgcn_workitem_id_x(), __builtin_amdgcn_workitem_id_y(), 0 })
+#define blockIdx (Indices{ __builtin_amdgcn_workgroup_id_x(), __builtin_amdgcn_workgroup_id_y(), 0 })
+#define blockDim (Indices{ __builtin_amdgcn_workgroup_size_x(), __builtin_amdgcn_workgroup_size_y(), 1 })
 #define gridDim                                                                                                        \
-    (Indices{__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(),                                     \
-             __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(), 1})
+    (Indices{ __builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x(),                                    \
+              __builtin_amdgcn_grid_size_y() / __builtin_amdgcn_workgroup_size_y(), 1 })

@@ -16,9 +16,9 @@ namespace {
 using Communicator = std::vector<ggml_backend_t>;
 
 struct Part {
-    int    device;
+    int device;
     char * bytes;
-    bool   counts; // else its tensor was not computed, and counts as zeros
+    bool counts; // else its tensor was not computed, and counts as zeros
 };
 
 void add_up(const std::vector<Part> & parts, size_t n_bytes) {
@@ -54,7 +54,7 @@ void comm_free(void * communicator) { delete static_cast<Communicator *>(communi
 // All streams wait for all, the first one adds, and the others wait for it.
 bool comm_allreduce(void * communicator, ggml_tensor ** tensors) {
     const Communicator & backends = *static_cast<Communicator *>(communicator);
-    const size_t         n_bytes  = ggml_nbytes(tensors[0]);
+    const size_t n_bytes = ggml_nbytes(tensors[0]);
     if (tensors[0]->type != GGML_TYPE_F32) {
         return false;
     }
@@ -62,10 +62,10 @@ bool comm_allreduce(void * communicator, ggml_tensor ** tensors) {
         return true;
     }
     std::vector<Part> parts;
-    Stream &          first = *stream_of(backends[0]);
+    Stream & first = *stream_of(backends[0]);
     for (size_t i = 0; i < backends.size(); i++) {
         const Device & device = device_of(backends[i]);
-        char *         bytes  = bytes_at(device.index, tensors[i]->data, n_bytes);
+        char * bytes = bytes_at(device.index, tensors[i]->data, n_bytes);
         if (bytes == nullptr) {
             fault(device.index, std::string("an all-reduce of ") + tensors[i]->name + " outside of its memory");
             return true;

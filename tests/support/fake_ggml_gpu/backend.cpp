@@ -22,18 +22,18 @@ struct Cpu {
     explicit Cpu(ggml_backend_t cpu) : backend(cpu) {}
     ~Cpu() { ggml_backend_free(backend); }
     const ggml_backend_t backend;
-    std::mutex           mutex;
+    std::mutex mutex;
 };
 
 struct Backend {
     const Device * device;
     std::shared_ptr<Cpu> cpu; // queued work and graphs keep it
-    Stream         stream;
-    int            n_threads = 1;
+    Stream stream;
+    int n_threads = 1;
 
     // By first node: CUDA's graph of it, and the number that it had.
     struct Kept {
-        uint64_t                  uid = 0;
+        uint64_t uid = 0;
         std::shared_ptr<Snapshot> snapshot;
     };
     std::unordered_map<const ggml_tensor *, Kept> kept;
@@ -81,7 +81,7 @@ std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph)
     }
     if (kept.uid != graph->uid) {
         kept.snapshot = std::make_shared<Snapshot>(*mine.device, graph);
-        kept.uid      = graph->uid;
+        kept.uid = graph->uid;
     }
     return kept.snapshot;
 }
@@ -90,7 +90,7 @@ std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph)
 // then, or makes one, and ends the process where its stream is captured.
 void check_is_new(Backend & mine, const ggml_cgraph * graph) {
     const ggml_tensor * first = graph->nodes[0];
-    ggml_tensor &       last  = mine.first_nodes[first];
+    ggml_tensor & last = mine.first_nodes[first];
     if (mine.stream.is_captured() && (graph->uid != 0 || memcmp(&last, first, sizeof(last)) == 0)) {
         fault(mine.device->index, "a graph that the backend may know is computed while its stream is captured");
     }
@@ -98,11 +98,11 @@ void check_is_new(Backend & mine, const ggml_cgraph * graph) {
 }
 
 ggml_status graph_compute(ggml_backend_t backend, ggml_cgraph * graph) {
-    Backend & mine     = self(backend);
+    Backend & mine = self(backend);
     if (graph->n_nodes > 0) {
         check_is_new(mine, graph);
     }
-    auto      snapshot = snapshot_of(mine, graph);
+    auto snapshot = snapshot_of(mine, graph);
     if (!snapshot->problem().empty()) {
         fault(mine.device->index, snapshot->problem());
         return GGML_STATUS_FAILED;
@@ -198,19 +198,19 @@ ggml_backend_t new_backend(const Device & device) {
     if (cpu == nullptr) {
         return nullptr;
     }
-    ggml_backend_i iface      = {};
-    iface.get_name            = get_name;
-    iface.free                = free_backend;
-    iface.set_tensor_async    = set_tensor_async;
-    iface.get_tensor_async    = get_tensor_async;
+    ggml_backend_i iface = {};
+    iface.get_name = get_name;
+    iface.free = free_backend;
+    iface.set_tensor_async = set_tensor_async;
+    iface.get_tensor_async = get_tensor_async;
     iface.set_tensor_2d_async = set_tensor_2d_async;
     iface.get_tensor_2d_async = get_tensor_2d_async;
-    iface.cpy_tensor_async    = cpy_tensor_async;
-    iface.synchronize         = synchronize;
-    iface.graph_compute       = graph_compute;
-    iface.event_record        = event_record;
-    iface.event_wait          = event_wait;
-    auto * mine               = new Backend{ &device, std::make_shared<Cpu>(cpu), Stream(device.index), 1, {}, {} };
+    iface.cpy_tensor_async = cpy_tensor_async;
+    iface.synchronize = synchronize;
+    iface.graph_compute = graph_compute;
+    iface.event_record = event_record;
+    iface.event_wait = event_wait;
+    auto * mine = new Backend{ &device, std::make_shared<Cpu>(cpu), Stream(device.index), 1, {}, {} };
     return new ggml_backend{ &guid, iface, const_cast<ggml_backend_dev_t>(&device.device), mine };
 }
 

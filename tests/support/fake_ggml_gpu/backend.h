@@ -10,7 +10,7 @@ namespace fake_gpu {
 
 ggml_backend_t new_backend(const Device & device); // null when it must fail
 
-Stream *       stream_of(ggml_backend_t backend); // null of a backend that is none of ours
+Stream * stream_of(ggml_backend_t backend);       // null of a backend that is none of ours
 const Device & device_of(ggml_backend_t backend); // of ours
 
 void set_n_threads(ggml_backend_t backend, int n_threads);
@@ -19,7 +19,7 @@ void set_n_threads(ggml_backend_t backend, int n_threads);
 using EventPointer = std::shared_ptr<Event>;
 
 ggml_backend_event_t new_event(const Device & device); // null when it must fail
-void                 free_event(ggml_backend_event_t event);
-void                 synchronize_event(ggml_backend_event_t event);
+void free_event(ggml_backend_event_t event);
+void synchronize_event(ggml_backend_event_t event);
 
 } // namespace fake_gpu

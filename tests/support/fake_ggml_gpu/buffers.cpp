@@ -12,12 +12,12 @@ namespace fake_gpu {
 
 namespace {
 
-constexpr size_t  alignment   = 128;
+constexpr size_t alignment = 128;
 constexpr int64_t row_padding = 512; // elements that CUDA's matrix kernels read beyond a row
 
 struct Buffer {
     const Device * device;
-    void *         base;
+    void * base;
 };
 
 const Buffer & self(ggml_backend_buffer_t buffer) { return *static_cast<Buffer *>(buffer->context); }
@@ -96,7 +96,7 @@ bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * source, ggml_t
     }
     const size_t size = ggml_nbytes(source);
     const char * from = part_of(source->buffer, source, 0, size, false, "copy");
-    char *       to   = part_of(buffer, target, 0, size, true, "copy");
+    char * to = part_of(buffer, target, 0, size, true, "copy");
     if (from && to) {
         memmove(to, from, size);
         self(buffer).device->count().copies += 1;
@@ -114,37 +114,37 @@ void clear(ggml_backend_buffer_t buffer, uint8_t value) {
 }
 
 const char * get_name(ggml_backend_buffer_type_t type) { return self(type).name.c_str(); }
-size_t       get_alignment(ggml_backend_buffer_type_t) { return alignment; }
-size_t       get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
+size_t get_alignment(ggml_backend_buffer_type_t) { return alignment; }
+size_t get_alloc_size(ggml_backend_buffer_type_t, const ggml_tensor * tensor) {
     return ggml_nbytes(tensor) + padding_of(tensor);
 }
 bool is_host(ggml_backend_buffer_type_t) { return false; }
 
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     const Device & device = self(type);
-    void *         base   = allocate(device.index, size);
+    void * base = allocate(device.index, size);
     if (base == nullptr) {
         GGML_LOG_ERROR("%s: no %zu bytes of memory: %zu of %zu are used\n", device.name.c_str(), size,
                        used_of(device.index), limit_of(device.index));
         return nullptr;
     }
     ggml_backend_buffer_i iface = {};
-    iface.free_buffer           = free_buffer;
-    iface.get_base              = get_base;
-    iface.init_tensor           = init_tensor;
-    iface.memset_tensor         = memset_tensor;
-    iface.set_tensor            = set_tensor;
-    iface.get_tensor            = get_tensor;
-    iface.cpy_tensor            = cpy_tensor;
-    iface.clear                 = clear;
+    iface.free_buffer = free_buffer;
+    iface.get_base = get_base;
+    iface.init_tensor = init_tensor;
+    iface.memset_tensor = memset_tensor;
+    iface.set_tensor = set_tensor;
+    iface.get_tensor = get_tensor;
+    iface.cpy_tensor = cpy_tensor;
+    iface.clear = clear;
     return ggml_backend_buffer_init(type, iface, new Buffer{ &device, base }, size);
 }
 
 const char * host_name(ggml_backend_buffer_type_t) { return "FAKE_Host"; }
-size_t       host_alignment(ggml_backend_buffer_type_t) {
+size_t host_alignment(ggml_backend_buffer_type_t) {
     return ggml_backend_buft_get_alignment(ggml_backend_cpu_buffer_type());
 }
-bool         host_is_host(ggml_backend_buffer_type_t) { return true; }
+bool host_is_host(ggml_backend_buffer_type_t) { return true; }
 
 // Unlike freeing device memory this waits for nobody: what is still being copied is a fault.
 void free_host_buffer(ggml_backend_buffer_t buffer) { unpin(buffer->context); }
@@ -155,8 +155,8 @@ ggml_backend_buffer_t alloc_host_buffer(ggml_backend_buffer_type_t type, size_t 
         return ggml_backend_buft_alloc_buffer(ggml_backend_cpu_buffer_type(), size);
     }
     ggml_backend_buffer_t buffer = ggml_backend_cpu_buffer_from_ptr(memory, size);
-    buffer->buft                 = type;
-    buffer->iface.free_buffer    = free_host_buffer;
+    buffer->buft = type;
+    buffer->iface.free_buffer = free_host_buffer;
     return buffer;
 }
 
@@ -168,20 +168,20 @@ const Device & device_of(ggml_backend_buffer_t buffer) { return *self(buffer).de
 
 ggml_backend_buffer_type_i device_buffer_interface() {
     ggml_backend_buffer_type_i iface = {};
-    iface.get_name                   = get_name;
-    iface.alloc_buffer               = alloc_buffer;
-    iface.get_alignment              = get_alignment;
-    iface.get_alloc_size             = get_alloc_size;
-    iface.is_host                    = is_host;
+    iface.get_name = get_name;
+    iface.alloc_buffer = alloc_buffer;
+    iface.get_alignment = get_alignment;
+    iface.get_alloc_size = get_alloc_size;
+    iface.is_host = is_host;
     return iface;
 }
 
 ggml_backend_buffer_type_i host_buffer_interface() {
     ggml_backend_buffer_type_i iface = {};
-    iface.get_name                   = host_name;
-    iface.alloc_buffer               = alloc_host_buffer;
-    iface.get_alignment              = host_alignment;
-    iface.is_host                    = host_is_host;
+    iface.get_name = host_name;
+    iface.alloc_buffer = alloc_host_buffer;
+    iface.get_alignment = host_alignment;
+    iface.is_host = host_is_host;
     return iface;
 }
 

@@ -22,7 +22,7 @@ EXPORT int32_t fake_gpu_switch(const char * name, int64_t value) {
 #define SET(one, ...)                                                                                                  \
     if (strcmp(name, #one) == 0) {                                                                                     \
         switches.one = value;                                                                                          \
-        known        = true;                                                                                           \
+        known = true;                                                                                                  \
     }
     FAKE_GPU_SWITCHES(SET)
 #undef SET

@@ -26,14 +26,14 @@ void copy_rows(char * target, size_t target_stride, const char * source, size_t 
 } // namespace
 
 void copy_to_device(const Device & device, Stream & stream, void * target, const void * source, const Rows & rows) {
-    const size_t span  = rows.host_span();
-    char *       bytes = bytes_at(device.index, target, rows.device_span());
+    const size_t span = rows.host_span();
+    char * bytes = bytes_at(device.index, target, rows.device_span());
     if (bytes == nullptr) {
         fault(device.index, "a copy to the device ends outside of its memory");
         return;
     }
     const bool pinned = is_pinned(source, span);
-    Counters & count  = device.count();
+    Counters & count = device.count();
     count.async_sets += 1;
     count.bytes_to_device += (int64_t) (rows.bytes * rows.n);
     count.pageable_bytes_to_device += pinned ? 0 : (int64_t) (rows.bytes * rows.n);
@@ -59,7 +59,7 @@ void copy_to_device(const Device & device, Stream & stream, void * target, const
 }
 
 void copy_to_host(const Device & device, Stream & stream, void * target, const void * source, const Rows & rows) {
-    const size_t span  = rows.host_span();
+    const size_t span = rows.host_span();
     const char * bytes = bytes_at(device.index, source, rows.device_span());
     if (bytes == nullptr) {
         fault(device.index, "a copy from the device begins outside of its memory");
@@ -69,7 +69,7 @@ void copy_to_host(const Device & device, Stream & stream, void * target, const v
     device.count().bytes_to_host += (int64_t) (rows.bytes * rows.n);
 
     const bool pinned = is_pinned(target, span);
-    char *     to     = static_cast<char *>(target);
+    char * to = static_cast<char *>(target);
     stream.push([=, index = device.index] {
         const auto held = hold_pinned();
         if (pinned && !is_still_pinned(to, span)) {
@@ -86,7 +86,7 @@ void copy_to_host(const Device & device, Stream & stream, void * target, const v
 
 void copy_within(const Device & target_device, void * target, const Device & source_device, Stream & stream,
                  const void * source, size_t bytes) {
-    char *       to   = bytes_at(target_device.index, target, bytes);
+    char * to = bytes_at(target_device.index, target, bytes);
     const char * from = bytes_at(source_device.index, source, bytes);
     if (to == nullptr || from == nullptr) {
         fault(source_device.index, "a copy between buffers leaves the devices' memory");

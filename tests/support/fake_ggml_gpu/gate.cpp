@@ -39,14 +39,14 @@ struct Arguments {
     uint64_t hidden, hidden_row_bytes;
     uint32_t n_hidden, n_tokens;
     uint64_t kept, gave_up;
-    size_t   kept_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
+    size_t kept_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
 };
 
 Arguments read(void ** values) {
     const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
     const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
-    return { u64(0), u64(1), u64(2), u32(3), u32(4), u64(5), u32(6), u64(7), u64(8), u64(9), u32(10),
-             u64(11), u64(12), u32(13), u32(14), u64(15), u64(16) };
+    return { u64(0), u64(1),  u64(2),  u32(3),  u32(4),  u64(5),  u32(6),  u64(7), u64(8),
+             u64(9), u32(10), u64(11), u64(12), u32(13), u32(14), u64(15), u64(16) };
 }
 
 constexpr size_t order_bytes = (CANDIDATES + MOST_CANDIDATES) * sizeof(uint32_t);
@@ -58,7 +58,7 @@ struct Prediction {
     uint64_t router, router_row_bytes;
     uint32_t router_type;
     uint64_t norm;
-    float    epsilon;
+    float epsilon;
     uint64_t bias;
     uint32_t is_sigmoid;
     uint64_t late_bias;
@@ -71,15 +71,15 @@ struct Prediction {
 Prediction read_prediction(void ** values) {
     const auto u64 = [&](int i) { return *static_cast<uint64_t *>(values[i]); };
     const auto u32 = [&](int i) { return *static_cast<uint32_t *>(values[i]); };
-    return { u64(0), u32(1), u32(2), u64(3), u64(4), u32(5), u64(6), *static_cast<float *>(values[7]), u64(8), u32(9),
-             u64(10), u32(11), u32(12), u64(13), u64(14), u32(15), u64(16), u64(17),
-             u64(18), u64(19) };
+    return { u64(0),  u32(1),  u32(2),  u64(3),  u64(4),  u32(5),  u64(6),  *static_cast<float *>(values[7]),
+             u64(8),  u32(9),  u64(10), u32(11), u32(12), u64(13), u64(14), u32(15),
+             u64(16), u64(17), u64(18), u64(19) };
 }
 
 // Puts the address of the bytes in place of the device's; false when it is none of the device's.
 bool find_bytes(int device, uint64_t & address, size_t size) {
     char * bytes = bytes_at(device, reinterpret_cast<void *>(address), size);
-    address      = reinterpret_cast<uint64_t>(bytes);
+    address = reinterpret_cast<uint64_t>(bytes);
     return bytes != nullptr;
 }
 
@@ -91,19 +91,21 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     // The table is no race: the host may change it while the kernel waits for the host's answer, and only then.
     touch(stream.device, reinterpret_cast<char *>(a.slots), a.n_rows * sizeof(int32_t), true, "a gate's slots");
     for (uint32_t token = 0; token < a.n_tokens; token++) {
-        touch(stream.device, reinterpret_cast<char *>(a.hidden + token * a.hidden_row_bytes), a.n_hidden * sizeof(float),
-              false, "a gate's hidden state");
+        touch(stream.device, reinterpret_cast<char *>(a.hidden + token * a.hidden_row_bytes),
+              a.n_hidden * sizeof(float), false, "a gate's hidden state");
     }
     touch(stream.device, reinterpret_cast<char *>(a.kept), a.kept_bytes(), true, "a gate's kept rows");
     touch(stream.device, reinterpret_cast<char *>(a.orders), sizeof(uint32_t), false, "a graph's number");
-    if (a.patience > 1000) { // not a test's own choice
+    if (a.patience > 1000) {      // not a test's own choice
         a.patience = 200'000'000; // minutes on a machine that has nothing else to do, hours on one that has
     }
-    void *         values[] = { &a.ids,    &a.column_bytes,     &a.row_bytes, &a.n_used,   &a.n_rows, &a.table,
-                                &a.n_experts, &a.slots,         &a.door,      &a.orders,   &a.patience, &a.hidden,
-                                &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens, &a.kept, &a.gave_up };
-    const unsigned grid[]   = { 1, 1, 1 };
-    const unsigned block[]  = { n_threads, 1, 1 };
+    void * values[] = {
+        &a.ids,    &a.column_bytes, &a.row_bytes, &a.n_used, &a.n_rows,           &a.table,    &a.n_experts, &a.slots,
+        &a.door,   &a.orders,       &a.patience,  &a.hidden, &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens,  &a.kept,
+        &a.gave_up
+    };
+    const unsigned grid[] = { 1, 1, 1 };
+    const unsigned block[] = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
     expertier_fake_kernel_gate.run(expertier_fake_kernel_gate.pack(values), grid, block, 32);
     if (reinterpret_cast<const uint32_t *>(a.door)[MISSING] & 0xffff) {
@@ -129,22 +131,23 @@ void run_prediction(Stream & stream, Prediction p, unsigned n_experts, unsigned 
     reads(p.ticket, sizeof(uint32_t), "a graph's number");
     reads(p.orders, order_bytes, "a layer's orders");
     stream.tell_host();
-    void *         values[] = { &p.hidden, &p.n_hidden, &p.n_tokens, &p.router, &p.router_row_bytes, &p.router_type,
-                                &p.norm,   &p.epsilon,  &p.bias,     &p.is_sigmoid, &p.late_bias,    &p.n_used,
-                                &p.n_spared, &p.ticket, &p.orders,   &p.most,     &p.scores,     &p.n_done,
-                                &p.table,  &p.door };
-    const unsigned grid[]   = { n_experts, 1, 1 };
-    const unsigned block[]  = { n_threads, 1, 1 };
+    void * values[] = { &p.hidden,      &p.n_hidden, &p.n_tokens, &p.router, &p.router_row_bytes,
+                        &p.router_type, &p.norm,     &p.epsilon,  &p.bias,   &p.is_sigmoid,
+                        &p.late_bias,   &p.n_used,   &p.n_spared, &p.ticket, &p.orders,
+                        &p.most,        &p.scores,   &p.n_done,   &p.table,  &p.door };
+    const unsigned grid[] = { n_experts, 1, 1 };
+    const unsigned block[] = { n_threads, 1, 1 };
     expertier_fake_kernel_predict.run(expertier_fake_kernel_predict.pack(values), grid, block, 32);
 }
 
 bool launch_gate(Stream & stream, unsigned n_threads, void ** values) {
-    Arguments    a    = read(values);
+    Arguments a = read(values);
     const size_t span = (a.n_rows - 1) / a.n_used * a.row_bytes + (a.n_used - 1) * a.column_bytes + sizeof(int32_t);
     const size_t rows = a.n_tokens ? (a.n_tokens - 1) * a.hidden_row_bytes + a.n_hidden * sizeof(float) : 0;
     if (!find_bytes(stream.device, a.ids, span) || !find_bytes(stream.device, a.table, a.n_experts * sizeof(int32_t)) ||
         !find_bytes(stream.device, a.slots, a.n_rows * sizeof(int32_t)) ||
-        !find_bytes(stream.device, a.gave_up, sizeof(uint32_t)) || !find_bytes(stream.device, a.orders, sizeof(uint32_t)) ||
+        !find_bytes(stream.device, a.gave_up, sizeof(uint32_t)) ||
+        !find_bytes(stream.device, a.orders, sizeof(uint32_t)) ||
         !is_pinned(reinterpret_cast<void *>(a.door), (ROWS + a.n_rows) * sizeof(uint32_t)) ||
         (rows && (!find_bytes(stream.device, a.hidden, rows) || !find_bytes(stream.device, a.kept, a.kept_bytes())))) {
         return false;
@@ -155,9 +158,9 @@ bool launch_gate(Stream & stream, unsigned n_threads, void ** values) {
 }
 
 bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, void ** values) {
-    Prediction   p     = read_prediction(values);
-    const size_t row   = p.n_hidden * (p.router_type == TYPE_F32 ? 4 : 2);
-    const auto   found = [&](uint64_t & at, size_t size) { return at == 0 || find_bytes(stream.device, at, size); };
+    Prediction p = read_prediction(values);
+    const size_t row = p.n_hidden * (p.router_type == TYPE_F32 ? 4 : 2);
+    const auto found = [&](uint64_t & at, size_t size) { return at == 0 || find_bytes(stream.device, at, size); };
     if (!p.hidden || !p.router || !p.scores || !p.n_done || !p.table ||
         !found(p.hidden, (size_t) p.n_tokens * p.n_hidden * sizeof(float)) ||
         !found(p.router, (n_experts - 1) * p.router_row_bytes + row) || !found(p.norm, p.n_hidden * sizeof(float)) ||
@@ -175,9 +178,9 @@ bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, 
 }
 
 bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned n_threads, void ** values) {
-    Rows           rows  = *static_cast<Rows *>(values[0]);
-    uint32_t       n     = *static_cast<uint32_t *>(values[1]);
-    uint32_t       chunk = *static_cast<uint32_t *>(values[2]);
+    Rows rows = *static_cast<Rows *>(values[0]);
+    uint32_t n = *static_cast<uint32_t *>(values[1]);
+    uint32_t chunk = *static_cast<uint32_t *>(values[2]);
     if (n > ROWS_BY_VALUE || n != n_rows) {
         return false;
     }
@@ -198,14 +201,16 @@ bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned
     stream.push([&stream, rows, n, chunk, n_chunks, n_threads, from_host]() mutable {
         for (uint32_t i = 0; i < n; i++) {
             if (!(from_host >> i & 1)) {
-                touch(stream.device, reinterpret_cast<char *>(rows.row[i].source), rows.row[i].bytes, false, "what is kept");
+                touch(stream.device, reinterpret_cast<char *>(rows.row[i].source), rows.row[i].bytes, false,
+                      "what is kept");
             }
             touch(stream.device, reinterpret_cast<char *>(rows.row[i].target), rows.row[i].bytes, true, "a kept copy");
         }
-        void *         values[] = { &rows, &n, &chunk };
-        const unsigned grid[]   = { n_chunks, n, 1 };
-        const unsigned block[]  = { n_threads, 1, 1 };
-        expertier_fake_kernel_move_rows_by_value.run(expertier_fake_kernel_move_rows_by_value.pack(values), grid, block, 32);
+        void * values[] = { &rows, &n, &chunk };
+        const unsigned grid[] = { n_chunks, n, 1 };
+        const unsigned block[] = { n_threads, 1, 1 };
+        expertier_fake_kernel_move_rows_by_value.run(expertier_fake_kernel_move_rows_by_value.pack(values), grid, block,
+                                                     32);
     });
     return true;
 }
@@ -216,12 +221,14 @@ int32_t launch(void * function, uint32_t n_blocks, uint32_t n_rows, uint32_t, ui
     if (const int32_t code = stream.capture_state()) {
         return code;
     }
-    const bool done   = function == &expertier_fake_kernel_gate    ? launch_gate(stream, n_threads, values)
-                        : function == &expertier_fake_kernel_predict ? launch_prediction(stream, n_blocks, n_threads, values)
-                                                                     : launch_copies(stream, n_blocks, n_rows, n_threads, values);
+    const bool done = function == &expertier_fake_kernel_gate ? launch_gate(stream, n_threads, values)
+                      : function == &expertier_fake_kernel_predict
+                          ? launch_prediction(stream, n_blocks, n_threads, values)
+                          : launch_copies(stream, n_blocks, n_rows, n_threads, values);
     if (!done) {
-        fault(stream.device, "a gate, a prediction or copies have addresses outside of the device's memory, a door that is "
-                             "not pinned, or too much to do");
+        fault(stream.device,
+              "a gate, a prediction or copies have addresses outside of the device's memory, a door that is "
+              "not pinned, or too much to do");
     }
     return !done;
 }

@@ -12,21 +12,21 @@ namespace fake_gpu {
 
 namespace {
 
-std::mutex                                     mutex; // guards what is alive
+std::mutex mutex; // guards what is alive
 std::map<void *, std::shared_ptr<const Graph>> graphs;
-std::map<void *, std::shared_ptr<GraphExec>>   execs;
+std::map<void *, std::shared_ptr<GraphExec>> execs;
 
 template <typename Map> typename Map::mapped_type find(const Map & map, void * handle) {
     std::lock_guard<std::mutex> lock(mutex);
-    const auto                  found = map.find(handle);
+    const auto found = map.find(handle);
     return found == map.end() ? nullptr : found->second;
 }
 
 // What runs of it still is kept by that.
 template <typename Map> int32_t destroy(Map & map, void * handle) {
-    typename Map::mapped_type   gone; // without the lock: it may have streams to end
+    typename Map::mapped_type gone; // without the lock: it may have streams to end
     std::lock_guard<std::mutex> lock(mutex);
-    const auto                  found = map.find(handle);
+    const auto found = map.find(handle);
     if (found == map.end()) {
         return CAPTURE_INVALID_HANDLE;
     }
@@ -60,7 +60,7 @@ int32_t capture_end(void * stream, void ** out) {
 }
 
 int32_t graph_instantiate(void ** out, void * handle, unsigned long long flags) {
-    *out             = nullptr;
+    *out = nullptr;
     const auto graph = find(graphs, handle);
     if (graph == nullptr) {
         return CAPTURE_INVALID_HANDLE;
@@ -72,7 +72,7 @@ int32_t graph_instantiate(void ** out, void * handle, unsigned long long flags) 
         return CAPTURE_OUT_OF_MEMORY;
     }
     auto exec = std::make_shared<GraphExec>(graph);
-    *out      = exec.get();
+    *out = exec.get();
     counters[exec->devices[0]].live_graphs += 1;
     std::lock_guard<std::mutex> lock(mutex);
     execs.emplace(*out, exec);
@@ -81,7 +81,7 @@ int32_t graph_instantiate(void ** out, void * handle, unsigned long long flags) 
 
 // As long as it is as many pieces; what runs of it goes on as it was.
 int32_t graph_exec_update(void * handle, void * from, void *) {
-    const auto exec  = find(execs, handle);
+    const auto exec = find(execs, handle);
     const auto graph = find(graphs, from);
     if (exec == nullptr || graph == nullptr) {
         return CAPTURE_INVALID_HANDLE;
@@ -89,7 +89,7 @@ int32_t graph_exec_update(void * handle, void * from, void *) {
     if (exec->graph->pieces.size() != graph->pieces.size()) {
         return CAPTURE_UPDATE_FAILED;
     }
-    std::shared_ptr<GraphExec>  changed = std::make_shared<GraphExec>(graph);
+    std::shared_ptr<GraphExec> changed = std::make_shared<GraphExec>(graph);
     std::lock_guard<std::mutex> lock(mutex);
     changed->launched = exec->launched; // a graph does not run beside itself
     std::swap(execs[handle], changed);

@@ -18,24 +18,24 @@ struct Range {
     size_t bytes;  // asked for
     size_t mapped; // whole pages
     char * bytes_begin;
-    int    device;
+    int device;
 };
 
 using Ranges = std::map<uintptr_t, Range>; // by the first address
 
 std::shared_mutex mutex; // guards all of these
-Ranges            allocated;
-size_t            limits[max_devices];
-size_t            used[max_devices];
+Ranges allocated;
+size_t limits[max_devices];
+size_t used[max_devices];
 
 std::shared_mutex pinned_mutex; // guards `pinned`
-Ranges            pinned;
+Ranges pinned;
 
 size_t whole_pages(size_t bytes) { return (bytes + page - 1) / page * page; }
 
 const Range * find(const Ranges & ranges, const void * address, size_t bytes, uintptr_t & begin) {
     const uintptr_t wanted = (uintptr_t) address;
-    auto            after  = ranges.upper_bound(wanted);
+    auto after = ranges.upper_bound(wanted);
     if (after == ranges.begin()) {
         return nullptr;
     }
@@ -77,7 +77,7 @@ void * allocate(int device, size_t bytes) {
         return nullptr;
     }
     char * address = map(mapped, PROT_NONE);
-    char * data    = map(mapped, PROT_READ | PROT_WRITE);
+    char * data = map(mapped, PROT_READ | PROT_WRITE);
     if (address == nullptr || data == nullptr) {
         return nullptr; // the test machine itself has no more
     }
@@ -93,7 +93,7 @@ void * allocate(int device, size_t bytes) {
 
 void release(void * address) {
     std::unique_lock<std::shared_mutex> lock(mutex);
-    const auto                          found = allocated.find((uintptr_t) address);
+    const auto found = allocated.find((uintptr_t) address);
     if (found == allocated.end()) {
         fault(0, "memory was freed that is not allocated");
         return;
@@ -110,8 +110,8 @@ void release(void * address) {
 
 char * bytes_at(int device, const void * address, size_t bytes) {
     std::shared_lock<std::shared_mutex> lock(mutex);
-    uintptr_t                           begin = 0;
-    const Range *                       range = find(allocated, address, bytes, begin);
+    uintptr_t begin = 0;
+    const Range * range = find(allocated, address, bytes, begin);
     return range && range->device == device ? range->bytes_begin + ((uintptr_t) address - begin) : nullptr;
 }
 
@@ -119,8 +119,8 @@ void * pin(size_t bytes) {
     if (must_fail(Call::pinned)) {
         return nullptr;
     }
-    const size_t mapped  = whole_pages(bytes);
-    char *       address = map(mapped, PROT_READ | PROT_WRITE);
+    const size_t mapped = whole_pages(bytes);
+    char * address = map(mapped, PROT_READ | PROT_WRITE);
     if (address) {
         std::unique_lock<std::shared_mutex> lock(pinned_mutex);
         pinned.emplace((uintptr_t) address, Range{ bytes, mapped, address, 0 });
@@ -132,7 +132,7 @@ void * pin(size_t bytes) {
 
 void unpin(void * address) {
     std::unique_lock<std::shared_mutex> lock(pinned_mutex);
-    const auto                          found = pinned.find((uintptr_t) address);
+    const auto found = pinned.find((uintptr_t) address);
     if (found == pinned.end()) {
         fault(0, "memory was unpinned that is not pinned");
         return;

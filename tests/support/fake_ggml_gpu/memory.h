@@ -10,20 +10,20 @@
 
 namespace fake_gpu {
 
-void   set_limit(int device, size_t bytes); // of device memory; what is allocated already stays
+void set_limit(int device, size_t bytes); // of device memory; what is allocated already stays
 size_t limit_of(int device);
 size_t used_of(int device);
 
 // Null when the device has not that much free, or must fail.
 void * allocate(int device, size_t bytes);
-void   release(void * address);
+void release(void * address);
 
 // Where the bytes of [address, address + bytes) are; null unless all of it lies in one allocation of `device`.
 char * bytes_at(int device, const void * address, size_t bytes);
 
 void * pin(size_t bytes);
-void   unpin(void * address);
-bool   is_pinned(const void * address, size_t bytes);
+void unpin(void * address);
+bool is_pinned(const void * address, size_t bytes);
 
 // Held while bytes are copied from or to pinned memory: it does not go away meanwhile.
 std::shared_lock<std::shared_mutex> hold_pinned();

@@ -13,24 +13,24 @@ namespace fake_gpu {
 namespace {
 
 struct Touch {
-    uint64_t    stream = 0;
-    uint64_t    number = 0; // 0: none
+    uint64_t stream = 0;
+    uint64_t number = 0; // 0: none
     std::string what;
 };
 
 struct Segment {
-    uintptr_t          end;
-    Touch              write; // the last one
+    uintptr_t end;
+    Touch write;              // the last one
     std::vector<Touch> reads; // since then, the last of each stream
 };
 
-std::mutex                   mutex; // guards what follows
+std::mutex mutex;                      // guards what follows
 std::map<uintptr_t, Segment> segments; // by their first address; they do not overlap
-std::set<uint64_t>           gone;     // streams
+std::set<uint64_t> gone;               // streams
 
 struct Shared {
     uintptr_t end;
-    Clock     clock; // of all writes
+    Clock clock; // of all writes
 };
 std::map<uintptr_t, Shared> shared; // by their first address; they do not overlap
 
@@ -45,7 +45,7 @@ void split(uintptr_t address) {
     auto & [begin, segment] = *--after;
     if (begin < address && address < segment.end) {
         Segment second = segment;
-        segment.end    = address;
+        segment.end = address;
         segments.emplace(address, std::move(second));
     }
 }
@@ -110,7 +110,7 @@ void publish(uintptr_t begin, uintptr_t end, const Ticket & ticket) {
             join(range.clock, *ticket.acquired);
         }
         uint64_t & number = range.clock[ticket.stream];
-        number            = std::max(number, ticket.number);
+        number = std::max(number, ticket.number);
     }
 }
 
@@ -119,7 +119,7 @@ void publish(uintptr_t begin, uintptr_t end, const Ticket & ticket) {
 void join(Clock & into, const Clock & other) {
     for (const auto & [stream, number] : other) {
         uint64_t & mine = into[stream];
-        mine            = std::max(mine, number);
+        mine = std::max(mine, number);
     }
 }
 
@@ -130,21 +130,21 @@ void touch(int device, const char * bytes, size_t size, bool writes, const std::
     if (!switches.races || size == 0) {
         return;
     }
-    const Ticket                ticket = doing ? *doing : host_ticket();
+    const Ticket ticket = doing ? *doing : host_ticket();
     std::lock_guard<std::mutex> guard(mutex);
-    const uintptr_t             begin = (uintptr_t) bytes, end = begin + size;
+    const uintptr_t begin = (uintptr_t) bytes, end = begin + size;
     split(begin);
     split(end);
     if (writes) {
         publish(begin, end, ticket);
     }
-    bool      is_ordered = true; // so far: one report a touch is enough
-    uintptr_t next       = begin;
-    auto      segment    = segments.lower_bound(begin);
+    bool is_ordered = true; // so far: one report a touch is enough
+    uintptr_t next = begin;
+    auto segment = segments.lower_bound(begin);
     while (next < end) {
         if (segment == segments.end() || segment->first > next) { // nothing is known up to there
             const uintptr_t until = segment == segments.end() ? end : std::min(end, segment->first);
-            segment               = segments.emplace_hint(segment, next, Segment{ until, {}, {} });
+            segment = segments.emplace_hint(segment, next, Segment{ until, {}, {} });
         }
         if (is_ordered) {
             is_ordered = touch_segment(device, segment->second, ticket, writes, what);
@@ -161,13 +161,13 @@ void share(const char * bytes, size_t size) {
 
 Clock published(const char * bytes, size_t) {
     std::lock_guard<std::mutex> guard(mutex);
-    const auto                  found = shared.find((uintptr_t) bytes);
+    const auto found = shared.find((uintptr_t) bytes);
     return found == shared.end() ? Clock() : found->second.clock;
 }
 
 void forget(const char * bytes, size_t size) {
     std::lock_guard<std::mutex> guard(mutex);
-    const uintptr_t             begin = (uintptr_t) bytes, end = begin + size;
+    const uintptr_t begin = (uintptr_t) bytes, end = begin + size;
     shared.erase(shared.lower_bound(begin), shared.lower_bound(end));
     split(begin);
     split(end);

@@ -23,10 +23,10 @@ void join(Clock & into, const Clock & other);
 
 // A piece of work, and what was done for sure before it.
 struct Ticket {
-    uint64_t                     stream = 0;
-    uint64_t                     number = 0;
-    std::shared_ptr<const Clock> before;   // as the calls say
-    const Clock *                acquired; // what its stream has learnt while it ran; null on the host
+    uint64_t stream = 0;
+    uint64_t number = 0;
+    std::shared_ptr<const Clock> before; // as the calls say
+    const Clock * acquired;              // what its stream has learnt while it ran; null on the host
 };
 
 // The calling thread does the work of `ticket` while this lives; what it does at other times is the host's.
@@ -42,7 +42,7 @@ void touch(int device, const char * bytes, size_t size, bool writes, const std::
 
 // Bytes through which streams tell each other something: whoever reads them may know what was done before they were
 // written. `touch` of a write publishes that.
-void  share(const char * bytes, size_t size);
+void share(const char * bytes, size_t size);
 Clock published(const char * bytes, size_t size);
 
 // Has nothing be known of them any more: they were freed.

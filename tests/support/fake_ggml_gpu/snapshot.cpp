@@ -16,14 +16,14 @@ namespace {
 // What the vendors' backends skip too.
 bool is_computed(const ggml_tensor * node) {
     switch (node->op) {
-        case GGML_OP_NONE:
-        case GGML_OP_VIEW:
-        case GGML_OP_RESHAPE:
-        case GGML_OP_PERMUTE:
-        case GGML_OP_TRANSPOSE:
-            return false;
-        default:
-            return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !ggml_is_empty(node);
+    case GGML_OP_NONE:
+    case GGML_OP_VIEW:
+    case GGML_OP_RESHAPE:
+    case GGML_OP_PERMUTE:
+    case GGML_OP_TRANSPOSE:
+        return false;
+    default:
+        return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !ggml_is_empty(node);
     }
 }
 
@@ -32,11 +32,11 @@ bool is_computed(const ggml_tensor * node) {
 Snapshot::Snapshot(const Device & device, const ggml_cgraph * graph) : device_(device) {
     const size_t n = std::max(graph->n_nodes, 1);
     context_.reset(ggml_init({ ggml_graph_overhead_custom(n, false) + 1024, nullptr, true }));
-    graph_        = ggml_new_graph_custom(context_.get(), n, false);
+    graph_ = ggml_new_graph_custom(context_.get(), n, false);
     graph_->order = graph->order;
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
-        ggml_tensor *       mine = copy(node);
+        ggml_tensor * mine = copy(node);
         for (int j = 0; j < GGML_MAX_SRC; j++) {
             mine->src[j] = node->src[j] ? copy(node->src[j]) : nullptr;
         }
@@ -64,9 +64,9 @@ ggml_tensor * Snapshot::copy(const ggml_tensor * tensor) {
     }
     tensors_.push_back(*tensor);
     ggml_tensor * mine = &tensors_.back();
-    copies_[tensor]    = mine;
-    mine->buffer       = nullptr; // kernels know addresses only
-    mine->data         = tensor->data ? bytes_at(device_.index, tensor->data, ggml_nbytes(tensor)) : nullptr;
+    copies_[tensor] = mine;
+    mine->buffer = nullptr; // kernels know addresses only
+    mine->data = tensor->data ? bytes_at(device_.index, tensor->data, ggml_nbytes(tensor)) : nullptr;
     std::fill_n(mine->src, GGML_MAX_SRC, nullptr); // set by the constructor for nodes
     mine->view_src = tensor->view_src ? copy(tensor->view_src) : nullptr;
     return mine;
@@ -115,8 +115,8 @@ bool Snapshot::computes(const ggml_tensor * mine) const {
 
 void Snapshot::touch_experts(const ggml_tensor * node, const std::string & what) const {
     const ggml_tensor * experts = node->src[0];
-    const ggml_tensor * ids     = node->src[2];
-    std::set<int32_t>   chosen;
+    const ggml_tensor * ids = node->src[2];
+    std::set<int32_t> chosen;
     for (int64_t token = 0; token < ids->ne[1]; token++) {
         for (int64_t k = 0; k < ids->ne[0]; k++) {
             int32_t id;
@@ -126,8 +126,8 @@ void Snapshot::touch_experts(const ggml_tensor * node, const std::string & what)
     }
     for (const int32_t id : chosen) {
         if (id < 0 || id >= experts->ne[2]) {
-            fault(device_.index, what + " chooses expert " + std::to_string(id) + " of " +
-                                     std::to_string(experts->ne[2]));
+            fault(device_.index,
+                  what + " chooses expert " + std::to_string(id) + " of " + std::to_string(experts->ne[2]));
             continue;
         }
         touch(device_.index, static_cast<const char *>(experts->data) + id * experts->nb[2],

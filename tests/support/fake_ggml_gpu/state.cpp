@@ -10,9 +10,9 @@ Counters counters[max_devices];
 
 namespace {
 
-std::mutex           faults_mutex;
+std::mutex faults_mutex;
 std::recursive_mutex driver;
-std::string          faults;
+std::string faults;
 std::atomic<int64_t> calls_left[(int) Call::count]; // 0: none fails
 
 } // namespace
@@ -35,7 +35,7 @@ void fault(int device, const std::string & what) {
 
 std::string take_faults() {
     std::lock_guard<std::mutex> guard(faults_mutex);
-    std::string                 taken;
+    std::string taken;
     taken.swap(faults);
     return taken;
 }
@@ -46,7 +46,7 @@ bool is_armed(Call call) { return calls_left[(int) call] > 0; }
 
 bool must_fail(Call call) {
     std::atomic<int64_t> & left = calls_left[(int) call];
-    int64_t                now  = left;
+    int64_t now = left;
     while (now > 0 && !left.compare_exchange_weak(now, now - 1)) {
     }
     return now == 1;

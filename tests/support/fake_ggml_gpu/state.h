@@ -10,6 +10,7 @@
 namespace fake_gpu {
 
 // name, default
+// clang-format off
 #define FAKE_GPU_SWITCHES(X)                                                                                           \
     X(jitter_us, 0)        /* each piece of queued work waits a random time up to this first */                        \
     X(seed, 1)             /* of that time */                                                                          \
@@ -23,17 +24,20 @@ namespace fake_gpu {
     X(kept_graphs, 1)      /* a graph with the number (uid) of the time before is run as it was then, as CUDA's are */ \
     X(foreign_types, 0)    /* graphs may hold tensors in buffers that claim another type than the device's, as they    \
                               may on CUDA as long as it is built without assertions */
+// clang-format on
 
 // Held around a call of the driver, where these come one at a time.
 std::unique_lock<std::recursive_mutex> driver_call();
 
 // Of each device. What begins with live_ is what has not been given back yet.
+// clang-format off
 #define FAKE_GPU_COUNTERS(X)                                                                                           \
     X(graphs) X(nodes) X(synchronizes) X(event_records) X(event_waits)                                                 \
     X(async_sets) X(async_gets) X(async_copies) X(sets) X(gets) X(copies)                                              \
     X(allreduces) X(bytes_to_device) X(pageable_bytes_to_device) X(bytes_to_host) X(bytes_within)                                    \
     X(allocations) X(live_buffers) X(live_bytes) X(live_pinned_buffers) X(live_pinned_bytes) X(live_streams)           \
     X(live_events) X(live_graphs) X(captures) X(graph_launches) X(faults)
+// clang-format on
 
 struct Switches {
 #define DECLARE(name, value) std::atomic<int64_t> name{ value };
@@ -53,7 +57,7 @@ extern Counters counters[max_devices]; // pinned memory is the first one's
 
 // A use of the device that real hardware would answer with an illegal access, or its backend with an abort. The work
 // is not done; tests look at the counter.
-void        fault(int device, const std::string & what);
+void fault(int device, const std::string & what);
 std::string take_faults();
 
 // Calls that can be made to fail.

@@ -14,11 +14,11 @@ namespace {
 
 constexpr auto wait_limit = std::chrono::seconds(60); // for an event that nobody is going to complete
 
-std::mutex              mutex; // guards all queues and events
+std::mutex mutex; // guards all queues and events
 std::condition_variable changed;
-std::vector<Stream *>   streams;
-uint64_t                n_streams = 0;
-Clock                   host_clock; // what the host has waited for, or done itself
+std::vector<Stream *> streams;
+uint64_t n_streams = 0;
+Clock host_clock;                               // what the host has waited for, or done itself
 std::vector<std::shared_ptr<Capture>> captures; // that have not ended
 
 thread_local Stream * serving = nullptr; // the stream whose thread this is
@@ -58,8 +58,8 @@ int32_t Event::synchronize() const {
     if (capture_) {
         return capture_->has_ended ? CAPTURED_EVENT : capture_->spoil(CAPTURED_EVENT);
     }
-    const uint64_t               number = queued_;
-    const Clock                  clock  = clock_;
+    const uint64_t number = queued_;
+    const Clock clock = clock_;
     lock.unlock();
     wait(number);
     lock.lock();
@@ -83,10 +83,12 @@ bool Event::is_captured() const {
     return capture_ != nullptr;
 }
 
-Stream::Stream(int on_device, bool is_counted) : device(on_device), number_([] {
-    std::lock_guard<std::mutex> lock(mutex);
-    return ++n_streams;
-}()), is_counted_(is_counted) {
+Stream::Stream(int on_device, bool is_counted)
+    : device(on_device), number_([] {
+          std::lock_guard<std::mutex> lock(mutex);
+          return ++n_streams;
+      }()),
+      is_counted_(is_counted) {
     std::lock_guard<std::mutex> lock(mutex);
     streams.push_back(this);
     thread_ = std::thread([this] { serve(); });
@@ -143,7 +145,7 @@ int32_t Stream::record(std::shared_ptr<Event> event) {
 
 void Stream::record_locked(const std::shared_ptr<Event> & event) {
     event->capture_ = nullptr;
-    const uint64_t              number = ++event->queued_;
+    const uint64_t number = ++event->queued_;
     push_locked([this, event, number] { event->end_record(number, acquired_); });
     event->clock_ = clock_;
 }
@@ -168,7 +170,7 @@ int32_t Stream::wait(std::shared_ptr<Event> event) {
                 return code;
             }
             capture_ = event->capture_;
-            branch_  = capture_->join(*this);
+            branch_ = capture_->join(*this);
         }
         return capture_->wait(branch_, event->captured_);
     }
@@ -190,8 +192,8 @@ int32_t Stream::synchronize() {
     if (capture_) {
         return capture_->spoil(CAPTURE_UNSUPPORTED);
     }
-    const uint64_t               until = queued_;
-    const Clock                  clock = clock_;
+    const uint64_t until = queued_;
+    const Clock clock = clock_;
     changed.wait(lock, [&] { return done_ >= until; });
     join(host_clock, clock);
     return CAPTURE_OK;
@@ -203,7 +205,7 @@ int32_t Stream::begin_capture() {
         return capture_->spoil(CAPTURE_ILLEGAL_STATE);
     }
     capture_ = std::make_shared<Capture>(*this);
-    branch_  = 0;
+    branch_ = 0;
     captures.push_back(capture_);
     counters[device].captures += 1;
     return CAPTURE_OK;
@@ -217,8 +219,8 @@ int32_t Stream::end_capture(std::shared_ptr<const Graph> & out) {
     if (branch_ != 0) {
         return capture_->spoil(CAPTURE_UNMATCHED);
     }
-    const auto    capture = capture_;
-    const int32_t code    = capture->end();
+    const auto capture = capture_;
+    const int32_t code = capture->end();
     for (Stream * stream : capture->streams()) {
         if (stream) {
             stream->capture_ = nullptr;
@@ -256,7 +258,7 @@ GraphExec::GraphExec(std::shared_ptr<const Graph> of)
 }
 
 int32_t Stream::launch(std::shared_ptr<GraphExec> exec) {
-    const auto                  call = driver_call();
+    const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     if (capture_) {
         return capture_->spoil(CAPTURE_NOT_SUPPORTED);
@@ -266,16 +268,16 @@ int32_t Stream::launch(std::shared_ptr<GraphExec> exec) {
     for (const Graph::Piece & piece : exec->graph->pieces) {
         Stream & stream = piece.branch ? *exec->branches[piece.branch - 1] : *this;
         switch (piece.kind) {
-            case Graph::Piece::work:
-                stream.push_locked(piece.run);
-                break;
-            case Graph::Piece::record:
-                events[piece.number] = std::make_shared<Event>(stream.device);
-                stream.record_locked(events[piece.number]);
-                break;
-            case Graph::Piece::wait:
-                stream.wait_locked(events[piece.number]);
-                break;
+        case Graph::Piece::work:
+            stream.push_locked(piece.run);
+            break;
+        case Graph::Piece::record:
+            events[piece.number] = std::make_shared<Event>(stream.device);
+            stream.record_locked(events[piece.number]);
+            break;
+        case Graph::Piece::wait:
+            stream.wait_locked(events[piece.number]);
+            break;
         }
     }
     record_locked(exec->launched);
@@ -343,7 +345,7 @@ void Stream::acquire(const Clock & clock) {
 
 Ticket host_ticket() {
     std::lock_guard<std::mutex> lock(mutex);
-    const auto                  before = std::make_shared<const Clock>(host_clock);
+    const auto before = std::make_shared<const Clock>(host_clock);
     return { 0, ++host_clock[0], before, nullptr };
 }
 

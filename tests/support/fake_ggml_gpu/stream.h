@@ -18,8 +18,8 @@ class Event {
   public:
     explicit Event(int device) : device_(device) {}
     int32_t synchronize() const; // a code of capture.h, as of what follows
-    bool    is_done() const;     // what was recorded last; then the host knows of it
-    bool    is_captured() const; // it was recorded last on a captured stream
+    bool is_done() const;        // what was recorded last; then the host knows of it
+    bool is_captured() const;    // it was recorded last on a captured stream
 
   private:
     friend class Stream;
@@ -27,12 +27,12 @@ class Event {
     void wait(uint64_t number) const; // by whoever calls; a fault when that takes too long
 
     const int device_;
-    uint64_t  queued_ = 0, done_ = 0; // records
-    Clock     clock_;                 // what is done once the last one is
-    Clock     acquired_;              // what the recording streams had learnt
+    uint64_t queued_ = 0, done_ = 0; // records
+    Clock clock_;                    // what is done once the last one is
+    Clock acquired_;                 // what the recording streams had learnt
 
     std::shared_ptr<Capture> capture_; // of the last record; null: it was none of a capture
-    Capture::Record          captured_{};
+    Capture::Record captured_{};
 };
 
 struct GraphExec;
@@ -54,7 +54,7 @@ class Stream {
     int32_t begin_capture();
     int32_t end_capture(std::shared_ptr<const Graph> & out);
     int32_t launch(std::shared_ptr<GraphExec> exec);
-    bool    is_captured() const;
+    bool is_captured() const;
     int32_t capture_state() const; // what a call that pushes work returns now
 
     // Whether the calling thread has begun a capture on the device and not ended it.
@@ -74,7 +74,7 @@ class Stream {
 
   private:
     struct Work {
-        Ticket                ticket;
+        Ticket ticket;
         std::function<void()> run;
     };
     void push_locked(std::function<void()> run);
@@ -83,18 +83,18 @@ class Stream {
     void serve();
 
     std::deque<Work> queue_;
-    uint64_t         queued_ = 0, done_ = 0;
-    bool             quits_  = false;
-    Clock            clock_;    // what is done once all that is queued is
-    Clock            acquired_; // what its work has learnt, for its thread alone
-    Clock            current_;  // what was done before the work that it does now, as the calls say; the same
-    const uint64_t   number_; // of all streams ever made, from 1 on
-    const bool       is_counted_;
+    uint64_t queued_ = 0, done_ = 0;
+    bool quits_ = false;
+    Clock clock_;           // what is done once all that is queued is
+    Clock acquired_;        // what its work has learnt, for its thread alone
+    Clock current_;         // what was done before the work that it does now, as the calls say; the same
+    const uint64_t number_; // of all streams ever made, from 1 on
+    const bool is_counted_;
 
     std::shared_ptr<Capture> capture_; // null: it is not captured
-    size_t                   branch_ = 0;
+    size_t branch_ = 0;
 
-    std::thread      thread_;
+    std::thread thread_;
 };
 
 // A ticket for something that the host does at once.
@@ -105,10 +105,10 @@ Ticket host_ticket();
 struct GraphExec {
     explicit GraphExec(std::shared_ptr<const Graph> graph);
 
-    const std::shared_ptr<const Graph>   graph;
-    const std::vector<int> &             devices;
+    const std::shared_ptr<const Graph> graph;
+    const std::vector<int> & devices;
     std::vector<std::unique_ptr<Stream>> branches; // without the first one
-    std::shared_ptr<Event>               launched; // the last time: a graph does not run beside itself
+    std::shared_ptr<Event> launched;               // the last time: a graph does not run beside itself
 };
 
 // Have streams look again whether they are held.
