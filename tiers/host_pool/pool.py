@@ -5,7 +5,7 @@ A fill is the pair `begin_fill` / `end_fill`, with `complete_fill` between them 
 
            begin_fill (miss)          complete_fill
     FREE ────────────────────► FILLING ─────────────► RESIDENT ◄─┐
-     ▲ ▲                          │                    │   └─────┘ begin_fill (hit), acquire_copies, refresh:
+     ▲ ▲                          │                    │   └─────┘ begin_fill (hit), acquire_copies, touch:
      │ └─ end_fill, not complete ─┘                    │           it becomes the youngest in the order of use
      └──────── begin_fill for another expert ──────────┘
                (evicts the oldest that nobody uses)
@@ -23,7 +23,7 @@ A fill is the pair `begin_fill` / `end_fill`, with `complete_fill` between them 
    refusals in a row, with the memory that the pool has (`growth_pause.py`).
 
 Order of use (the eviction order): an L2 hit and a fill are uses, and so is the expert's eviction from L1
-(`refresh`); an L1 hit is none.
+(`touch`); an L1 hit is none.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class HostPool:
         """How many copies have left the pool so far, however they did."""
         return self._store.evictions
 
-    def refresh(self, keys: Iterable[ExpertKey]) -> None:
+    def touch(self, keys: Iterable[ExpertKey]) -> None:
         """Note that L1 evicted these experts: copies that exist become the youngest."""
         with self._lock:
             for key in keys:
