@@ -263,13 +263,8 @@ class HostPoolMachine(RuleBasedStateMachine):
     def touch(self, number: int, used: list[tuple[int, int]]) -> None:
         known = self.known[number % len(self.known)]
         there = {key for key, _ in known.pool.copies()}
-<<<<<<< HEAD
         filling = {fill.handle.key for fill in known.fills if not fill.handle.bounce}
-        known.pool.refresh(used)
-=======
-        filling = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
         known.pool.touch(used)
->>>>>>> main
         for key in used:
             if key in there | filling:
                 self.uses += 1
