@@ -61,11 +61,11 @@ class DeviceChoice:
 
     def _reserved(self, needs: DeviceNeeds) -> DeviceNeeds:
         """Return needs with what `budget.resolve` keeps free as well."""
-        headroom, rail = self.config.headroom_bytes, self.config.rail_bytes
+        headroom, reserve = self.config.headroom_bytes, self.config.reserve_bytes
         return replace(
             needs,
             headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
-            rail=0 if rail == "auto" else rail,
+            reserve=0 if reserve == "auto" else reserve,
         )
 
     def _staging(self, device: Device) -> int:

@@ -199,11 +199,11 @@ def _split(inputs: Inputs) -> list[_Part]:
 
 def _kept(inputs: Inputs, needs: DeviceNeeds) -> DeviceNeeds:
     """Return needs with what is kept free of a device whatever lies there."""
-    headroom, rail = inputs.config.headroom_bytes, inputs.config.rail_bytes
+    headroom, reserve = inputs.config.headroom_bytes, inputs.config.reserve_bytes
     return replace(
         needs,
         headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
-        rail=0 if rail == "auto" else rail,
+        reserve=0 if reserve == "auto" else reserve,
     )
 
 

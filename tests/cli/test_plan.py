@@ -101,7 +101,7 @@ def test_a_card(ours, qwen):
     assert "host pool" in document["notes"][0], "it is smaller than the arena"
     assert sum(ledger["entries"].values()) + ledger["unused_bytes"] == ledger["total_bytes"] == 16 * GIB
     assert ledger["entries"]["kv"] == 3 * GIB
-    assert document["limited_by"] == ["rail"]
+    assert document["limited_by"] == ["reserve"]
     assert len(document["slots"]) == 48
     assert all(
         8 <= wide <= narrow <= 128
@@ -118,7 +118,7 @@ def test_a_card(ours, qwen):
 
     text = ours("plan", qwen, *CARD)
     assert text.status == 0, text.err
-    for words in ("arena", "limited by rail", "kv", "tokens/s", "assumed for the card", "one more GiB"):
+    for words in ("arena", "limited by reserve", "kv", "tokens/s", "assumed for the card", "one more GiB"):
         assert words in text.out
 
 
@@ -204,7 +204,7 @@ def test_the_host_and_its_bounds(ours, tiny):
     capped = ours("plan", tiny, "--ram", "2GiB", "--cap-mib", 1, "--json").document
     assert capped["ram"]["entries"]["arena"] <= MIB
     card = ("plan", tiny, "--vram", "1GiB", "--ram", "2GiB", "--json")
-    assert ours(*card, "--rail-mib", 300).document["devices"][0]["entries"]["rail"] == 300 * MIB
+    assert ours(*card, "--rail-mib", 300).document["devices"][0]["entries"]["reserve"] == 300 * MIB
     assert ours(*card, "--headroom-mib", 5).document["devices"][0]["entries"]["headroom"] == 5 * MIB
     assert ours(*card, "--cap-mib", 1).document["limited_by"] == ["cap"]
     assert ours(*card, "--expert-cache-mib", 2).document["limited_by"] == ["pool"]

@@ -18,7 +18,7 @@ def device_needs(
     *,
     free_bytes: int,
     headroom_bytes: int = 0,
-    rail_bytes: int = 0,
+    reserve_bytes: int = 0,
     draft_bytes: int = 0,
     staging_bytes: int = 0,
     peer_bytes: int = 0,
@@ -41,6 +41,6 @@ def device_needs(
         headroom=headroom_bytes,
         staging=staging_bytes,
         peers=peer_bytes,
-        rail=rail_bytes,
+        reserve=reserve_bytes,
         taken=dict(taken or {}),
     )
