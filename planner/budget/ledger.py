@@ -1,6 +1,6 @@
 """The ledger of a device's memory: who takes how much, and so how much is left for experts.
 
-    │ weights │ kv │ draft │ staging │ peers │ headroom │ reserve │ compute narrow │ compute wide │ arena │ unused │
+    │ weights │ kv │ draft │ prefill stream │ peers │ headroom │ reserve │ compute narrow │ compute wide │ arena │ unused │
                                                                └─────────────── the slab ──────────────┘
 
 Every byte stands in one entry, and the entries with what is unused are the device's memory. A wide batch computes
@@ -32,8 +32,8 @@ class Consumer(StrEnum):
     DRAFT = "draft"
     """A draft model, with its context."""
 
-    STAGING = "staging"
-    """Where experts pass through that do not stay."""
+    PREFILL_STREAM = "prefill stream"
+    """Where large batches' layers pass through."""
 
     PEERS = "peers"
     """Buffers for copies between devices."""
@@ -68,7 +68,7 @@ class DeviceNeeds:
     compute_wide: int = 0
     draft: int = 0
     headroom: int = 0
-    staging: int = 0
+    prefill_stream: int = 0
     peers: int = 0
     reserve: int = 0
     taken: Mapping[Consumer, int] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class DeviceNeeds:
             Consumer.WEIGHTS: self.weights,
             Consumer.KV: self.kv,
             Consumer.DRAFT: self.draft,
-            Consumer.STAGING: self.staging,
+            Consumer.PREFILL_STREAM: self.prefill_stream,
             Consumer.PEERS: self.peers,
             Consumer.HEADROOM: self.headroom,
             Consumer.RESERVE: self.reserve,

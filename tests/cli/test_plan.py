@@ -19,7 +19,7 @@ from expertier.errors import ExpertierError
 from expertier.planner.traces.archive import write_trace
 from expertier.planner.traces.recorder import RoutingRecorder
 from expertier.testing.fake_device import FakeDevice
-from expertier.tiers.engine.staged_batches import N_STAGED_LAYERS
+from expertier.tiers.engine.prefill_stream import N_STREAMED_LAYERS
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, MIB
 
@@ -127,10 +127,10 @@ def test_what_an_engine_stages_on_a_card_is_planned_for(ours, qwen, monkeypatch)
     layer_bytes = max(
         layout.range_bytes(128) for layout in ExpertTable.from_gguf(qwen).slot_layouts
     )  # a layer with all its experts
-    assert ledger["entries"]["staging"] == N_STAGED_LAYERS * layer_bytes
+    assert ledger["entries"]["prefill stream"] == N_STREAMED_LAYERS * layer_bytes
     monkeypatch.setenv("MOE_PREFILL_STREAM_TOKENS", "0")
     (without,) = ours("plan", qwen, *CARD, "--json").document["devices"]
-    assert without["entries"]["staging"] == 0
+    assert without["entries"]["prefill stream"] == 0
     assert without["entries"]["arena"] > ledger["entries"]["arena"]
 
 

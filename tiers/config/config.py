@@ -99,7 +99,7 @@ class TierConfig:
     on devices with memory of their own). `profile` is a file with a routing profile: the slots follow it, and the
     most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
     GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
-    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
+    `stream_tokens` tokens and more go through the prefill stream and evict nothing (0: none do). With
     `slab_compute` an engine's compute buffers lie in the slab, below the slots. With `follow_demand` layers whose
     misses cost an engine most get slots of others. Of a device's
     memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `reserve_bytes` free (`auto`:

@@ -22,13 +22,13 @@ DEMANDS = [
 FLOOR, FULL = floor_bytes(DEMANDS), full_bytes(DEMANDS)
 NEEDS = DeviceNeeds(
     free=60 * MIB, weights=10 * MIB, kv=8 * MIB, compute_narrow=1 * MIB, compute_wide=5 * MIB, draft=2 * MIB,
-    headroom=4 * MIB, staging=3 * MIB, peers=1 * MIB, reserve=6 * MIB,
+    headroom=4 * MIB, prefill_stream=3 * MIB, peers=1 * MIB, reserve=6 * MIB,
 )  # fmt: skip
 
 sizes = st.integers(0, 40 * MIB)
 needs = st.builds(
     DeviceNeeds, free=st.integers(0, 400 * MIB), weights=sizes, kv=sizes, compute_narrow=sizes, compute_wide=sizes,
-    draft=sizes, headroom=sizes, staging=sizes, peers=sizes, reserve=sizes,
+    draft=sizes, headroom=sizes, prefill_stream=sizes, peers=sizes, reserve=sizes,
     taken=st.dictionaries(st.sampled_from([c for c in Consumer if c is not Consumer.ARENA]), sizes, max_size=3),
 )  # fmt: skip
 bounds = st.none() | st.integers(0, 2 * FULL)
@@ -44,7 +44,7 @@ def test_every_byte_stands_once() -> None:
         Consumer.WEIGHTS: 10 * MIB,
         Consumer.KV: 8 * MIB,
         Consumer.DRAFT: 2 * MIB,
-        Consumer.STAGING: 3 * MIB,
+        Consumer.PREFILL_STREAM: 3 * MIB,
         Consumer.PEERS: 1 * MIB,
         Consumer.HEADROOM: 4 * MIB,
         Consumer.RESERVE: 6 * MIB,
