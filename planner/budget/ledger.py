@@ -1,7 +1,7 @@
 """The ledger of a device's memory: who takes how much, and so how much is left for experts.
 
-    │ weights │ kv │ draft │ prefill stream │ peers │ headroom │ reserve │ compute narrow │ compute wide │ arena │ unused │
-                                                               └─────────────── the slab ──────────────┘
+    weights │ kv │ draft │ prefill stream │ peers │ headroom │ reserve │ compute narrow │ compute wide │ arena │ unused
+                                                                        └───────────── the slab ───────────────┘
 
 Every byte stands in one entry, and the entries with what is unused are the device's memory. A wide batch computes
 where a narrow one does, so `compute wide` is only what it needs beyond `compute narrow`; while batches are narrow,

@@ -90,7 +90,7 @@ class Claim:
         """End the claim and return what was taken.
 
         Consumers may take more than planned where others took less, or out of what nobody needed; not out of the
-        reserve and the headroom. Otherwise everything is rolled back, and `BudgetError` says who took how much too much.
+        reserve and the headroom. Otherwise everything is rolled back, and `BudgetError` says who took too much.
         """
         rows = self.compare()
         free = self.ledger.unused_bytes - sum(row.beyond_bytes for row in rows)
