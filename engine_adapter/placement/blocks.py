@@ -23,7 +23,7 @@ from expertier.planner.budget.sizing_split import (
     split_blocks,
 )
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine.staged_batches import staging_bytes
+from expertier.tiers.engine.prefill_stream import prefill_stream_bytes
 from expertier.tiers.model.needs import ModelNeeds
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import mib
@@ -46,11 +46,13 @@ class DeviceChoice:
 
     def whole(self, device: Device) -> DeviceNeeds:
         """Return what all of the model takes of a device, beside its experts."""
-        return self.model.whole(device.free_bytes(), staging_bytes=self._staging(device))
+        return self.model.whole(device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device))
 
     def part(self, device: Device, units: range) -> DeviceNeeds:
         """Return what some of its units take of a device, beside their experts."""
-        return self.model.part(units, device.free_bytes(), staging_bytes=self._staging(device))
+        return self.model.part(
+            units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
+        )
 
     def room(self, device: Device) -> int:
         """Return the bytes that a device has for blocks and their experts, whichever blocks these are."""
@@ -60,8 +62,8 @@ class DeviceChoice:
         """Whether one device has room for all of the model: every expert that may have a slot has one."""
         return fits_on_one(self.whole(device), self.model.table.layer_demands(), self.config.wishes())
 
-    def _staging(self, device: Device) -> int:
-        return staging_bytes(self.config, self.model.table, has_own_memory=device.has_own_memory)
+    def _prefill_stream_bytes(self, device: Device) -> int:
+        return prefill_stream_bytes(self.config, self.model.table, has_own_memory=device.has_own_memory)
 
 
 def place_blocks(

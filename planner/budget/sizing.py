@@ -94,7 +94,7 @@ def with_kept_free(needs: DeviceNeeds, wishes: Wishes) -> DeviceNeeds:
     return replace(
         needs,
         headroom=HEADROOM_BYTES if wishes.headroom_bytes is None else wishes.headroom_bytes,
-        rail=0 if wishes.reserve_bytes is None else wishes.reserve_bytes,
+        reserve=0 if wishes.reserve_bytes is None else wishes.reserve_bytes,
     )
 
 

@@ -25,7 +25,7 @@ from expertier.planner.predict.hit_rates import HitRates
 from expertier.planner.predict.rates import MachineRates
 from expertier.tiers.config.budget import all_copies_bytes, experts_of
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine.staged_batches import staging_bytes
+from expertier.tiers.engine.prefill_stream import prefill_stream_bytes
 from expertier.tiers.model.block_weights import read_block_weights
 from expertier.tiers.model.device_needs import device_needs
 from expertier.tiers.model.needs import ModelNeeds
@@ -88,9 +88,11 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
     shares = None if config.tensor_split == "auto" else config.tensor_split
     if shares is not None:
         require_a_share_each(names, shares)
-    staging = staging_bytes(config, table, has_own_memory=True)
+    stream_bytes = prefill_stream_bytes(config, table, has_own_memory=True)
     if len(cards) == 1:
-        needs = device_needs(inputs.geometry, inputs.shape, free_bytes=cards[0], staging_bytes=staging)
+        needs = device_needs(
+            inputs.geometry, inputs.shape, free_bytes=cards[0], prefill_stream_bytes=stream_bytes
+        )
         return [DeviceShare(table, experts_of(table), wishes, needs, ram_bytes, inputs.uses)]
     weights = read_block_weights(table.path, table.type_sizes)
     model = ModelNeeds(table, inputs.geometry, weights, inputs.shape)
@@ -98,7 +100,9 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         model.blocks(),
         model.output_bytes,
         names=names,
-        rooms=[room_for_blocks(model.whole(vram, staging_bytes=staging), wishes) for vram in cards],
+        rooms=[
+            room_for_blocks(model.whole(vram, prefill_stream_bytes=stream_bytes), wishes) for vram in cards
+        ],
         shares=shares,
     )
     ends = list(accumulate(units))
@@ -115,7 +119,7 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         wishes_by_layers(wishes, inputs.demands, layers, copies, inputs.uses),
         strict=True,
     ):
-        needs = model.part(stretch, vram, staging_bytes=staging)
+        needs = model.part(stretch, vram, prefill_stream_bytes=stream_bytes)
         most = max(layer.n_experts for layer in own.layers)
         uses = None if inputs.uses is None else inputs.uses[own_layers, :most]
         ram = ram_of_part(ram_bytes, own.expert_bytes_total / table.expert_bytes_total)

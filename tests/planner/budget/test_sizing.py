@@ -39,7 +39,7 @@ EXPERTS = Experts(DEMANDS, 1000)
 
 
 def test_headroom_and_reserve() -> None:
-    auto = with_kept_free(DeviceNeeds(0, headroom=1, rail=1), Wishes())
+    auto = with_kept_free(DeviceNeeds(0, headroom=1, reserve=1), Wishes())
     assert auto.reserved()[Consumer.HEADROOM] == HEADROOM_BYTES
     ours = with_kept_free(DeviceNeeds(0), Wishes(headroom_bytes=0, reserve_bytes=7))
     assert sum(ours.reserved().values()) == 7
