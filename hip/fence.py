@@ -40,7 +40,7 @@ class Fence:
 
     def __del__(self) -> None:
         """Give the event back."""
-        self._fences.take_back(self._event)
+        self._fences.keep_event(self._event)
 
 
 class Fences:
@@ -62,11 +62,11 @@ class Fences:
         try:
             self.device.record_event(event, stream)
         except BaseException:
-            self.take_back(event)
+            self.keep_event(event)
             raise
         return Fence(self, event)
 
-    def take_back(self, event: int) -> None:
+    def keep_event(self, event: int) -> None:
         """Keep an event that no fence uses any more; for `Fence`."""
         with self._lock:
             if not self._closed:

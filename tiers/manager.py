@@ -42,7 +42,7 @@ from expertier.tiers.config.advice import advise
 from expertier.tiers.config.budget import HEADROOM_BYTES, experts_by_size, resolve
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.binding import EngineBinding, EngineLayout
-from expertier.tiers.engine.staged_batches import resolve_stream_tokens
+from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
 from expertier.tiers.engine.use import EngineUse
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.counted_source import CountedSource
@@ -121,7 +121,7 @@ class TierManager:
         self._device = device
         self._has_streams = device.has_streams
         self.stream_tokens = resolve_stream_tokens(config, device)
-        """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
+        """An engine's batches of so many tokens and more go through the prefill stream; 0: none do."""
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_capture = config.decode_capture
@@ -445,7 +445,7 @@ class TierManager:
 
     @deferring
     def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
-        """Copy experts to device memory outside the slots, where an engine stages a whole layer.
+        """Copy experts to device memory outside the slots, into a place of the prefill stream.
 
         Expert `e` lies there as slot `e` of a range of all experts would, from `address` on. L1 is neither used
         nor changed. May be called from several threads. Raises what a read or a copy raises, and keeps it in
@@ -661,7 +661,7 @@ class TierManager:
         assert filled <= misses + prefetched, (
             f"{filled} fills for {misses} misses and {prefetched} prefetches"
         )
-        if not self.stream_tokens:  # staged layers ask L2 too, and never L1
+        if not self.stream_tokens:  # the prefill stream asks L2, too, and never L1
             # An engine's prefetches are not asked for here; those that it gives up end as aborts.
             asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]
             assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
@@ -709,7 +709,7 @@ class TierManager:
 
     def _serve(self, layer: int, experts: I32, slots: I32) -> None:
         """Fill the slots of missing experts; what they evicted becomes the youngest in the pool."""
-        self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))
+        self._pool.touch((layer, expert) for expert in self._residency.experts_evicted_by(layer, slots))
         self._filler.fill(layer, experts.tolist(), slots.tolist())
 
     def _serve_lease(self, layer: int, experts: I32, slots: I32) -> None:

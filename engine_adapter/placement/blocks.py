@@ -18,7 +18,7 @@ from expertier.planner.budget.layer_split import units_by_room, units_of_shares
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.tiers.config.budget import HEADROOM_BYTES
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine.staged_batches import resolve_stream_tokens, staged_bytes
+from expertier.tiers.engine.prefill_stream import prefill_stream_bytes, resolve_stream_tokens
 from expertier.tiers.model.needs import ModelNeeds, room_for_blocks
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import mib
@@ -41,11 +41,13 @@ class DeviceChoice:
 
     def whole(self, device: Device) -> DeviceNeeds:
         """Return what all of the model takes of a device, beside its experts."""
-        return self.model.whole(device.free_bytes(), staging_bytes=self._staging(device))
+        return self.model.whole(device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device))
 
     def part(self, device: Device, units: range) -> DeviceNeeds:
         """Return what some of its units take of a device, beside their experts."""
-        return self.model.part(units, device.free_bytes(), staging_bytes=self._staging(device))
+        return self.model.part(
+            units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
+        )
 
     def room(self, device: Device) -> int:
         """Return what a device has for blocks and their experts, whichever these are."""
@@ -61,15 +63,15 @@ class DeviceChoice:
 
     def _reserved(self, needs: DeviceNeeds) -> DeviceNeeds:
         """Return needs with what `budget.resolve` keeps free as well."""
-        headroom, rail = self.config.headroom_bytes, self.config.rail_bytes
+        headroom, reserve = self.config.headroom_bytes, self.config.reserve_bytes
         return replace(
             needs,
             headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
-            rail=0 if rail == "auto" else rail,
+            reserve=0 if reserve == "auto" else reserve,
         )
 
-    def _staging(self, device: Device) -> int:
-        return staged_bytes(self.model.table) if resolve_stream_tokens(self.config, device) else 0
+    def _prefill_stream_bytes(self, device: Device) -> int:
+        return prefill_stream_bytes(self.model.table) if resolve_stream_tokens(self.config, device) else 0
 
 
 def place_blocks(

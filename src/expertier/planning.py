@@ -30,7 +30,7 @@ from expertier.tiers.config.budget import (
     too_small_to_help,
 )
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine.staged_batches import staged_bytes
+from expertier.tiers.engine.prefill_stream import prefill_stream_bytes
 from expertier.tiers.model.block_weights import read_block_weights
 from expertier.tiers.model.device_needs import device_needs
 from expertier.tiers.model.needs import ModelNeeds, room_for_blocks
@@ -180,30 +180,34 @@ def _split(inputs: Inputs) -> list[_Part]:
     n_layers = len(inputs.demands)
     if not cards:
         return []
-    staged = 0 if inputs.config.stream_tokens == 0 else staged_bytes(inputs.table)
+    stream_bytes = 0 if inputs.config.stream_tokens == 0 else prefill_stream_bytes(inputs.table)
     if len(cards) == 1:
-        needs = device_needs(inputs.geometry, inputs.shape, free_bytes=cards[0], staging_bytes=staged)
+        needs = device_needs(
+            inputs.geometry, inputs.shape, free_bytes=cards[0], prefill_stream_bytes=stream_bytes
+        )
         needs = _kept(inputs, needs)
         return [_Part(list(inputs.demands), list(range(n_layers)), needs, 1.0)]
     model = ModelNeeds(inputs.table, inputs.geometry, read_block_weights(inputs.table.path), inputs.shape)
-    rooms = [room_for_blocks(_kept(inputs, model.whole(vram, staging_bytes=staged))) for vram in cards]
+    rooms = [
+        room_for_blocks(_kept(inputs, model.whole(vram, prefill_stream_bytes=stream_bytes))) for vram in cards
+    ]
     ends = list(accumulate(units_by_room(rooms, model.blocks(), model.output_bytes)))
     parts = []
     for begin, end, vram in zip([0, *ends], ends, cards, strict=False):
         layers = [n for n, layer in enumerate(inputs.table.layers) if begin <= layer.block < end]
         demands = [_renumbered(inputs.demands[layer], place) for place, layer in enumerate(layers)]
-        needs = _kept(inputs, model.part(range(begin, end), vram, staging_bytes=staged))
+        needs = _kept(inputs, model.part(range(begin, end), vram, prefill_stream_bytes=stream_bytes))
         parts.append(_Part(demands, layers, needs, len(layers) / n_layers))
     return parts
 
 
 def _kept(inputs: Inputs, needs: DeviceNeeds) -> DeviceNeeds:
     """Return needs with what is kept free of a device whatever lies there."""
-    headroom, rail = inputs.config.headroom_bytes, inputs.config.rail_bytes
+    headroom, reserve = inputs.config.headroom_bytes, inputs.config.reserve_bytes
     return replace(
         needs,
         headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
-        rail=0 if rail == "auto" else rail,
+        reserve=0 if reserve == "auto" else reserve,
     )
 
 

@@ -74,9 +74,9 @@ MOVES = (
         "    runs[n_up:end] = runs[n_up:end][::-1].copy()\n    return end\n",
     ),
     Mutant(
-        "the coldest survive",
+        "the experts of the lowest rank survive",
         "planner/policy/repack_calls.py",
-        "and view.order[slot] >= coldest:",
+        "and view.order[slot] >= threshold:",
         "and (n_residents <= n_new or end - begin < n_new):",
     ),
     Mutant(
@@ -110,9 +110,9 @@ MOVES = (
         "",
     ),
     Mutant(
-        "what a move drops is not refreshed in L2",
+        "what a move drops is not touched in L2",
         "tiers/slots/relayout.py",
-        "        self._pool.refresh(dropped)\n",
+        "        self._pool.touch(dropped)\n",
         "",
     ),
     Mutant(
@@ -198,14 +198,14 @@ FENCES = (
     Mutant(
         "a block is used again while a queued copy reads it",
         "tiers/fill/filler.py",
-        "            self._pool.leave(staged, fence)\n",
-        "            self._pool.leave(staged)\n",
+        "            self._pool.end_fill(handle, fence)\n",
+        "            self._pool.end_fill(handle)\n",
     ),
     Mutant(
         "blocks of a batch are used again while its queued copies read them",
         "tiers/fill/filler.py",
-        "            self._pool.take_back(lent, fence)\n",
-        "            self._pool.take_back(lent)\n",
+        "            self._pool.release_copies(copies, fence)\n",
+        "            self._pool.release_copies(copies)\n",
         _TOGETHER,
     ),
     Mutant(
@@ -225,17 +225,17 @@ FENCES = (
         _TOGETHER,
     ),
     Mutant(
-        "what has left L2 before it is lent is not filled",
+        "what has left L2 before its copy is acquired is not filled",
         "tiers/fill/filler.py",
         "                self.fill_one(layer, experts[index], slots[index])\n",
         "                pass\n",
         _TOGETHER,
     ),
     Mutant(
-        "a lent copy may be evicted",
+        "an acquired copy may be evicted",
         "tiers/host_pool/pool.py",
-        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n",
-        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n"
+        "                    copies.blocks.append(block)\n                    self._begin_use(block)\n",
+        "                    copies.blocks.append(block)\n                    self._begin_use(block)\n"
         "                    block.users -= 1\n",
         ("tests/tiers/host_pool/test_fences.py",),
     ),
@@ -366,10 +366,10 @@ HOST = (
     Mutant(
         "a failed read leaves a copy in L2",
         "tiers/fill/filler.py",
-        "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n"
-        "        self._pool.commit(staged)\n",
-        "        self._pool.commit(staged)\n"
-        "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n",
+        "        self._read(layer, expert, [handle.address + begin for begin in begins], places)\n"
+        "        self._pool.complete_fill(handle)\n",
+        "        self._pool.complete_fill(handle)\n"
+        "        self._read(layer, expert, [handle.address + begin for begin in begins], places)\n",
     ),
     Mutant(
         "L2 evicts a block that a queued copy reads",
@@ -385,17 +385,17 @@ HOST = (
         "            if True:\n                return block\n",
     ),
     Mutant(
-        "an eviction from L1 does not refresh the copy in L2",
+        "an eviction from L1 does not touch the copy in L2",
         "tiers/manager.py",
-        "        self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))\n",
+        "        self._pool.touch((layer, expert) for expert in self._residency.experts_evicted_by(layer, slots))\n",
         "",
     ),
     Mutant(
         "two fills read one expert at a time",
         "tiers/host_pool/pool.py",
-        "            if block.state is BlockState.RESIDENT:\n                self._lend_copy(staged, block)\n"
+        "            if block.state is BlockState.RESIDENT:\n                self._use_copy(handle, block)\n"
         "            else:\n                wait_interruptibly(self._changed)\n            return None\n",
-        "            self._lend_copy(staged, block)\n            return None\n",
+        "            self._use_copy(handle, block)\n            return None\n",
         ("tests/tiers/host_pool/test_pool.py", "tests/tiers/fill/test_prefetch.py"),
     ),
 )

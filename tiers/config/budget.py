@@ -51,7 +51,7 @@ def resolve(
     `RAM_SHARE` of `available_bytes`; it gives L2 nothing, as a copy in RAM of what is in RAM serves no one.
 
     On a device with memory of its own, `auto` gives L1 all of `device_free_bytes` but `headroom_bytes` (or what the
-    config says of that), its rail and what the other consumers in `needs` take (`device_needs.py`; none without it),
+    config says of that), its reserve and what the other consumers in `needs` take (`device_needs.py`; none without it),
     and L2 `host_pool_percent` of all expert bytes, at most `RAM_SHARE` of `available_bytes`; nothing where L1
     holds all experts.
 
@@ -84,7 +84,7 @@ def resolve(
                 needs if needs is not None else DeviceNeeds(0),
                 free=device_free_bytes,
                 headroom=headroom_bytes if config.headroom_bytes == "auto" else config.headroom_bytes,
-                rail=0 if config.rail_bytes == "auto" else config.rail_bytes,
+                reserve=0 if config.reserve_bytes == "auto" else config.reserve_bytes,
             ),
             demands,
             cap_bytes=cap,

@@ -78,7 +78,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable("MOE_REBALANCE", "follow_demand", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
-    Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_POOL_RAIL_MIB", "reserve_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_CAP_MIB", "cap_bytes", _MIB_FORM, parse_mib),
 )
 """The variables that work."""
@@ -99,10 +99,10 @@ class TierConfig:
     on devices with memory of their own). `profile` is a file with a routing profile: the slots follow it, and the
     most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
     GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
-    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
+    `stream_tokens` tokens and more go through the prefill stream and evict nothing (0: none do). With
     `slab_compute` an engine's compute buffers lie in the slab, below the slots. With `follow_demand` layers whose
     misses cost an engine most get slots of others. Of a device's
-    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `rail_bytes` free (`auto`:
+    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `reserve_bytes` free (`auto`:
     none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
     thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
     `ConfigError` for values that cannot be used.
@@ -126,7 +126,7 @@ class TierConfig:
     follow_demand: AutoSwitch = "auto"
     decode_prefetch: AutoLayers = "auto"
     headroom_bytes: AutoBytes = "auto"
-    rail_bytes: AutoBytes = "auto"
+    reserve_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"
     fill_threads: int = 4
 
@@ -137,7 +137,7 @@ class TierConfig:
                 "MOE_EXPERT_CACHE_MIB=0 (every call streams, without slots) is not available yet: give "
                 "`auto` or the MiB of expert slots"
             )
-        for name in ("expert_cache_bytes", "host_pool_bytes", "headroom_bytes", "rail_bytes", "cap_bytes"):
+        for name in ("expert_cache_bytes", "host_pool_bytes", "headroom_bytes", "reserve_bytes", "cap_bytes"):
             value = getattr(self, name)
             if value != "auto" and (not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} is {value!r}: give `auto` or a number of bytes, not below 0")

@@ -127,14 +127,14 @@ def test_too_little_device_memory_says_what_is_missing(table: ExpertTable) -> No
         resolve(TierConfig(), table, 64 * GIB, device_free_bytes=floor + 99, headroom_bytes=100)
 
 
-def test_headroom_rail_and_cap(table: ExpertTable) -> None:
+def test_headroom_reserve_and_cap(table: ExpertTable) -> None:
     floor, full = floor_bytes(table.layer_demands()), full_bytes(table.layer_demands())
     free = full + 4 * MIB - 1000
-    ours = TierConfig(headroom_bytes=2 * MIB, rail_bytes=2 * MIB)
+    ours = TierConfig(headroom_bytes=2 * MIB, reserve_bytes=2 * MIB)
     budgets = resolve(ours, table, 64 * GIB, device_free_bytes=free, headroom_bytes=17 * MIB + free)
     assert budgets.expert_cache_bytes == full - 1000
     assert budgets.ledger is not None
-    assert budgets.ledger.limited_by is LimitedBy.RAIL
+    assert budgets.ledger.limited_by is LimitedBy.RESERVE
     for free_bytes in (None, free):  # the cap is the host device's too
         capped = resolve(TierConfig(cap_bytes=floor + 5), table, 64 * GIB, device_free_bytes=free_bytes)
         assert capped.expert_cache_bytes == floor + 5
