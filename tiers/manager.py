@@ -30,16 +30,17 @@ from expertier.interrupts import (
     opening,
     raise_pending,
 )
-from expertier.planner.budget.allocate import LayerPlan, full_bytes, plan_layers
+from expertier.planner.budget.allocate import LayerPlan, full_bytes
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.quotas import Proposal
-from expertier.planner.budget.shrink import shrink
+from expertier.planner.budget.sizing import slab_slots
+from expertier.planner.budget.sizing_split import ram_of_part
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.access.lease import Lease, MatrixView
 from expertier.tiers.access.usage import Usage
 from expertier.tiers.config.advice import advise
-from expertier.tiers.config.budget import HEADROOM_BYTES, experts_by_size, resolve
+from expertier.tiers.config.budget import experts_by_size, resolve
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.binding import EngineBinding, EngineLayout
 from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
@@ -132,9 +133,8 @@ class TierManager:
         budgets = resolve(
             config,
             table,
-            int(available_bytes() * (share.part if share is not None else 1)),
+            ram_of_part(available_bytes(), share.part if share is not None else 1),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
-            headroom_bytes=HEADROOM_BYTES,
             needs=needs,
         )
         self.ledger = budgets.ledger
@@ -145,10 +145,14 @@ class TierManager:
         demands = table.layer_demands()
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slab_bytes = budgets.expert_cache_bytes + compute_bytes
-        plan = plan_layers(demands, budget_bytes=slab_bytes, profile=profile.plan_uses)
-        slots = plan.slots
-        if compute_bytes:
-            slots = shrink(plan.slots, demands, budget_bytes=budgets.expert_cache_bytes).slots
+        planned = slab_slots(
+            demands,
+            arena_bytes=budgets.expert_cache_bytes,
+            wide_bytes=compute_bytes,
+            alignment=RANGE_ALIGNMENT,
+            profile=profile.plan_uses,
+        )
+        slots = planned.wide.slots
         layouts = table.slot_layouts
         self.engine_computes = compute_bytes > 0
         """Whether an engine's compute buffers lie in the slab."""
@@ -219,7 +223,7 @@ class TierManager:
             demands,
             self._demand_bytes,
             slab_bytes,
-            plan.slots,
+            planned.quotas.slots,
         )
         self._prefetcher = Prefetcher(
             self._residency,

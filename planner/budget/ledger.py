@@ -105,7 +105,10 @@ class DeviceNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLedger:
-    """Who gets how much of a device. `arena_bytes` are those of the wide boundary, the narrow one's are more."""
+    """Who gets how much of a device. The arena is what a wide batch leaves of the slab; a narrow one leaves more.
+
+    An engine whose buffers do not lie in the slab (`computes_in_slab`) keeps them apart, and the arena never grows.
+    """
 
     total_bytes: int
     entries: Mapping[Consumer, int]
@@ -113,6 +116,7 @@ class DeviceLedger:
     limited_by: LimitedBy
     full_bytes: int
     floor_bytes: int
+    computes_in_slab: bool = True
 
     @property
     def arena_bytes(self) -> int:
@@ -122,11 +126,15 @@ class DeviceLedger:
     @property
     def arena_narrow_bytes(self) -> int:
         """Bytes for slots while batches are narrow."""
+        if not self.computes_in_slab:
+            return self.arena_bytes
         return min(self.arena_bytes + self.entries[Consumer.COMPUTE_WIDE], self.full_bytes)
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of one allocation that holds the compute region and the slots."""
+        """Bytes of one allocation for the slots, and for the engine's compute buffers where these lie below them."""
+        if not self.computes_in_slab:
+            return self.arena_bytes
         return self.arena_bytes + self.entries[Consumer.COMPUTE_NARROW] + self.entries[Consumer.COMPUTE_WIDE]
 
     @property

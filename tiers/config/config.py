@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from expertier.errors import ConfigError
+from expertier.planner.budget.sizing import Wishes
 from expertier.planner.policy.kind import PolicyKind
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.config.split_mode import SplitMode
@@ -145,6 +146,34 @@ class TierConfig:
             raise ConfigError(
                 f"host_pool_percent is {self.host_pool_percent}: give one above 0 and up to 100"
             )
+
+    def wishes(self) -> Wishes:
+        """Return the sizes that the user set, as `planner/budget/sizing.py` takes them."""
+
+        def number(n_bytes: AutoBytes) -> int | None:
+            return None if n_bytes == "auto" else n_bytes
+
+        return Wishes(
+            arena_bytes=number(self.expert_cache_bytes),
+            cap_bytes=number(self.cap_bytes),
+            pool_bytes=number(self.host_pool_bytes),
+            share=self.host_pool_percent / 100,
+            headroom_bytes=number(self.headroom_bytes),
+            reserve_bytes=number(self.reserve_bytes),
+        )
+
+    def with_wishes(self, wishes: Wishes) -> Self:
+        """Return this config with the sizes of `wishes`, such as those of one device among several."""
+
+        def auto(n_bytes: int | None) -> AutoBytes:
+            return "auto" if n_bytes is None else n_bytes
+
+        return replace(
+            self,
+            expert_cache_bytes=auto(wishes.arena_bytes),
+            cap_bytes=auto(wishes.cap_bytes),
+            host_pool_bytes=auto(wishes.pool_bytes),
+        )
 
     @classmethod
     def from_env(

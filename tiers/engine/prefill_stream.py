@@ -19,12 +19,21 @@ def resolve_stream_tokens(config: TierConfig, device: Device) -> int:
     `auto` means only on devices with memory of their own: elsewhere the stream would be a second copy in the same
     RAM.
     """
-    if config.stream_tokens != "auto":
-        return config.stream_tokens
-    return DEFAULT_STREAM_TOKENS if device.has_own_memory else 0
+    return _stream_tokens(config, has_own_memory=device.has_own_memory)
 
 
-def prefill_stream_bytes(table: ExpertTable) -> int:
-    """Return what the stream's places take of a device: each holds all experts of the table's largest layer."""
+def prefill_stream_bytes(config: TierConfig, table: ExpertTable, *, has_own_memory: bool) -> int:
+    """Return what the stream's places take of a device: each holds all experts of the table's largest layer.
+
+    It is 0 where no batch goes through the stream.
+    """
+    if not _stream_tokens(config, has_own_memory=has_own_memory):
+        return 0
     layers = zip(table.layers, table.slot_layouts, strict=True)
     return N_STREAMED_LAYERS * max(layout.range_bytes(layer.n_experts) for layer, layout in layers)
+
+
+def _stream_tokens(config: TierConfig, *, has_own_memory: bool) -> int:
+    if config.stream_tokens != "auto":
+        return config.stream_tokens
+    return DEFAULT_STREAM_TOKENS if has_own_memory else 0

@@ -80,12 +80,3 @@ class ModelNeeds:
             alone = replace(self.geometry, blocks=self.geometry.blocks[block : block + 1])
             found.append(BlockNeeds(weights + cache_bytes(alone, self.shape), by_block.get(block)))
         return found
-
-
-def room_for_blocks(whole: DeviceNeeds) -> int:
-    """Return what a device has for blocks, their experts and the output: what is not taken whatever lies there.
-
-    `whole` is what all of the model would take of it.
-    """
-    reserved = whole.reserved()
-    return whole.total - sum(reserved.values()) + whole.weights + whole.kv

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from expertier.cli.report import escape, spread
-from expertier.planning import Inputs, Planned
+from expertier.planning import Planned
+from expertier.planning_devices import Inputs
 from expertier.units import mib
 
 _MEANINGS = {
