@@ -1,7 +1,7 @@
-"""The tiers of one model whose experts are cut up: every device has a slice of each, and a manager for its slices.
+"""The tiers of a model whose experts are cut up: each device has a shard of every expert, and a manager for its shards.
 
-file ─► SplitSource ─┬─► TierManager on the first device:  its slices of all layers
-                     └─► TierManager on the second device: its slices of all layers
+file ─► SplitSource ─┬─► TierManager on the first device:  its shards of all layers
+                     └─► TierManager on the second device: its shards of all layers
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from expertier.tiers.tier_set import TierSet
 from expertier.units import mib, mib_needed
 
 
-class SliceSet(TierSet):
-    """A set whose managers share every layer. Each counts the uses of its own slices."""
+class ShardSet(TierSet):
+    """A set whose managers share every layer. Each counts the uses of its own shards."""
 
     source: SplitSource
     """What the managers read from."""
@@ -46,21 +46,21 @@ class SliceSet(TierSet):
         needs: Sequence[DeviceNeeds | None] | None = None,
         source: ByteSource | None = None,
     ) -> None:
-        """Allocate the tiers of every device; `devices[i]` holds the slices of `split.parts[i]`.
+        """Allocate the tiers of every device; `devices[i]` holds the shards of `split.tables[i]`.
 
-        Budgets in `config` are those of the whole: with a number for L1 every device has the same slots, the host
-        pool's bytes are shared out in proportion to the slices, and `auto` is resolved device by device. No device has
-        a gate: it would hold one device up for another. Without `source`, the table's files are opened and closed again
-        here.
+        Budgets in `config` are those of all devices together: with a number for L1 every device has the same slots, the
+        host pool's bytes are shared out in proportion to the shards, and `auto` is resolved device by device. The
+        decode look-up on the device is off, as it would have one device wait for another. Without `source`, the set
+        opens the table's files, and closes them again.
 
         Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
-        table = split.whole
+        table = split.full_table
         self._table = table
         self._layers = (tuple(range(table.n_layers)),) * split.n_devices
         profile = ModelProfile.of(config.profile, table)
-        configs = _part_configs(split, config, profile)
+        configs = _device_configs(split, config, profile)
         with ExitStack() as undo:
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
@@ -68,20 +68,20 @@ class SliceSet(TierSet):
                 self._file, source = file, file
             self.source = SplitSource(source, split)
             managers: list[TierManager] = []
-            for number, (part, device, own) in enumerate(zip(split.parts, devices, configs, strict=True)):
+            for number, (shards, device, own) in enumerate(zip(split.tables, devices, configs, strict=True)):
                 try:
                     manager = TierManager(
-                        part,
+                        shards,
                         device=device,
                         config=own,
-                        source=self.source.part(number),
+                        source=self.source.of_device(number),
                         needs=needs[number] if needs is not None else None,
                         profile=profile,
-                        share=PoolShare(self, part.expert_bytes_total / table.expert_bytes_total),
+                        share=PoolShare(self, shards.expert_bytes_total / table.expert_bytes_total),
                     )
                 except BudgetError as error:
                     raise BudgetError(
-                        f"{device.name}, which has slices of all {table.n_layers} layers: {error}"
+                        f"{device.name}, which has shards of all {table.n_layers} layers: {error}"
                     ) from error
                 undo.callback(manager.close)
                 manager.completes_layers = False  # at the same time, so that each expert is read once
@@ -99,7 +99,7 @@ class SliceSet(TierSet):
         return super().place_of(layer)
 
     def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
-        """Have all slices of experts fetched in the background, as `TierManager.prefetch` does."""
+        """Have all shards of experts fetched in the background, as `TierManager.prefetch` does."""
         wanted = list(experts)
         for manager in self.managers:
             manager.prefetch(layer, wanted, into=into)
@@ -122,14 +122,13 @@ class SliceSet(TierSet):
             self.source.forget()
 
 
-def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
-    copies = [all_copies_bytes(part) for part in split.parts]
+def _device_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
+    copies = [all_copies_bytes(shards) for shards in split.tables]
     pools: list[AutoBytes] = [config.host_pool_bytes] * split.n_devices
     if config.host_pool_bytes != "auto":
         pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
-    fill = (
-        config.fill_pool if config.fill_pool != "auto" else False
-    )  # each device would read whole experts for its own
+    # Filling the pool in the background would have each device read full experts for its own shards alone.
+    fill = config.fill_pool if config.fill_pool != "auto" else False
     arenas = _share_of_slots(split, config.expert_cache_bytes, "MOE_EXPERT_CACHE_MIB", profile)
     caps = _share_of_slots(split, config.cap_bytes, "MOE_POOL_CAP_MIB", profile)
     return [
@@ -148,13 +147,13 @@ def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) 
 def _share_of_slots(
     split: SplitTable, n_bytes: AutoBytes, variable: str, profile: ModelProfile
 ) -> list[AutoBytes]:
-    """Return each device's part of a budget for slots: as many slots everywhere as one plan for all slices has.
+    """Return each device's share of a budget for slots: every device gets as many slots as one plan for all shards has.
 
     Raises `BudgetError` below one slot a layer.
     """
     if n_bytes == "auto":
         return ["auto"] * split.n_devices
-    by_device = [part.layer_demands() for part in split.parts]
+    by_device = [shards.layer_demands() for shards in split.tables]
     together = [_sum(demands) for demands in zip(*by_device, strict=True)]
     floor = sum(demand.bytes_for(1) for demand in together)
     if n_bytes < floor:
