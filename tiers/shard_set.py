@@ -13,12 +13,10 @@ from dataclasses import replace
 from expertier.errors import BudgetError
 from expertier.hip.device import Device
 from expertier.interrupts import completing, opening
-from expertier.planner.budget.allocate import plan_layers
-from expertier.planner.budget.demand import LayerDemand
 from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.planner.budget.sizing_split import wishes_by_shards
 from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.config.variable import AutoBytes
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.host_pool.pool_share import PoolShare
@@ -27,7 +25,6 @@ from expertier.tiers.model.profile import ModelProfile
 from expertier.tiers.split.split_source import SplitSource
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.tier_set import TierSet
-from expertier.units import mib, mib_needed
 
 
 class ShardSet(TierSet):
@@ -123,54 +120,14 @@ class ShardSet(TierSet):
 
 
 def _device_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
-    copies = [all_copies_bytes(shards) for shards in split.tables]
-    pools: list[AutoBytes] = [config.host_pool_bytes] * split.n_devices
-    if config.host_pool_bytes != "auto":
-        pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
-    # Filling the pool in the background would have each device read full experts for its own shards alone.
-    fill = config.fill_pool if config.fill_pool != "auto" else False
-    arenas = _share_of_slots(split, config.expert_cache_bytes, "MOE_EXPERT_CACHE_MIB", profile)
-    caps = _share_of_slots(split, config.cap_bytes, "MOE_POOL_CAP_MIB", profile)
-    return [
-        replace(
-            config,
-            expert_cache_bytes=arena,
-            cap_bytes=cap,
-            host_pool_bytes=pool,
-            decode_gate=False,
-            fill_pool=fill,
-        )
-        for arena, cap, pool in zip(arenas, caps, pools, strict=True)
-    ]
-
-
-def _share_of_slots(
-    split: SplitTable, n_bytes: AutoBytes, variable: str, profile: ModelProfile
-) -> list[AutoBytes]:
-    """Return each device's share of a budget for slots: every device gets as many slots as one plan for all shards has.
-
-    Raises `BudgetError` below one slot a layer.
-    """
-    if n_bytes == "auto":
-        return ["auto"] * split.n_devices
-    by_device = [shards.layer_demands() for shards in split.tables]
-    together = [_sum(demands) for demands in zip(*by_device, strict=True)]
-    floor = sum(demand.bytes_for(1) for demand in together)
-    if n_bytes < floor:
-        raise BudgetError(
-            f"asked for {mib(n_bytes)} of expert slots, but one slot in each of {len(together)} layers takes "
-            f"{mib(floor)} on {split.n_devices} devices together: set {variable} to at least {mib_needed(floor)}, or "
-            "to `auto`"
-        )
-    slots = plan_layers(together, budget_bytes=n_bytes, profile=profile.plan_uses).slots
-    return [
-        sum(demand.bytes_for(n) for demand, n in zip(demands, slots, strict=True)) for demands in by_device
-    ]
-
-
-def _sum(demands: Sequence[LayerDemand]) -> LayerDemand:
-    return replace(
-        demands[0],
-        slot_bytes=sum(demand.slot_bytes for demand in demands),
-        fixed_bytes=sum(demand.fixed_bytes for demand in demands),
+    """Return the config of each device: the sizes that `config` gives as numbers, shared out."""
+    wishes = wishes_by_shards(
+        config.wishes(),
+        [shards.layer_demands() for shards in split.tables],
+        [all_copies_bytes(shards) for shards in split.tables],
+        profile.plan_uses,
     )
+    # Each device would read full experts to fill its own pool with shards, so `auto` is off.
+    fill = False if config.fill_pool == "auto" else config.fill_pool
+    config = replace(config, decode_gate=False, fill_pool=fill)
+    return [config.with_wishes(own) for own in wishes]
