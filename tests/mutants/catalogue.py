@@ -82,8 +82,8 @@ MOVES = (
     Mutant(
         "a failed move keeps the experts that it overwrote",
         "tiers/slots/relayout.py",
-        "intact = in_place(self._slab.still_there(new, kept))",
-        "intact = in_place(kept)",
+        "intact = in_place(self._slab.still_there(new, survivors))",
+        "intact = in_place(survivors)",
     ),
     Mutant(
         "a failed plan's quotas stay",
