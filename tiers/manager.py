@@ -301,7 +301,7 @@ class TierManager:
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
         if self._boundary.pays_at is not None or self._slab.stale_guards:
-            self._settle_before_use()
+            self._finish_moves()
         wanted = distinct_array(experts)
         if wanted is None:
             numbers = distinct(experts)
@@ -500,17 +500,17 @@ class TierManager:
     def release_compute(self, n_bytes: int = 0) -> None:
         """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
 
-        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `settle` does it now.
+        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `lower_boundary` does it now.
         """
         self._boundary.release(n_bytes)
 
     @deferring
-    def settle(self) -> bool:
+    def lower_boundary(self) -> bool:
         """Move the boundary down to what is still reserved, now; return whether it moved.
 
         Raises what `reserve_compute` raises.
         """
-        return self._boundary.settle(now=True)
+        return self._boundary.lower(now=True)
 
     # ---- prefetches
 
@@ -573,7 +573,7 @@ class TierManager:
         seen yet, the saving is not worth the move (`planner/budget/quotas.py`), or someone holds slots. The policy
         must keep heat, as LFU-decay does; with LRU nothing ever pays.
         """
-        return self._rebalance.settle(self.arena_bytes)
+        return self._rebalance.move_if_it_pays(self.arena_bytes)
 
     @deferring
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
@@ -705,9 +705,9 @@ class TierManager:
     # ---- inside
 
     @deferring
-    def _settle_before_use(self) -> None:
+    def _finish_moves(self) -> None:
         """Do what moves of the boundary have left to do."""
-        self._boundary.settle(now=False)
+        self._boundary.lower(now=False)
         if self._slab.stale_guards:
             self._engine.restore_guards()
 

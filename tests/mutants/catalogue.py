@@ -8,7 +8,7 @@ from mutants.trust import TRUST
 
 _FILES = ("tests/tiers/file/test_file_changes.py", "tests/tiers/file/test_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
-_HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
+_HOLD = "            elif not fence.done():\n                fence.make_wait(stream)\n"
 _TOGETHER = (MACHINE, "tests/tiers/fill/test_fills_together.py")
 _ARENA = ("tests/hip/gpu/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
@@ -82,8 +82,8 @@ MOVES = (
     Mutant(
         "a failed move keeps the experts that it overwrote",
         "tiers/slots/relayout.py",
-        "intact = in_place(self._slab.still_there(new, kept))",
-        "intact = in_place(kept)",
+        "intact = in_place(self._slab.still_there(new, survivors))",
+        "intact = in_place(survivors)",
     ),
     Mutant(
         "a failed plan's quotas stay",
@@ -168,7 +168,7 @@ FENCES = (
         "a lease without a stream does not wait",
         "tiers/slots/fences.py",
         _WAIT + _HOLD,
-        "            if stream is not None:\n                fence.hold(stream)\n",
+        "            if stream is not None:\n                fence.make_wait(stream)\n",
     ),
     Mutant(
         "a release notes no reader",
