@@ -184,7 +184,7 @@ def test_one_file(folder: Path, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_shards(folder: Path, data: st.DataObject) -> None:
+def test_file_shards(folder: Path, data: st.DataObject) -> None:
     shards = split(data.draw(st.sampled_from(BASES)), data.draw(st.integers(2, 3)))
     changed = data.draw(st.integers(0, len(shards) - 1))
     contents = [shard.encode() for shard in shards]

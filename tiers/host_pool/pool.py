@@ -183,7 +183,7 @@ class HostPool:
                     self._store.abort_fill(block)
             self._changed.notify_all()
         if self._budget.is_over:
-            self._budget.settle()
+            self._budget.shrink_pools()
 
     # ---- several copies at once
 
@@ -212,7 +212,7 @@ class HostPool:
                 self._end_use(block, fence)
             self._changed.notify_all()
         if self._budget.is_over:
-            self._budget.settle()
+            self._budget.shrink_pools()
 
     # ---- the order of use
 

@@ -50,7 +50,7 @@ def test_sizes_that_fit_are_chosen(synth: Synth, trace: Path, tmp_path: Path) ->
     assert (document["layers"], document["experts"], document["top_k"]) == (3, 16, 2)
     assert document["steps"] == 40
     assert document["n_embd"] == 256, "whole blocks of Q4_K that hold 3 x 16 coordinates"
-    assert document["codes"] == "slices"
+    assert document["codes"] == "per-layer"
     assert table.architecture == "qwen3moe"
 
 

@@ -61,7 +61,7 @@ def what_is_named(split: Split, name: str) -> str:
     return {
         Split.ONE: "",
         Split.LAYER: rf"ggml:{name}, which has \d of {KINDS[KIND].layers} layers with experts: ",
-        Split.TENSOR: f"ggml:{name}, which has slices of all {KINDS[KIND].layers} layers: ",
+        Split.TENSOR: f"ggml:{name}, which has shards of all {KINDS[KIND].layers} layers: ",
     }[split]
 
 

@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 
 
 class WholeSource(BytesSource):
-    """Gives whole spans of the table only, as a source of slices does."""
+    """Gives whole spans of the table only, as a source of shards does."""
 
     def __init__(self, model: ModelFile) -> None:
         super().__init__(model.bytes)
