@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.errors import BudgetError, SourceError
 from expertier.hip import open_device
 from expertier.hip.faults.plan import FaultPlan
@@ -19,7 +20,6 @@ from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
-from tiered_runs import write_small_model
 
 ROWS = (160, 96)  # of gate and up, and columns of down: blocks of 32
 
