@@ -514,40 +514,40 @@ INTERRUPTS = (
     ),
 )
 
-_SLICES = (
+_SHARDS = (
     "tests/tiers/split/test_tensor_cut.py",
     "tests/tiers/split/test_split_source.py",
-    "tests/tiers/split/test_slice_set.py",
+    "tests/tiers/split/test_shard_set.py",
 )
 
-SLICES = (
+SHARDS = (
     Mutant(
         "what was read for another device is thrown away",
         "tiers/split/split_source.py",
-        "self._kept.put((ref, other), slice_)",
+        "self._waiting.put((ref, other), shard)",
         "pass",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
         "two devices read one matrix at a time",
         "tiers/split/split_source.py",
         "and ref in self._reading:",
         "and False:",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
-        "the pieces of a slice lie on top of each other",
+        "the pieces of a shard lie on top of each other",
         "tiers/split/tensor_cut.py",
         "at += end - begin",
         "at = 0",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
         "a cut inside of a block is taken",
         "tiers/split/tensor_cut.py",
         "if edge % block:",
         "if False:",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
         "kernels may read past a row into bytes of another type",
@@ -566,7 +566,7 @@ MUTANTS = (
     *INTERRUPTS,
     *HOST,
     *FILES_AND_THREADS,
-    *SLICES,
+    *SHARDS,
     *REPLAYS,
     *TRUST,
 )

@@ -17,7 +17,7 @@ from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
 from expertier.planner.policy.residency import ARRAYS, Residency
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
-from waits import joined
+from limits.waits import joined
 
 I32 = npt.NDArray[np.int32]
 CALLS = locked_calls()

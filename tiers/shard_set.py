@@ -1,7 +1,7 @@
-"""The tiers of one model whose experts are cut up: every device has a slice of each, and a manager for its slices.
+"""The tiers of a model whose experts are cut up: each device has a shard of every expert, and a manager for its shards.
 
-file ─► SplitSource ─┬─► TierManager on the first device:  its slices of all layers
-                     └─► TierManager on the second device: its slices of all layers
+file ─► SplitSource ─┬─► TierManager on the first device:  its shards of all layers
+                     └─► TierManager on the second device: its shards of all layers
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.tier_set import TierSet
 
 
-class SliceSet(TierSet):
-    """A set whose managers share every layer. Each counts the uses of its own slices."""
+class ShardSet(TierSet):
+    """A set whose managers share every layer. Each counts the uses of its own shards."""
 
     source: SplitSource
     """What the managers read from."""
@@ -43,21 +43,21 @@ class SliceSet(TierSet):
         needs: Sequence[DeviceNeeds | None] | None = None,
         source: ByteSource | None = None,
     ) -> None:
-        """Allocate the tiers of every device; `devices[i]` holds the slices of `split.parts[i]`.
+        """Allocate the tiers of every device; `devices[i]` holds the shards of `split.tables[i]`.
 
-        Budgets in `config` are those of the whole: with a number for L1 every device has the same slots, the host
-        pool's bytes are shared out in proportion to the slices, and `auto` is resolved device by device. No device has
-        a gate: it would hold one device up for another. Without `source`, the table's files are opened and closed again
-        here.
+        Budgets in `config` are those of all devices together: with a number for L1 every device has the same slots, the
+        host pool's bytes are shared out in proportion to the shards, and `auto` is resolved device by device. The
+        decode look-up on the device is off, as it would have one device wait for another. Without `source`, the set
+        opens the table's files, and closes them again.
 
         Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
-        table = split.whole
+        table = split.full_table
         self._table = table
         self._layers = (tuple(range(table.n_layers)),) * split.n_devices
         profile = ModelProfile.of(config.profile, table)
-        configs = _part_configs(split, config, profile)
+        configs = _device_configs(split, config, profile)
         with ExitStack() as undo:
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
@@ -65,20 +65,20 @@ class SliceSet(TierSet):
                 self._file, source = file, file
             self.source = SplitSource(source, split)
             managers: list[TierManager] = []
-            for number, (part, device, own) in enumerate(zip(split.parts, devices, configs, strict=True)):
+            for number, (shards, device, own) in enumerate(zip(split.tables, devices, configs, strict=True)):
                 try:
                     manager = TierManager(
-                        part,
+                        shards,
                         device=device,
                         config=own,
-                        source=self.source.part(number),
+                        source=self.source.of_device(number),
                         needs=needs[number] if needs is not None else None,
                         profile=profile,
-                        share=PoolShare(self, part.expert_bytes_total / table.expert_bytes_total),
+                        share=PoolShare(self, shards.expert_bytes_total / table.expert_bytes_total),
                     )
                 except BudgetError as error:
                     raise BudgetError(
-                        f"{device.name}, which has slices of all {table.n_layers} layers: {error}"
+                        f"{device.name}, which has shards of all {table.n_layers} layers: {error}"
                     ) from error
                 undo.callback(manager.close)
                 manager.completes_layers = False  # at the same time, so that each expert is read once
@@ -96,7 +96,7 @@ class SliceSet(TierSet):
         return super().place_of(layer)
 
     def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
-        """Have all slices of experts fetched in the background, as `TierManager.prefetch` does."""
+        """Have all shards of experts fetched in the background, as `TierManager.prefetch` does."""
         wanted = list(experts)
         for manager in self.managers:
             manager.prefetch(layer, wanted, into=into)
@@ -119,15 +119,15 @@ class SliceSet(TierSet):
             self.source.forget()
 
 
-def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
+def _device_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
     """Return the config of each device: the sizes that `config` gives as numbers, shared out."""
     wishes = wishes_by_shards(
         config.wishes(),
-        [part.layer_demands() for part in split.parts],
-        [all_copies_bytes(part) for part in split.parts],
+        [shards.layer_demands() for shards in split.tables],
+        [all_copies_bytes(shards) for shards in split.tables],
         profile.plan_uses,
     )
-    # Each device would read whole experts to fill its own pool, so `auto` is off.
+    # Each device would read full experts to fill its own pool with shards, so `auto` is off.
     fill = False if config.fill_pool == "auto" else config.fill_pool
     config = replace(config, decode_gate=False, fill_pool=fill)
     return [config.with_wishes(own) for own in wishes]

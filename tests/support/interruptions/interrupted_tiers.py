@@ -17,7 +17,7 @@ from expertier.hip.device import Device
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.shared.layer_locks import LAYER_BYTES
-from interrupt_at import Interrupted, at_every_instruction, expertier_folders, standard_library
+from interruptions.interrupt_at import Interrupted, at_every_instruction, expertier_folders, standard_library
 
 DEVICES: dict[str, Callable[[], Device]] = {"host": HostDevice, "fake": FakeDevice}
 

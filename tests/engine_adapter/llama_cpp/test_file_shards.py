@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import SourceError, TruncatedModelError, UnsupportedLayoutError
@@ -17,8 +18,7 @@ from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import KIB
-from shard_files import split_model
-from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
+from model_files.shard_files import split_model
 
 
 @pytest.fixture(scope="module")

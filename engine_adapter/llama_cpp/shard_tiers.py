@@ -1,4 +1,4 @@
-"""The tiers of a model that llama.cpp splits tensor by tensor: slices of every expert on each device."""
+"""The tiers of a model that llama.cpp splits tensor by tensor: shards of every expert on each device."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.sizing_split import require_a_share_each
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.split.split_table import SplitTable
 
 
-def open_slice_tiers(
+def open_shard_tiers(
     engine: LoadedEngine, table: ExpertTable, config: TierConfig, shape: ContextShape | None = None
 ) -> EngineTiers:
-    """Make tiers for slices of the model on the engine's devices that `config.engine_device` names.
+    """Make tiers for shards of the model on the engine's devices that `config.engine_device` names.
 
     `auto` is all GPUs of the first one's kind. How the experts are cut is the engine's own rule, and checked before
     anything is allocated.
 
     Raises:
-        UnsupportedLayoutError: a slice would be empty, or end inside of a quantised block. BudgetError: a budget is
+        UnsupportedLayoutError: a shard would be empty, or end inside of a quantised block. BudgetError: a budget is
             below what the model needs; it names the device. DeviceError: there is no such device, or it has no memory
             left. ConfigError: these devices cannot share the model. EngineError: the engine cannot split it.
     """
@@ -54,21 +54,21 @@ def open_slice_tiers(
     divided = SplitTable.of(table, split.cuts(), len(names))
     devices = [device_of(proxy, name) for name in names]
     needs = [
-        _needs(table, part, device, config, shape)
-        for part, device in zip(divided.parts, devices, strict=True)
+        _needs(table, shards, device, config, shape)
+        for shards, device in zip(divided.tables, devices, strict=True)
     ]
     placement = Placement(tuple(names), (ALL_UNITS,) * len(names), split)
-    return EngineTiers(SliceSet(divided, devices, config=config, needs=needs), placement)
+    return EngineTiers(ShardSet(divided, devices, config=config, needs=needs), placement)
 
 
 def _needs(
-    whole: ExpertTable, part: ExpertTable, device: Device, config: TierConfig, shape: ContextShape | None
+    full: ExpertTable, shards: ExpertTable, device: Device, config: TierConfig, shape: ContextShape | None
 ) -> DeviceNeeds:
-    """Return what the model takes of a device beside its slices of experts.
+    """Return what the model takes of a device beside its shards of experts.
 
-    Weights and caches are counted in proportion to the slices: what the engine mirrors on every device is small beside
-    them, and its room for computing is a whole one's.
+    Weights and caches are counted in proportion to the shards: the weights that the engine mirrors on every device are
+    small beside them. Room for computing is counted as if the device computed the full model.
     """
-    needs = DeviceChoice.of(part, config, shape).whole(device)
-    share = part.expert_bytes_total / whole.expert_bytes_total
+    needs = DeviceChoice.of(shards, config, shape).whole(device)
+    share = shards.expert_bytes_total / full.expert_bytes_total
     return replace(needs, weights=round(needs.weights * share), kv=round(needs.kv * share))

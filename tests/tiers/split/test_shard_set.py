@@ -1,4 +1,4 @@
-"""Tiers of slices on two devices: what leases show is the file's bytes, budgets are those of the whole."""
+"""Tiers of shards on two devices: what leases show is the file's bytes, budgets are those of all devices together."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.errors import BudgetError, SourceError
 from expertier.hip import open_device
 from expertier.hip.faults.plan import FaultPlan
@@ -16,17 +17,16 @@ from expertier.tiers.file.faulty_source import FaultySource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
-from tiered_runs import write_small_model
 
 ROWS = (160, 96)  # of gate and up, and columns of down: blocks of 32
 
 
 @pytest.fixture(scope="module")
 def split(tmp_path_factory: pytest.TempPathFactory) -> SplitTable:
-    table = ExpertTable.from_gguf(write_small_model(tmp_path_factory.mktemp("slices"), "Q8_0"))
+    table = ExpertTable.from_gguf(write_small_model(tmp_path_factory.mktemp("shards"), "Q8_0"))
     cuts = {
         matrix.name: TensorCut.of_segments(0 if "down" in matrix.name else 1, [(1, ROWS)])
         for layer in table.layers
@@ -36,28 +36,28 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> SplitTable:
 
 
 def slots_config(split: SplitTable, n_slots: int, **more: object) -> TierConfig:
-    demands = [demand for part in split.parts for demand in part.layer_demands()]
+    demands = [demand for table in split.tables for demand in table.layer_demands()]
     return TierConfig(expert_cache_bytes=sum(demand.bytes_for(n_slots) for demand in demands), **more)
 
 
-def open_set(split: SplitTable, config: TierConfig, **more: object) -> SliceSet:
-    return SliceSet(split, [open_device("host"), open_device("host")], config=config, **more)
+def open_set(split: SplitTable, config: TierConfig, **more: object) -> ShardSet:
+    return ShardSet(split, [open_device("host"), open_device("host")], config=config, **more)
 
 
-def file_slice(path: Path, split: SplitTable, device: int, layer: int, expert: int, number: int) -> bytes:
-    """A slice of an expert's matrix, gathered from the file here."""
-    whole = split.whole.layers[layer].matrices[number]
+def file_shard(path: Path, split: SplitTable, device: int, layer: int, expert: int, number: int) -> bytes:
+    """A shard of an expert's matrix, gathered from the file here."""
+    full = split.full_table.layers[layer].matrices[number]
     with path.open("rb") as file:
-        file.seek(whole.span(expert).offset)
-        rows = np.frombuffer(file.read(whole.expert_bytes), np.uint8).reshape(whole.ne1, -1)
+        file.seek(full.span(expert).offset)
+        rows = np.frombuffer(file.read(full.expert_bytes), np.uint8).reshape(full.ne1, -1)
     begin = 0 if device == 0 else ROWS[0]
-    if "down" in whole.name:
+    if "down" in full.name:
         block = slice(begin // 32 * 34, (begin + ROWS[device]) // 32 * 34)
         return rows[:, block].tobytes()
     return rows[begin : begin + ROWS[device]].tobytes()
 
 
-def assert_bytes(split: SplitTable, tiers: SliceSet, layer: int, experts: list[int]) -> None:
+def assert_bytes(split: SplitTable, tiers: ShardSet, layer: int, experts: list[int]) -> None:
     for device, manager in enumerate(tiers.managers):
         with manager.acquire(layer, experts) as lease:
             for group in lease.groups:
@@ -65,25 +65,27 @@ def assert_bytes(split: SplitTable, tiers: SliceSet, layer: int, experts: list[i
                     view = lease.view(matrix.role)
                     for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
                         found = ctypes.string_at(view.address + slot * view.stride_bytes, matrix.expert_bytes)
-                        assert found == file_slice(split.whole.path, split, device, layer, expert, number)
+                        assert found == file_shard(
+                            split.full_table.path, split, device, layer, expert, number
+                        )
 
 
-def assert_all_bytes(split: SplitTable, tiers: SliceSet, layer: int) -> None:
+def assert_all_bytes(split: SplitTable, tiers: ShardSet, layer: int) -> None:
     for first in range(0, 16, 4):
         assert_bytes(split, tiers, layer, list(range(first, first + 4)))
 
 
 @pytest.mark.parametrize("host_pool_bytes", [0, 1 << 30])
-def test_leases_show_the_slices_of_the_file_and_each_expert_is_read_once(split, host_pool_bytes):
+def test_leases_show_the_shards_of_the_file_and_each_expert_is_read_once(split, host_pool_bytes):
     with open_set(split, slots_config(split, 4, host_pool_bytes=host_pool_bytes)) as tiers:
         assert tiers.slots == (4, 4, 4)
         for layer in range(3):
             assert_all_bytes(split, tiers, layer)
-        assert tiers.source.stats().file.bytes_read == split.whole.expert_bytes_total
+        assert tiers.source.stats().file.bytes_read == split.full_table.expert_bytes_total
         tiers.check_valid()
         if host_pool_bytes:
             assert_bytes(split, tiers, 0, [0, 5, 10, 15])
-            assert tiers.source.stats().file.bytes_read == split.whole.expert_bytes_total
+            assert tiers.source.stats().file.bytes_read == split.full_table.expert_bytes_total
 
 
 def test_a_number_of_bytes_gives_every_device_the_same_slots_within_it(split):
@@ -112,7 +114,7 @@ def test_a_budget_below_a_slot_of_every_layer_is_refused_before_anything_is_allo
     with pytest.raises(
         BudgetError, match=r"one slot in each of 3 layers takes .* on 2 devices together: set MOE_EXP"
     ):
-        SliceSet(split, devices, config=config)
+        ShardSet(split, devices, config=config)
     assert [device.device_bytes for device in devices] == [0, 0]
 
 
@@ -126,8 +128,8 @@ def test_a_device_without_room_is_named_and_nothing_stays_allocated(split, monke
         real(self, *arguments, **named)
 
     monkeypatch.setattr(TierManager, "__init__", second_fails)
-    with pytest.raises(BudgetError, match="host, which has slices of all 3 layers: no room"):
-        SliceSet(split, devices, config=slots_config(split, 4))
+    with pytest.raises(BudgetError, match="host, which has shards of all 3 layers: no room"):
+        ShardSet(split, devices, config=slots_config(split, 4))
     assert [device.device_bytes for device in devices] == [0, 0]
 
 
@@ -160,7 +162,7 @@ class FileSourceOf(FileSource):
     """The model's file, closed at the end of a block."""
 
     def __init__(self, split: SplitTable) -> None:
-        super().__init__(split.whole.files)
+        super().__init__(split.full_table.files)
 
     def __enter__(self) -> FileSourceOf:
         return self

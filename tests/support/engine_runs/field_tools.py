@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
+from engine_runs.tiered_runs import SMALL, prompt_tokens, run_model
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.hip.host import HostDevice
 from expertier.tiers.model.span import Span
-from gguf_files import BytesSource, ModelFile
-from tiered_runs import SMALL, prompt_tokens, run_model
+from model_files.gguf_files import BytesSource, ModelFile
 
 PROMPT = prompt_tokens(40)
 FEW_SLOTS = SMALL.top_k + 1

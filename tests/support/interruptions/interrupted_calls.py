@@ -10,8 +10,8 @@ import numpy as np
 import expertier as et
 from expertier.planner.budget.allocate import plan_layers
 from expertier.testing import FakeDevice
-from interrupt_at import at_every_instruction, expertier_folders, standard_library
-from interrupted_tiers import (
+from interruptions.interrupt_at import at_every_instruction, expertier_folders, standard_library
+from interruptions.interrupted_tiers import (
     DEVICES,
     N_EXPERTS,
     SOURCE,

@@ -13,7 +13,7 @@ from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.tiers.tier_set import DeviceShare, TierSet
-from waits import joined
+from limits.waits import joined
 
 LAYERS, EXPERTS, SLOTS = 5, 12, 4
 CUT = 2
