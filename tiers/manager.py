@@ -312,7 +312,7 @@ class TierManager:
         lease = Lease(self, layer, threading.get_ident(), stream, wanted, held)
         try:
             self._usage.add(lease)
-            if not len(wanted) or self._residency.take_hits(self._locks_address, layer, wanted, held) != 0:
+            if not len(wanted) or self._residency.try_pin_hits(self._locks_address, layer, wanted, held) != 0:
                 self._table.check_experts(layer, wanted.tolist())
                 lease.open(self._groups(layer, wanted))
             elif self._has_streams:

@@ -65,7 +65,7 @@ class Admission:
 
     def release(self, layer: int, held: I32) -> None:
         """Unpin what `acquire` pinned, or the policy for hits; does nothing where nothing is pinned any more."""
-        if self._residency.give_back(self._locks, layer, held) != 0:
+        if self._residency.try_release_held(self._locks, layer, held) != 0:
             self._require_not_forked()
             status = self._residency.release_held(self._locks, layer, held)
             assert status == 0, f"layer {layer}: slots {held[:-1].tolist()} were not all pinned"
@@ -80,7 +80,7 @@ class Admission:
         waits = False
         while True:
             deadline = wait_deadline()
-            status = self._residency.take(
+            status = self._residency.begin_held(
                 self._locks, layer, experts, held, miss_index, ctypes.addressof(deadline), waits=waits
             )
             if status >= 0:
