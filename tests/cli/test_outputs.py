@@ -100,8 +100,8 @@ def test_a_file_that_cannot_be_written(words, tmp_path, output):
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_a_folder_that_cannot_be_written(words, tmp_path, output):
-    (tmp_path / "kept").mkdir()
-    with read_only(tmp_path / "kept") as place:
+    (tmp_path / "saved").mkdir()
+    with read_only(tmp_path / "saved") as place:
         ended = command(*words(OUTPUTS[output], place))
         ended.must_refuse(place / "made.", "rmission" if os.getuid() else "Read-only file system", "give a")
 
@@ -140,7 +140,7 @@ def test_a_recording_of_a_run(tiny, tmp_path, monkeypatch, where):
         assert not list(place.iterdir())
 
 
-def test_a_probe_that_cannot_be_kept(tmp_path, monkeypatch):
+def test_a_probe_that_cannot_be_saved(tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir()
     with read_only(tmp_path / "cache") as place:
         command("probe", "--no-engine").must_refuse(place, "EXPERTIER_CACHE_DIR")
@@ -184,7 +184,7 @@ def test_no_temporary_folder_for_the_demonstration(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["read-only", "a file"])
-def test_an_engine_that_cannot_be_kept(tmp_path, monkeypatch, how):
+def test_an_engine_that_cannot_be_saved(tmp_path, monkeypatch, how):
     (tmp_path / "cache").mkdir()
     if how == "read-only":
         with read_only(tmp_path / "cache") as place:

@@ -32,10 +32,10 @@ class PrefetchRules(MachineBase):
     def cancel_prefetches(self, number: int | None) -> None:
         """Forget what waits, of a layer or all of it."""
         layer = None if number is None else self.some_layer(number)
-        kept = {label: None for label in self.waiting if layer is not None and label[0][0] != layer}
+        remaining = {label: None for label in self.waiting if layer is not None and label[0][0] != layer}
         n_cancelled = self.tiers.cancel_prefetches(layer)
-        assert n_cancelled == len(self.waiting) - len(kept), f"cancelled {n_cancelled} of {self.waiting}"
-        self.waiting = kept
+        assert n_cancelled == len(self.waiting) - len(remaining), f"cancelled {n_cancelled} of {self.waiting}"
+        self.waiting = remaining
 
     @rule()
     def fill_host_pool(self) -> None:
