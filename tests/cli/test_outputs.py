@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from expertier.atomic_file import writing_atomically
 from expertier.cli import plan_plot
 from expertier.engine_adapter.hosts import demo
 from expertier.engine_adapter.hosts.routing_recording import RoutingRecording
@@ -25,7 +26,6 @@ from expertier.probe import probe as probing
 from expertier.probe.device_rates import DeviceRates
 from expertier.probe.file_rates import FileRates
 from expertier.tiers.model.table import ExpertTable
-from expertier.whole_file import whole
 from failing_targets import command, full, missing, read_only
 
 
@@ -108,7 +108,7 @@ def test_a_folder_that_cannot_be_written(words, tmp_path, output):
 
 def test_an_interrupt_leaves_nothing(tmp_path):
     def interrupted() -> None:
-        with whole(tmp_path / "made") as path:
+        with writing_atomically(tmp_path / "made") as path:
             path.write_text("half")
             raise KeyboardInterrupt
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import expertier
+from expertier.atomic_file import check_output, output
 from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.errors import ConfigError
@@ -27,7 +28,6 @@ from expertier.probe.file_rates import FileRates, measure_file
 from expertier.tiers.shared.host_memory import total_bytes
 from expertier.trusted_folder import require_trusted
 from expertier.units import MIB, mib
-from expertier.whole_file import check_output, output
 from expertier.work_folder import work_folder
 
 FORMAT = 2

@@ -89,11 +89,11 @@ class PrefetchRules(MachineBase):
             for layer, _ in self.expected
         )
         if ok and self.pool_bytes >= takes:
-            whole = {
+            fully_resident = {
                 layer for layer, n in enumerate(self.tiers.slots) if n >= self.table.layers[layer].n_experts
             }
             away = set(self.expected) - set(after.copies)
-            away -= {(layer, expert) for layer in whole for expert in after.residents[layer]}
+            away -= {(layer, expert) for layer in fully_resident for expert in after.residents[layer]}
             assert not away, f"{away} are in no place, and L2 has room for all"
 
     def _note_speculation(
