@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
-from gguf_files import write_model
+from model_files.gguf_files import write_model
 
 NAMES = {
     "BudgetError",

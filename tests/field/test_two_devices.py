@@ -10,6 +10,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.engine_adapter.placement.placement import Placement
@@ -23,7 +24,6 @@ from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import BOTH, cut, split_model, split_path, split_tiers, stock_split_logits
-from tiered_runs import SMALL, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(24), 10
 KIND = "qwen3moe"

@@ -21,8 +21,8 @@ import pytest
 
 import expertier as et
 from expertier.errors import LeaseError
-from held_source import HeldSource
-from interrupted_calls import (
+from failures.held_source import HeldSource
+from interruptions.interrupted_calls import (
     OPERATIONS,
     closed_at,
     everywhere,
@@ -33,7 +33,7 @@ from interrupted_calls import (
     parts,
     release,
 )
-from interrupted_tiers import (
+from interruptions.interrupted_tiers import (
     DEVICES,
     SOURCE,
     TABLE,
@@ -42,7 +42,7 @@ from interrupted_tiers import (
     default_handler,
     open_tiers,
 )
-from waits import wait_until
+from limits.waits import wait_until
 
 FIRST_AND_SOME = [*range(1, 250), *range(250, 1 << 20, 97)]
 LIMIT_S = 60.0
@@ -209,7 +209,7 @@ def test_a_forked_child_is_refused_and_not_left_waiting() -> None:
 WORKER = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
-from interrupted_tiers import DEVICES, config, open_tiers
+from interruptions.interrupted_tiers import DEVICES, config, open_tiers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 handled = 0
 with open_tiers(DEVICES["host"](), config(pool_experts=4, fill_threads=2)) as tiers:

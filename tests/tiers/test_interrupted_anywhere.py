@@ -9,8 +9,8 @@ import pytest
 import expertier as et
 from expertier.testing import FakeDevice
 from expertier.tiers.tier_set import DevicePart, TierSet
-from interrupt_at import at_every_instruction
-from interrupted_calls import (
+from interruptions.interrupt_at import at_every_instruction
+from interruptions.interrupted_calls import (
     ALL,
     FOLDERS,
     OPERATIONS,
@@ -21,7 +21,7 @@ from interrupted_calls import (
     opened_or_not,
     parts,
 )
-from interrupted_tiers import (
+from interruptions.interrupted_tiers import (
     DEVICES,
     SOURCE,
     TABLE,

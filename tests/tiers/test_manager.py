@@ -18,7 +18,7 @@ from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import LayerPlan
 from expertier.testing import FakeDevice
 from expertier.tiers.access.lease import Lease
-from gguf_files import Block, ModelFile, write_model
+from model_files.gguf_files import Block, ModelFile, write_model
 
 POOL_BYTES = 3 * 4096
 

@@ -15,8 +15,8 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.file.faulty_source import FaultySource
 from expertier.tiers.model.span import Span
-from gguf_files import Block, BytesSource, ModelFile, write_model
-from waits import Running, is_waiting, joined, wait_until, when_waiting
+from limits.waits import Running, is_waiting, joined, wait_until, when_waiting
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 N_THREADS = 6
 N_SLOTS = 4

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import expertier as et
+from devices.two_device_tiers import check_both, check_slots
 from expertier.errors import BudgetError, BusyError, SourceError
 from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
@@ -23,8 +24,7 @@ from expertier.tiers.host_pool.budget import process_budget
 from expertier.tiers.shared.stats import summed
 from expertier.tiers.tier_set import DevicePart, TierSet, managers
 from expertier.units import MIB
-from gguf_files import Block, ModelFile, write_model
-from two_device_tiers import check_both, check_slots
+from model_files.gguf_files import Block, ModelFile, write_model
 
 LAYERS = 5
 

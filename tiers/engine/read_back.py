@@ -9,7 +9,7 @@ from expertier.tiers.model.layer import ExpertLayer
 def read_matrix(source: ByteSource, layer: ExpertLayer, matrix: int, offset: int, target: memoryview) -> None:
     """Fill `target` with a matrix's bytes from `offset` on, which counts through all of its experts.
 
-    Experts are read whole: sources of slices have nothing smaller. Raises what the source raises, and `IndexError`
+    Experts are read whole: sources of shards have nothing smaller. Raises what the source raises, and `IndexError`
     for what lies outside.
     """
     entry = layer.matrices[matrix]

@@ -12,8 +12,8 @@ from expertier.errors import SourceError
 from expertier.interrupts import completing, deferring, opening
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file.file_reads import FileReads, ModeReads
+from expertier.tiers.file.in_flight_reads import InFlightReads
 from expertier.tiers.file.open_file import OpenFile
-from expertier.tiers.file.read_gate import ReadGate
 from expertier.tiers.file.reader import FileReader, ReadingTerms, RefusedError
 from expertier.tiers.file.readers import Readers
 from expertier.tiers.model.model_file import ModelFile
@@ -51,7 +51,7 @@ class FileSource:
         self._files: list[OpenFile] = []
         self._readers = Readers(self._files, ReadingTerms(working_set_bytes, room, clock))
         self._lock = threading.Lock()
-        self._gate = ReadGate(self._close_files)
+        self._in_flight = InFlightReads(self._close_files)
         self._asked = mode
         for file in files:
             self._files.append(OpenFile(file))
@@ -79,7 +79,7 @@ class FileSource:
             )
         number = self._number(span.offset)
         reader, offset = self._reader, span.offset - self._begins[number]
-        if not self._gate.enter():
+        if not self._in_flight.begin():
             raise SourceError(
                 f"asked for {span.n_bytes} bytes at offset {span.offset} of the model, but the source was closed; "
                 "open the tiers again"
@@ -91,7 +91,7 @@ class FileSource:
             self._give_up(reader, refusal)
             done = self._page_cache.read(number, offset, buffer)
         finally:
-            self._gate.leave(done, span.n_bytes)
+            self._in_flight.end(done, span.n_bytes)
 
     @deferring
     def will_need(self, spans: Iterable[Span]) -> None:
@@ -99,7 +99,7 @@ class FileSource:
 
         A hint: nothing is raised. It does nothing in modes that take no hints, nor once the source is closed.
         """
-        if not self._reader.takes_hints or not self._gate.enter():
+        if not self._reader.takes_hints or not self._in_flight.begin():
             return
         try:
             for span in spans:
@@ -108,7 +108,7 @@ class FileSource:
         except OSError:
             pass  # the read that follows has the same trouble and says it
         finally:
-            self._gate.leave(None, 0)
+            self._in_flight.end(None, 0)
 
     def stats(self) -> FileReads:
         """Return what was read how, so far."""
@@ -131,7 +131,7 @@ class FileSource:
 
         Never waits; a second call does nothing.
         """
-        self._gate.close()
+        self._in_flight.close()
 
     # ---- inside
 

@@ -23,7 +23,7 @@ bool GatedQueue::can_capture(const GatePlan & plan) {
 
 void GatedQueue::look_at_layers() {
     for (const GatePlan::Call & call : plan_.calls) {
-        is_whole_.push_back(tiers_.is_whole(call.layer));
+        is_fully_resident_.push_back(tiers_.is_fully_resident(call.layer));
     }
 }
 
@@ -48,7 +48,7 @@ std::pair<size_t, size_t> GatedQueue::predicted_by(size_t i) const {
 }
 
 bool GatedQueue::can_predict(size_t from, size_t to) const {
-    if (is_whole_[from] || is_whole_[to]) {
+    if (is_fully_resident_[from] || is_fully_resident_[to]) {
         return false;
     }
     const GatePlan::Call & call = plan_.calls[from];
@@ -62,7 +62,7 @@ bool GatedQueue::can_predict(size_t from, size_t to) const {
 bool GatedQueue::find_gates() {
     for (size_t i = 0; i < plan_.calls.size(); i++) {
         const GatePlan::Call & call = plan_.calls[i];
-        if (is_whole_[i]) {
+        if (is_fully_resident_[i]) {
             continue;
         }
         Step step;
@@ -185,7 +185,7 @@ ggml_status GatedQueue::queue_all(GraphSlices & slices, const std::function<void
         ggml_tensor * node = graph_->nodes[at.index];
         const GatePlan::Call & call = plan_.calls[at.call];
         ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
-        if (is_whole_[at.call]) {
+        if (is_fully_resident_[at.call]) {
             slices.redirect(node, pool, node->src[2]);
             continue;
         }

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.engine_adapter.placement.placement import Placement
@@ -17,6 +16,7 @@ from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import DevicePart, TierSet
 from fake_ggml_gpu.models import Logits, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession
+from model_files.architecture_models import MODELS
 
 BOTH = "FAKE0,FAKE1"
 LAYERS = 5

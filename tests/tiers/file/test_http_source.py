@@ -15,7 +15,7 @@ import expertier as et
 from expertier.errors import SourceError
 from expertier.hip.host import HostDevice
 from expertier.tiers.model.span import Span
-from gguf_files import Block, ModelFile, write_model
+from model_files.gguf_files import Block, ModelFile, write_model
 
 
 class RangeServer(ThreadingHTTPServer):

@@ -14,7 +14,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.file.faulty_source import FaultySource
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 OPERATIONS = {"read": SourceError, "copy_in": DeviceError, "alloc_pinned": DeviceError}
 

@@ -18,7 +18,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.fill import filler
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 SLOTS, EXPERTS = 6, 18
 ONE_PIECE, ARRAYS = ("Q4_0", "Q4_0", "Q4_0"), ("Q4_0", "Q4_0", "Q8_0")
@@ -124,7 +124,7 @@ def test_what_l2_lacks_is_read_beside_the_batch(bench: Bench) -> None:
     pool.resize(2 * EXPERTS * 16384)
     bench.tiers.acquire(0, [0, 1]).release()  # the only copies
     bench.tiers.acquire(0, range(6, 6 + SLOTS)).release()
-    pool.refresh([])
+    pool.touch([])
     kept = {expert for (_, expert), _ in pool.copies()}
     wanted = [0, 13, 1, 14]
     assert kept & set(wanted) == {0, 1}
@@ -134,7 +134,7 @@ def test_what_l2_lacks_is_read_beside_the_batch(bench: Bench) -> None:
     assert bench.device.batches == [2 * bench.pieces, bench.pieces, bench.pieces]
 
 
-def test_a_copy_that_leaves_l2_before_it_is_lent_is_read(
+def test_a_copy_that_leaves_l2_before_it_is_acquired_is_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.tiers._pool

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from expertier.tiers.host_pool.budget import HostBudget
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import Staged
-from pool_fakes import PAGE, LedgerDevice, bring, powers_of_two, whole_pages
+from failures.pool_fakes import PAGE, LedgerDevice, bring, powers_of_two, whole_pages
 
 SMALL, LARGE = PAGE, 3 * PAGE
 
@@ -109,7 +109,7 @@ def test_the_coldest_chunk_goes(close_all: list[Sizes]) -> None:
     close_all.append(sizes)
     for expert in range(12):
         sizes.bring(0, expert)
-    sizes.pool.refresh([(0, 0), (0, 2)])
+    sizes.pool.touch([(0, 0), (0, 2)])
     sizes.bring(1, 0)
     there = {expert for (layer, expert), _ in sizes.pool.copies() if layer == 0}
     assert there == set(range(12)) - {1, 3, 4}
@@ -131,14 +131,14 @@ def test_chunks_in_use_do_not_go(close_all: list[Sizes]) -> None:
     close_all.append(sizes)
     for expert in range(12):
         sizes.bring(0, expert)
-    held = [Staged((0, expert), SMALL, SMALL) for expert in range(11)]
-    for staged in held:
-        sizes.pool.stage(staged)
+    held = [FillHandle((0, expert), SMALL, SMALL) for expert in range(11)]
+    for handle in held:
+        sizes.pool.begin_fill(handle)
     before = sizes.pool.copies()
     assert not sizes.bring(1, 0)
     assert sizes.pool.copies() == before, "part of what was missing was taken"
-    for staged in held:
-        sizes.pool.leave(staged)
+    for handle in held:
+        sizes.pool.end_fill(handle)
     sizes.bring(1, 0)
     assert sizes.pool.contains((1, 0))
 
