@@ -100,7 +100,7 @@ def test_row_24_nobody_sees_memory_that_is_gone(blocks):
                 change()
         assert blocks.wrong_bytes(lease, lease.held) == []
         lease.release()
-        for use in (lease.release, lambda: lease.view("gate"), lambda: list(lease.parts)):
+        for use in (lease.release, lambda: lease.view("gate"), lambda: list(lease.groups)):
             with pytest.raises(LeaseError):
                 use()
         for slots in ((2, 3), (3, 2)):

@@ -27,10 +27,10 @@ from interruptions.interrupted_calls import (
     closed_at,
     everywhere,
     evict,
+    groups,
     hit,
     miss,
     opened_or_not,
-    parts,
     release,
 )
 from interruptions.interrupted_tiers import (
@@ -63,7 +63,7 @@ def test_hits_interrupted_anywhere(device: str, call: Callable[[et.TierManager],
 
 
 @pytest.mark.parametrize("pool_experts", [0, 4])
-@pytest.mark.parametrize("call", [miss, parts])
+@pytest.mark.parametrize("call", [miss, groups])
 @pytest.mark.parametrize("device", DEVICES)
 def test_misses_interrupted_somewhere(
     device: str, call: Callable[[et.TierManager], None], pool_experts: int
@@ -77,7 +77,7 @@ def test_misses_interrupted_somewhere(
 def test_misses_interrupted_while_other_threads_fill(device: str, pool_experts: int) -> None:
     """What comes at which instruction differs from call to call then."""
     made = config(pool_experts=pool_experts, fill_threads=2)
-    assert everywhere(device, made, parts, before=evict, at=range(1, 1 << 20, 61)) > 50
+    assert everywhere(device, made, groups, before=evict, at=range(1, 1 << 20, 61)) > 50
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

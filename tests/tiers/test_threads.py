@@ -106,8 +106,8 @@ def test_leases_of_many_threads_show_the_right_bytes(model: ModelFile, pool_page
                 layer = int(rng.integers(2))
                 try:
                     with tiers.acquire(layer, rng.integers(0, 10, int(rng.integers(1, 8)))) as lease:
-                        for part in lease.parts:
-                            assert model.wrong_bytes(lease, part) == []
+                        for group in lease.groups:
+                            assert model.wrong_bytes(lease, group) == []
                 except SourceError:
                     failures[number] += 1
 
@@ -131,12 +131,12 @@ def test_threads_that_hold_leases_are_refused_rather_than_locked_up(model: Model
                 with tiers.acquire(first, rng.integers(0, 10, 3)) as outer:
                     try:
                         with tiers.acquire(second, rng.integers(0, 10, 3)) as inner:
-                            for part in inner.parts:
-                                assert model.wrong_bytes(inner, part) == []
+                            for group in inner.groups:
+                                assert model.wrong_bytes(inner, group) == []
                     except BusyError:
                         refused[number] += 1
-                    for part in outer.parts:
-                        assert model.wrong_bytes(outer, part) == []
+                    for group in outer.groups:
+                        assert model.wrong_bytes(outer, group) == []
 
         assert run_threads(run) == []
         tiers.check_valid()

@@ -124,10 +124,10 @@ def test_leases_show_the_bytes_of_all_shards(shards):
     with make_tiers(shards[0], 2) as tiers:
         for layer in range(tiers.table.n_layers):
             with tiers.acquire(layer, [5]) as lease:
-                (part,) = lease.parts
+                (group,) = lease.groups
                 for matrix in tiers.table.layers[layer].matrices:
                     view = lease.view(matrix.role)
-                    address = view.address + int(part.slots[0]) * view.stride_bytes
+                    address = view.address + int(group.slots[0]) * view.stride_bytes
                     offset, size = matrix.span(5)
                     assert ctypes.string_at(address, size) == data[offset : offset + size]
                     assert np.frombuffer(data[offset : offset + size], np.uint8).any()

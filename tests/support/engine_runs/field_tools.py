@@ -37,7 +37,7 @@ def tiers_on(
 def wrong_after(model: ModelFile, tiers: et.TierManager, layer: int, experts: Sequence[int]) -> list:
     """Use experts once, and return those whose bytes were not the file's."""
     with tiers.acquire(layer, experts) as lease:
-        return [wrong for part in lease.parts for wrong in model.wrong_bytes(lease, part)]
+        return [wrong for group in lease.groups for wrong in model.wrong_bytes(lease, group)]
 
 
 class WatchedDevice:

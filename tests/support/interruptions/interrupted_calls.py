@@ -48,9 +48,9 @@ def miss(tiers: et.TierManager) -> None:
         pass
 
 
-def parts(tiers: et.TierManager) -> None:
+def groups(tiers: et.TierManager) -> None:
     with tiers.acquire(1, range(N_EXPERTS)) as lease:
-        for _ in lease.parts:
+        for _ in lease.groups:
             pass
 
 

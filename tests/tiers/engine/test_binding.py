@@ -244,8 +244,8 @@ def test_engine_threads_and_python_leases_share_the_layers(model: ModelFile, tie
                     engine.release(layer, slots)
                 else:
                     with tiers.acquire(layer, experts) as lease:
-                        for part in lease.parts:
-                            assert model.wrong_bytes(lease, part) == []
+                        for group in lease.groups:
+                            assert model.wrong_bytes(lease, group) == []
         except BaseException as error:
             errors.append(error)
 

@@ -60,10 +60,10 @@ def file_shard(path: Path, split: SplitTable, device: int, layer: int, expert: i
 def assert_bytes(split: SplitTable, tiers: ShardSet, layer: int, experts: list[int]) -> None:
     for device, manager in enumerate(tiers.managers):
         with manager.acquire(layer, experts) as lease:
-            for part in lease.parts:
+            for group in lease.groups:
                 for number, matrix in enumerate(manager.table.layers[layer].matrices):
                     view = lease.view(matrix.role)
-                    for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+                    for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
                         found = ctypes.string_at(view.address + slot * view.stride_bytes, matrix.expert_bytes)
                         assert found == file_shard(
                             split.full_table.path, split, device, layer, expert, number
