@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.errors import UnsupportedLayoutError
 from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import shards_of, stock_tensor_logits, tensor_config, tensor_model
-from tiered_runs import SMALL, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(24), 6
 

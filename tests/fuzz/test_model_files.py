@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from expertier.errors import ModelError
 from expertier.tiers.model.table import ExpertTable
-from fuzz_rules import check_skeleton, read_by_the_rules
-from raw_gguf import RawGguf, RawTensor, RawValue, good_model, scalar, split, text, write_files
+from model_files.fuzz_rules import check_skeleton, read_by_the_rules
+from model_files.raw_gguf import RawGguf, RawTensor, RawValue, good_model, scalar, split, text, write_files
 
 EDGES = (0, 1, 2, 3, 4, 5, 8, 31, 32, 33, 64, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 32)
 HUGE = (1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 32, (1 << 64) - 1)

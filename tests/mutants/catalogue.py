@@ -296,7 +296,7 @@ TABLES = (
     Mutant(
         "a refused stream leaks the pins",
         "tiers/access/lease.py",
-        "                    self._holder.abandon_part(self, held)\n",
+        "                    self._holder.abandon_group(self, held)\n",
         "                    pass\n",
         ("tests/tiers/fill/test_faults.py::test_a_part_that_its_stream_refuses_is_let_go",),
     ),
@@ -472,8 +472,9 @@ INTERRUPTS = (
     Mutant(
         "misses are served where interrupts come",
         "tiers/access/lease.py",
-        "                with interrupts_deferred():\n                    self._holder.drop_part(self, self._held)\n",
-        "                if True:\n                    self._holder.drop_part(self, self._held)\n",
+        "                with interrupts_deferred():\n"
+        "                    self._holder.release_group(self, self._held)\n",
+        "                if True:\n                    self._holder.release_group(self, self._held)\n",
         _INTERRUPTED,
     ),
     Mutant(

@@ -27,7 +27,7 @@ def read_matrix(source: ByteSource, layer: ExpertLayer, matrix: int, offset: int
         if n_bytes == size:
             source.read_into(entry.span(expert), piece)
         else:
-            whole = bytearray(size)
-            source.read_into(entry.span(expert), memoryview(whole))
-            piece[:] = memoryview(whole)[within : within + n_bytes]
+            matrix_bytes = bytearray(size)
+            source.read_into(entry.span(expert), memoryview(matrix_bytes))
+            piece[:] = memoryview(matrix_bytes)[within : within + n_bytes]
         at += n_bytes

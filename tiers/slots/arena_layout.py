@@ -126,8 +126,8 @@ class ArenaLayout:
         layer, offset, _, stride, _ = self.arrays.T
         shifts, rest = np.divmod(new.arrays[:, 1] - offset, stride)
         first = np.searchsorted(layer, np.arange(len(self.layouts)))
-        is_whole = (rest == 0) & (shifts == shifts[first][layer])
-        in_line = np.logical_and.reduceat(is_whole, first)
+        keeps_slots_in_line = (rest == 0) & (shifts == shifts[first][layer])
+        in_line = np.logical_and.reduceat(keeps_slots_in_line, first)
         return np.where(in_line, shifts[first], NOT_IN_LINE)
 
     @cached_property

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from engine_runs.read_back import assert_read_in_pieces, engine_model
+from engine_runs.tiered_runs import SMALL
 from fake_ggml_gpu.models import gpu_model, gpu_tiers, model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import shards_of, tensor_config, tensor_model
-from read_back import assert_read_in_pieces, engine_model
-from tiered_runs import SMALL
 
 POOL = 64 << 20
 

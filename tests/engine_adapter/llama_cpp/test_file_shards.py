@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import SourceError, TruncatedModelError, UnsupportedLayoutError
@@ -17,8 +18,7 @@ from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import KIB
-from shard_files import split_model
-from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
+from model_files.shard_files import split_model
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +124,10 @@ def test_leases_show_the_bytes_of_all_shards(shards):
     with make_tiers(shards[0], 2) as tiers:
         for layer in range(tiers.table.n_layers):
             with tiers.acquire(layer, [5]) as lease:
-                (part,) = lease.parts
+                (group,) = lease.groups
                 for matrix in tiers.table.layers[layer].matrices:
                     view = lease.view(matrix.role)
-                    address = view.address + int(part.slots[0]) * view.stride_bytes
+                    address = view.address + int(group.slots[0]) * view.stride_bytes
                     offset, size = matrix.span(5)
                     assert ctypes.string_at(address, size) == data[offset : offset + size]
                     assert np.frombuffer(data[offset : offset + size], np.uint8).any()

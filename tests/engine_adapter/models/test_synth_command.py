@@ -13,8 +13,8 @@ import pytest
 from gguf import GGUFReader
 
 from expertier.tiers.model.table import ExpertTable
-from trace_models import random_ids
-from warm_commands import WarmCommands
+from model_files.trace_models import random_ids
+from servers.warm_commands import WarmCommands
 
 Synth = Callable[..., subprocess.CompletedProcess[str]]
 IDS = random_ids(steps=40, layers=3, experts=12, top_k=2)

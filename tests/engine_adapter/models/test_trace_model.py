@@ -15,7 +15,7 @@ from expertier.engine_adapter.models.synth_arch import ARCHITECTURES
 from expertier.engine_adapter.models.trace_codes import make_codes
 from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, default_width, write_trace_model
 from expertier.errors import ConfigError
-from trace_models import random_ids, shape_for
+from model_files.trace_models import random_ids, shape_for
 
 IDS = random_ids(steps=40, layers=3, experts=8, top_k=2)
 

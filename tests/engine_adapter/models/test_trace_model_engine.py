@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.binding.lookup_log import Lookup, LookupLog
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.models.synth_arch import ARCHITECTURES
@@ -17,8 +18,7 @@ from expertier.engine_adapter.models.trace_model import (
     write_trace_model,
 )
 from expertier.planner import PolicyKind
-from tiered_runs import make_tiers
-from trace_models import I32, opened, random_ids, recorded_ids, replayed, shape_for
+from model_files.trace_models import I32, opened, random_ids, recorded_ids, replayed, shape_for
 
 STEPS = 200
 EXPERTS = 32

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
@@ -44,7 +45,6 @@ from real_devices.models import (
 )
 from real_devices.process import DeviceSession, on_devices
 from real_devices.splits import SplitOfGraph, logged_splits
-from tiered_runs import SMALL, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(40), 10
 KIND = "qwen3moe"

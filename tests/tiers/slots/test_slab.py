@@ -19,7 +19,7 @@ from expertier.planner.policy.repack import NOT_IN_LINE, Survivors
 from expertier.tiers.model.slot_layout import GUARD_BYTES, SlotLayout
 from expertier.tiers.slots.slab import Slab
 from expertier.tiers.slots.survivors import in_place
-from gguf_files import Block, ModelFile, write_model
+from model_files.gguf_files import Block, ModelFile, write_model
 
 N_EXPERTS = 8
 SLAB_BYTES = 100_001

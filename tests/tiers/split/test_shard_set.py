@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.errors import BudgetError, SourceError
 from expertier.hip import open_device
 from expertier.hip.faults.plan import FaultPlan
@@ -19,7 +20,6 @@ from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
-from tiered_runs import write_small_model
 
 ROWS = (160, 96)  # of gate and up, and columns of down: blocks of 32
 
@@ -60,10 +60,10 @@ def file_shard(path: Path, split: SplitTable, device: int, layer: int, expert: i
 def assert_bytes(split: SplitTable, tiers: ShardSet, layer: int, experts: list[int]) -> None:
     for device, manager in enumerate(tiers.managers):
         with manager.acquire(layer, experts) as lease:
-            for part in lease.parts:
+            for group in lease.groups:
                 for number, matrix in enumerate(manager.table.layers[layer].matrices):
                     view = lease.view(matrix.role)
-                    for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+                    for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
                         found = ctypes.string_at(view.address + slot * view.stride_bytes, matrix.expert_bytes)
                         assert found == file_shard(
                             split.full_table.path, split, device, layer, expert, number

@@ -23,7 +23,7 @@ from expertier.tiers.split.split_source import SplitSource, waiting_limit
 from expertier.tiers.split.split_table import ShardRef, SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
 from expertier.tiers.split.waiting_shards import WaitingShards
-from waits import PATIENCE_S, Running
+from limits.waits import PATIENCE_S, Running
 
 N_DEVICES, N_EXPERTS, N_LAYERS = 3, 4, 2
 ROWS = (3, 2, 1)  # of the gate, by device

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from architecture_models import MODELS, UNUSED_LAYERS
+from engine_runs.tiered_runs import prompt_tokens
 from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.tensor_split import ask_tensor_split
@@ -33,7 +33,7 @@ from fake_ggml_gpu.tensor_models import (
     tensor_config,
     tensor_model,
 )
-from tiered_runs import prompt_tokens
+from model_files.architecture_models import MODELS, UNUSED_LAYERS
 
 PREFILL, DECODE = 80, 12
 POOL = 64 << 20

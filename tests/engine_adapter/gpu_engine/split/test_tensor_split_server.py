@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import ConfigError
@@ -18,8 +18,8 @@ from expertier.tiers.shard_set import ShardSet
 from fake_ggml_gpu.models import model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import BOTH, stock_tensor_logits, tensor_config
-from tiered_runs import SMALL, prompt_tokens
-from waits import joined
+from limits.waits import joined
+from model_files.architecture_models import MODELS
 
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8

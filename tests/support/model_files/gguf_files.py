@@ -10,7 +10,7 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from expertier.tiers.access.lease import Lease, Part
+from expertier.tiers.access.lease import ExpertGroup, Lease
 from expertier.tiers.model.span import Span
 from expertier.tiers.model.table import ExpertTable
 
@@ -40,12 +40,12 @@ class ModelFile:
         """What each matrix of an expert must be."""
         return [self.bytes[offset : offset + size] for offset, size in self.table.span(layer, expert)]
 
-    def wrong_bytes(self, lease: Lease, part: Part) -> list[tuple[int, str]]:
-        """The (expert, role) pairs of a part whose bytes, seen through the lease, are not the file's."""
+    def wrong_bytes(self, lease: Lease, group: ExpertGroup) -> list[tuple[int, str]]:
+        """The (expert, role) pairs of a group whose bytes, seen through the lease, are not the file's."""
         wrong = []
         for number, matrix in enumerate(self.table.layers[lease.layer].matrices):
             view = lease.view(matrix.role)
-            for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+            for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
                 found = ctypes.string_at(view.address + slot * view.stride_bytes, matrix.expert_bytes)
                 if found != self.matrix_bytes(lease.layer, expert)[number]:
                     wrong.append((expert, str(matrix.role)))

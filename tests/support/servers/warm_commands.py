@@ -20,7 +20,7 @@ from contextlib import ExitStack, redirect_stderr, suppress
 from pathlib import Path
 from typing import Any
 
-from waits import child_process
+from limits.waits import child_process
 
 LIMIT_S = 300
 _PRELOADED = (
@@ -37,9 +37,9 @@ class WarmCommands:
         """Start it; it ends with `ending`."""
         self._process = ending.enter_context(
             child_process(
-                *(sys.executable, Path(__file__)),
+                *(sys.executable, "-m", "servers.warm_commands"),
                 limit_s=24 * 3600,
-                env=environment,
+                env={**environment, "PYTHONPATH": str(Path(__file__).parents[1])},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,

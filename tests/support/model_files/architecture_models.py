@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from engine_runs.tiered_runs import SMALL
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth_blocks import WEIGHT_TYPES
-from tiered_runs import SMALL
 
 _BASE = replace(SMALL, layers=2, seed=14)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import expertier as et
-from device_contract import read
+from devices.device_contract import read
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
 from expertier.testing import LayerShape, PatternSource, synthetic_table

@@ -17,7 +17,7 @@ from expertier.hip.device import Device
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.shared.layer_locks import LAYER_BYTES
-from interrupt_at import Interrupted, at_every_instruction, expertier_folders, standard_library
+from interruptions.interrupt_at import Interrupted, at_every_instruction, expertier_folders, standard_library
 
 DEVICES: dict[str, Callable[[], Device]] = {"host": HostDevice, "fake": FakeDevice}
 
@@ -113,12 +113,12 @@ def assert_next_interrupt_is_raised(why: str) -> None:
 
 def wrong_bytes(device: Device, lease: et.Lease) -> list[int]:
     """Return the experts of a lease whose slots have other bytes than the source."""
-    part = lease.held
-    assert part is not None
+    group = lease.held
+    assert group is not None
     if device.has_streams:
         device.synchronize()
     wrong = []
-    for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+    for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
         for matrix, span in zip(
             TABLE.layers[lease.layer].matrices, TABLE.layers[lease.layer].spans(expert), strict=True
         ):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engine_runs.native_build import build_library
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.tiers.model.table import ExpertTable
-from native_build import build_library
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 NOT_RESTORED = 102  # its status for a graph that came back changed

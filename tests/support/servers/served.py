@@ -7,7 +7,7 @@ import time
 
 import openai
 
-from waits import wait_until
+from limits.waits import wait_until
 
 
 def complete(client: openai.OpenAI, prompt: str = "a few words", n: int = 24) -> str:

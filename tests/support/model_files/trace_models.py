@@ -21,7 +21,7 @@ from expertier.tiers.manager import TierManager
 
 I32 = npt.NDArray[np.int32]
 
-RECORDED = Path(__file__).parents[2].parent / "shared" / "traces" / "gptoss20b" / "gptoss20b_ids_only.npz"
+RECORDED = Path(__file__).parents[3].parent / "shared" / "traces" / "gptoss20b" / "gptoss20b_ids_only.npz"
 """Recorded gpt-oss-20b routing, which is not part of the repository: 24 layers, top-4 of 32."""
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.native_build import build_library
+from engine_runs.tiered_runs import assert_nothing_held, make_tiers, prompt_tokens
 from expertier.engine_adapter.build.compiler import list_sources
 from expertier.engine_adapter.build.plugin import installed_sources
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import DecodeError, EngineError
-from native_build import build_library
-from tiered_runs import assert_nothing_held, make_tiers, prompt_tokens
-from waits import joined
+from limits.waits import joined
 
 SOURCE = Path(__file__).with_name("failing_new.cpp")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from device_parity import POOL_BYTES, compare_on
+from devices.device_parity import POOL_BYTES, compare_on
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.open import open_engine
 from expertier.engine_adapter.placement.engine_device import device_names
-from tiered_runs import SMALL, prompt_tokens
 
 DEVICE = "Vulkan0"
 

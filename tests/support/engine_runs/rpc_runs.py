@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from device_parity import compare_on
+from devices.device_parity import compare_on
 from expertier.engine_adapter.open import open_engine
 from expertier.errors import EngineError
 

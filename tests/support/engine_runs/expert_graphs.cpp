@@ -483,7 +483,7 @@ ggml_status run_cut(ggml_backend_t backend, Case & c) {
 
 } // namespace
 
-// What to run, and on what. Mirrored in tests/support/expert_graphs.py.
+// What to run, and on what. Mirrored in tests/support/engine_runs/expert_graphs.py.
 struct graph_request {
     const char * name;
     void * device;                     // null: the CPU device, with the matrices' bytes

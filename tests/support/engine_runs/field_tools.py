@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
+from engine_runs.tiered_runs import SMALL, prompt_tokens, run_model
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.hip.host import HostDevice
 from expertier.tiers.model.span import Span
-from gguf_files import BytesSource, ModelFile
-from tiered_runs import SMALL, prompt_tokens, run_model
+from model_files.gguf_files import BytesSource, ModelFile
 
 PROMPT = prompt_tokens(40)
 FEW_SLOTS = SMALL.top_k + 1
@@ -37,7 +37,7 @@ def tiers_on(
 def wrong_after(model: ModelFile, tiers: et.TierManager, layer: int, experts: Sequence[int]) -> list:
     """Use experts once, and return those whose bytes were not the file's."""
     with tiers.acquire(layer, experts) as lease:
-        return [wrong for part in lease.parts for wrong in model.wrong_bytes(lease, part)]
+        return [wrong for group in lease.groups for wrong in model.wrong_bytes(lease, group)]
 
 
 class WatchedDevice:

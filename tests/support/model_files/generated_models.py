@@ -17,13 +17,13 @@ from pathlib import Path, PurePosixPath
 
 import numpy as np
 
+from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.build.compiler import find_compiler
 from expertier.engine_adapter.build.headers import _check, _download
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import ExpertierError
 from expertier.tiers.model.table import ExpertTable
-from tiered_runs import make_tiers
 
 GENERATOR = "tests/test-llama-archs.cpp"
 _FOLDERS = ("include", "ggml/include", "ggml/src", "common", "src", "vendor")

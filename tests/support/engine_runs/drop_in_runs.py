@@ -23,7 +23,7 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from architecture_models import MODELS, slot_counts
+from engine_runs.tiered_runs import SMALL, prompt_tokens, write_small_model
 from expertier.engine_adapter.hosts.llama_cpp_python import Llama
 from expertier.engine_adapter.llama_cpp import LoadedEngine, engine_tiers
 from expertier.engine_adapter.models.synth import write_model
@@ -39,11 +39,11 @@ from expertier.errors import (
 )
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
-from failing_reads import FailingReads
-from gguf_files import write_model as write_raw_model
-from shard_files import split_model
-from tiered_runs import SMALL, prompt_tokens, write_small_model
-from waits import PATIENCE_S
+from failures.failing_reads import FailingReads
+from limits.waits import PATIENCE_S
+from model_files.architecture_models import MODELS, slot_counts
+from model_files.gguf_files import write_model as write_raw_model
+from model_files.shard_files import split_model
 
 COMMON = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 SLOTS = slot_counts(SMALL)

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
-from tiered_runs import SMALL
+from engine_runs.tiered_runs import SMALL
 
 PATIENCE_S = 120
 EXEC = (sys.executable, "-m", "expertier", "exec", "--")

@@ -10,8 +10,8 @@ import numpy as np
 import expertier as et
 from expertier.planner.budget.allocate import plan_layers
 from expertier.testing import FakeDevice
-from interrupt_at import at_every_instruction, expertier_folders, standard_library
-from interrupted_tiers import (
+from interruptions.interrupt_at import at_every_instruction, expertier_folders, standard_library
+from interruptions.interrupted_tiers import (
     DEVICES,
     N_EXPERTS,
     SOURCE,
@@ -48,9 +48,9 @@ def miss(tiers: et.TierManager) -> None:
         pass
 
 
-def parts(tiers: et.TierManager) -> None:
+def groups(tiers: et.TierManager) -> None:
     with tiers.acquire(1, range(N_EXPERTS)) as lease:
-        for _ in lease.parts:
+        for _ in lease.groups:
             pass
 
 

@@ -12,8 +12,8 @@ from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.model.slot_layout import GUARD_BYTES
-from expertier.tiers.tier_set import DevicePart, TierSet
-from waits import joined
+from expertier.tiers.tier_set import DeviceShare, TierSet
+from limits.waits import joined
 
 LAYERS, EXPERTS, SLOTS = 5, 12, 4
 CUT = 2
@@ -27,9 +27,9 @@ def check_both(devices: Sequence[Device], rounds: int = 3) -> None:
         expert_cache_bytes=sum(demand.bytes_for(SLOTS) for demand in table.layer_demands()),
         host_pool_bytes=4 * all_copies_bytes(table),
     )
-    parts = [DevicePart(devices[0], tuple(range(CUT))), DevicePart(devices[1], tuple(range(CUT, LAYERS)))]
+    shares = [DeviceShare(devices[0], tuple(range(CUT))), DeviceShare(devices[1], tuple(range(CUT, LAYERS)))]
     failures: list[BaseException] = []
-    with TierSet(table, parts, config=config, source=source) as tiers:
+    with TierSet(table, shares, config=config, source=source) as tiers:
 
         def use(manager: et.TierManager, device: Device) -> None:
             try:
@@ -61,10 +61,10 @@ def check_slots(
 ) -> None:
     """Lease experts and compare their slots with the source."""
     with manager.acquire(layer, experts) as lease:
-        for part in lease.parts:
+        for group in lease.groups:
             for number, matrix in enumerate(manager.table.layers[layer].matrices):
                 view = lease.view(matrix.role)
-                for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+                for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
                     found = read(device, view.address + slot * view.stride_bytes, matrix.expert_bytes)
                     expected = source.expected(manager.table.span(layer, expert)[number])
                     assert found == expected, (device.name, layer, expert, str(matrix.role))
