@@ -66,7 +66,7 @@ class Pool:
             self._copies.popitem(last=False)
         return there
 
-    def refresh(self, layer: int, expert: int) -> None:
+    def touch(self, layer: int, expert: int) -> None:
         """Note that L1 evicted it."""
         if (layer, expert) in self._copies:
             self._copies.move_to_end((layer, expert))
@@ -107,8 +107,8 @@ def replay(
         for layer in range(layers):
             experts = np.sort(ids[step, layer])
             n = residency.begin(layer, experts, slots, missing)
-            for evicted in residency.evicted_from(layer, slots[missing[:n]]):
-                pool.refresh(layer, evicted)
+            for evicted in residency.experts_evicted_by(layer, slots[missing[:n]]):
+                pool.touch(layer, evicted)
             asked = [int(experts[i]) for i in missing[:n]]
             asked.sort(key=lambda expert: not pool.has(layer, expert))
             reads[step] += sum(not pool.take(layer, expert) for expert in asked)

@@ -18,7 +18,7 @@ import numpy as np
 
 from expertier.planner import LayerDemand, PolicyKind, plan_layers
 from expertier.planner.budget.quotas import UseCounts, propose
-from expertier.planner.policy.repack import survivors
+from expertier.planner.policy.repack import choose_survivors
 from expertier.planner.policy.residency import Residency
 from expertier.planner.replay.replay import play
 
@@ -66,7 +66,7 @@ def misses(
             proposal = propose(demands, counts, slots, budget_bytes=budget)
             if proposal is not None:
                 slots = proposal.plan.slots
-                residency.repack(slots, survivors(residency, slots, [None] * n_layers))
+                residency.repack(slots, choose_survivors(residency, slots, [None] * n_layers))
                 moves.append(t + 1)
     return {"misses": residency.totals()["misses"], "moves": len(moves), "slots": (min(slots), max(slots))}
 

@@ -85,7 +85,7 @@ def measure(name: str, trace: Trace, n_slots: int, kind: PolicyKind, pool_slots:
 def decode_of(trace: Trace) -> Trace:
     """Return the decode steps of a recording."""
     first = int(np.flatnonzero(trace.phase == Phase.DECODE)[0])
-    return trace.part(first, trace.n_calls)
+    return trace.section(first, trace.n_calls)
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     gptoss20b = read_trace(options.traces / "gptoss20b" / "gptoss20b_ids_only.npz")
-    gptoss20b = gptoss20b.part(0, int(gptoss20b.sequences[60])).with_bytes(GPT_OSS_20B_EXPERT_BYTES)
+    gptoss20b = gptoss20b.section(0, int(gptoss20b.sequences[60])).with_bytes(GPT_OSS_20B_EXPERT_BYTES)
     qwen = decode_of(read_trace(options.traces / "bigmoe_route" / "qwen.route.csv"))
     rows = [
         measure(name, trace, n_slots, kind, pool_slots)

@@ -709,7 +709,7 @@ class TierManager:
 
     def _serve(self, layer: int, experts: I32, slots: I32) -> None:
         """Fill the slots of missing experts; what they evicted becomes the youngest in the pool."""
-        self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))
+        self._pool.touch((layer, expert) for expert in self._residency.experts_evicted_by(layer, slots))
         self._filler.fill(layer, experts.tolist(), slots.tolist())
 
     def _serve_lease(self, layer: int, experts: I32, slots: I32) -> None:

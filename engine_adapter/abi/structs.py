@@ -35,12 +35,12 @@ POLICY_FUNCTIONS = (
     "abort",
     "release",
     "resident_first",
-    "hold_ready",
-    "is_whole",
+    "pin_ready",
+    "is_fully_resident",
     "version",
-    "replaced",
+    "evicted_by",
     "begin_prefetch_into",
-    "coldest",
+    "victims",
 )
 
 

@@ -36,7 +36,7 @@ _CAPTURE_CALLS = (
 )
 _SOON_BYTES = 4 << 20
 """Experts of up to so many bytes arrive while one layer computes, so that the next one's are fetched, which are
-foretold best; larger ones take two (docs/measurements.md, "The GPU engine")."""
+foretold best; larger ones take two (docs/measurements/gpu-engine.md)."""
 
 
 class DeviceLookup:

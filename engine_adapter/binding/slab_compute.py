@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 MOVE_COST_BYTES = 1 << 28
 """Missed bytes that are worth a move of the boundary down and up again, beside those that it gives room to.
 
-Each of the two took 2.4 milliseconds on an H200 (docs/measurements.md, "The boundary under an engine"), whose link
+Each of the two took 2.4 milliseconds on an H200 (docs/measurements/boundary.md), whose link
 brings so many bytes in five.
 """
 

@@ -70,7 +70,8 @@ class Hysteresis:
     The counts rest on `uses_seen` uses of the average expert or more; the saving within `horizon_steps` is
     `payback` times the bytes of the move or more; and it is a share of `min_share` of all missed bytes or more.
     Use counts say more about wide quotas than about tight ones, where it matters who was used just now: on
-    recorded routing, moves for a forecast of 2 to 6 % cost up to 3 % (docs/measurements.md).
+    recorded routing, moves for a forecast of 2 to 6 % cost up to 3 %
+    more misses (docs/measurements/quotas.md).
     """
 
     uses_seen: float = 4.0

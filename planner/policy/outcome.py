@@ -31,5 +31,5 @@ class Outcome(IntEnum):
     """BUSY, and one of the layer's slots is being filled: that ends without anyone's help."""
 
 
-FINISH = -1
-"""For `locked_calls.settle`, among the directory's entries: COMPLETE, then RELEASE."""
+COMPLETE_AND_RELEASE = -1
+"""An operation of `locked_calls.update_held` beside the directory's entries: COMPLETE, then RELEASE."""

@@ -112,7 +112,7 @@ def _place_for(view: LayerView, expert: int) -> int:
 def _occupy(view: LayerView, slot: int, expert: int, state: int) -> None:
     """Put `expert` into an unpinned slot, FILLING and pinned once; who was there is evicted."""
     former = view.owner[slot]
-    view.evicted[slot] = former
+    view.evicted_by[slot] = former
     if former >= 0:
         view.slot_of[former] = -1
         view.counters[EVICTIONS] += 1
@@ -132,7 +132,7 @@ def begin_for(policy: str) -> Any:
     Looks up `n` distinct experts of a layer, chooses slots for the missing ones and pins all of them.
     Returns the number of misses or an `Outcome`. `slots[i]` becomes the slot of `experts[i]`, relative to the
     layer; `miss_index[j]` the index in `experts` of the j-th miss, in order. Misses are FILLING until
-    `complete` or `abort`; `evicted` of their slots says which expert each one replaced. An expert named twice
+    `complete` or `abort`; `evicted_by` of their slots says which expert each one evicted. An expert named twice
     is served, too, and must be released as often.
     """
     rule = cast(Rule, sys.modules[policy])
@@ -230,7 +230,7 @@ def begin_prefetch(view: LayerView, expert: int) -> int:
 
 @compiled
 def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
-    """Do what `begin_prefetch` does, with a slot of the caller's choice: one that `coldest` told of.
+    """Do what `begin_prefetch` does, with a slot of the caller's choice: one that `victims` told of.
 
     Returns the slot; PRESENT or BAD_EXPERT as `begin_prefetch`; BUSY where the slot is pinned; BAD_CALL where
     the layer has no such slot.
@@ -249,7 +249,7 @@ def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
 
 
 @compiled
-def coldest(view: LayerView, slots: I32, n: int, experts: I32) -> int:
+def victims(view: LayerView, slots: I32, n: int, experts: I32) -> int:
     """Write down the up to `n` unpinned slots that `begin` would take next, in order, and who is in them.
 
     `experts[i]` becomes the owner of `slots[i]`, -1 where it is FREE. Changes nothing else. Returns how many.
@@ -351,7 +351,7 @@ def resident_first(view: LayerView, experts: I32, n: int) -> int:
 
 
 @compiled
-def hold_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
+def pin_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
     """Pin the slots of those of `experts` that are READY, which counts as no use of them; to be released.
 
     `slots[i]` becomes the slot of `experts[i]`, or -1. Returns how many are pinned, or BAD_EXPERT.
@@ -374,7 +374,7 @@ def hold_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
 
 
 @compiled
-def is_whole(view: LayerView) -> int:
+def is_fully_resident(view: LayerView) -> int:
     """Return 1 when every expert of the layer is READY in the slot of its own number, else 0.
 
     It stays so: such a layer has no misses, and so no evictions.
@@ -395,10 +395,10 @@ def version(view: LayerView) -> int:
 
 
 @compiled
-def replaced(view: LayerView, slots: I32, n: int, experts: I32) -> int:
+def evicted_by(view: LayerView, slots: I32, n: int, experts: I32) -> int:
     """Tell who was evicted for the owners of `slots`: `experts[i]`, -1 for nobody. Returns 0 or BAD_CALL."""
     if not _in_range(slots, n, len(view.owner)):
         return _BAD_CALL
     for i in range(n):
-        experts[i] = view.evicted[slots[i] & _SLOT_MASK]
+        experts[i] = view.evicted_by[slots[i] & _SLOT_MASK]
     return 0

@@ -1,4 +1,4 @@
-"""Who stays, and in which slot, when the slots of all layers are laid out anew (D4, D16)."""
+"""Which experts stay, and in which slots, when the slots of all layers are laid out anew (D4, D16)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NOT_IN_LINE = -(1 << 62)
 """The shift of a layer whose slots do not lie on each other, in an array of shifts."""
 
 
-class Kept(Protocol):
-    """What `Residency.repack` asks of the experts that stay: `Survivors` has it."""
+class SurvivorColumns(Protocol):
+    """The columns that `Residency.repack` reads of the experts that stay; `Survivors` has them."""
 
     @property
     def layer(self) -> I32:
@@ -31,15 +31,15 @@ class Kept(Protocol):
 
     @property
     def old_slot(self) -> I32:
-        """Where they are."""
+        """The slots that they are in."""
 
     @property
     def new_slot(self) -> I32:
-        """Where they will be."""
+        """The slots that they will be in."""
 
 
 class Survivors(NamedTuple):
-    """The experts that stay: int32 arrays of one length, by layer, then by slot.
+    """The experts that stay: int32 arrays of equal length, sorted by layer, then by slot.
 
     Within a layer both `old_slot` and `new_slot` rise, so there is always an order in which the copies
     overwrite no survivor: those that move up from the last to the first, then those that move down from the
@@ -53,26 +53,30 @@ class Survivors(NamedTuple):
 
     @staticmethod
     def none() -> Survivors:
-        """Return what stays when nobody does."""
+        """Return no survivors: every expert leaves."""
         empty = np.zeros(0, np.int32)
         return Survivors(empty, empty, empty, empty)
 
 
-def survivors(
+def choose_survivors(
     residency: Residency,
     n_slots: Sequence[int] | I32,
     shifts: Sequence[int | None] | I64,
     *,
-    whole_in_order: bool = False,
+    in_order_where_all_fit: bool = False,
 ) -> Survivors:
-    """Choose who stays in layers of `n_slots` slots: all READY experts where they fit, otherwise the hottest.
+    """Choose the experts that stay in layers of `n_slots` slots: all READY ones if they fit, otherwise the hottest.
 
-    The policy's own order decides: whoever would be evicted last stays first. `shifts[layer]` says where
-    things lie: the memory of old slot `i` is that of new slot `i - shift`, or None (in an array `NOT_IN_LINE`) when
-    no slot lines up with another. Slots keep their order; as many as can be stay where they are in memory. With
-    `whole_in_order`, in a layer with a slot for every expert those stay that can have the slots of their own numbers,
-    as an engine likes them best (`policy.is_whole`); the others are to be fetched again. Pure: nothing changes.
-    Nothing may be pinned.
+    The policy's order decides: the experts that it would evict last stay. `shifts[layer]` relates old and new slots:
+    the memory of old slot `i` is that of new slot `i - shift`. It is None (in an array, `NOT_IN_LINE`) where no old
+    slot lines up with a new one. Survivors keep their order by slot, and as many as can keep their place in memory.
+
+    `in_order_where_all_fit` concerns layers with a slot for every expert. Such a layer is served fastest when each
+    expert is in the slot of its own number (`policy.is_fully_resident`). So an expert survives there only if it can get
+    that slot without a change of the order, and the caller fetches the rest again.
+
+    The function changes nothing, and nothing may be pinned. Raises `ValueError` where `n_slots` or `shifts` do not have
+    one number for each layer.
     """
     if not len(n_slots) == len(shifts) == len(residency.n_slots):
         raise ValueError(
@@ -83,7 +87,9 @@ def survivors(
         n_slots = np.array(n_slots, np.int32)
     if not isinstance(shifts, np.ndarray):
         shifts = np.array([NOT_IN_LINE if shift is None else shift for shift in shifts], np.int64)
-    kept = np.empty((4, len(residency.owner)), np.int32)
-    n_kept = residency.choose_survivors(n_slots, shifts, kept, whole_in_order=whole_in_order)
-    assert n_kept >= 0, "survivors are chosen while a slot is pinned"
-    return Survivors(kept[0, :n_kept], kept[1, :n_kept], kept[2, :n_kept], kept[3, :n_kept])
+    columns = np.empty((4, len(residency.owner)), np.int32)
+    n_survivors = residency.choose_survivors(
+        n_slots, shifts, columns, in_order_where_all_fit=in_order_where_all_fit
+    )
+    assert n_survivors >= 0, "survivors are chosen while a slot is pinned"
+    return Survivors(*columns[:, :n_survivors])

@@ -1,7 +1,7 @@
-"""Who stays when the slots are laid out anew, and the tables that follow, as compiled code.
+"""Compiled code that chooses the experts that stay when the slots are laid out anew, and fills the new tables.
 
-`repack.py` tells what is chosen, `Residency.repack` what the tables are then. A move of the boundary waits for both, so
-they look at every slot once and make no object for any of them.
+`repack.py` says which experts are chosen, and `Residency.repack` what the tables contain afterwards. A move of the
+boundary waits for both steps, so the code looks at every slot once and makes no Python object for a slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from expertier.compiled_functions import kept_njit
 from expertier.planner.policy.outcome import Outcome
 from expertier.planner.policy.repack import NOT_IN_LINE
 from expertier.planner.policy.tables import (
-    EVICTED,
+    EVICTED_BY,
     EVICTIONS,
     HEAD,
     I32,
@@ -44,7 +44,7 @@ from expertier.planner.policy.tables import (
 )
 
 LAYER, EXPERT, OLD_SLOT, NEW_SLOT = range(4)
-"""The rows of `kept`."""
+"""The rows of `survivors`, which is int32[4, all slots]."""
 
 _BAD_CALL = int(Outcome.BAD_CALL)
 
@@ -63,15 +63,15 @@ class NewTables(NamedTuple):
     state: U8
     pins: I32
     order: I64
-    evicted: I32
+    evicted_by: I32
 
 
 MoveTables: TypeAlias = Callable[[int, I64, I32, I32, I32, I32, NewTables], int]
 
 
 @compiled
-def _choose_in_layer(view: LayerView, n_new: int, kept: I32, begin: int) -> int:
-    """Write who stays of a layer, by slot, from column `begin` on; return where that ends, or -1 for a pinned slot."""
+def _choose_in_layer(view: LayerView, n_new: int, survivors: I32, begin: int) -> int:
+    """Write a layer's survivors by slot from column `begin` on; return the end column, or -1 if a slot is pinned."""
     n_residents = 0
     n_pinned = 0
     for slot in range(len(view.owner)):
@@ -79,54 +79,56 @@ def _choose_in_layer(view: LayerView, n_new: int, kept: I32, begin: int) -> int:
         n_pinned += view.pins[slot] != 0
     if n_pinned:
         return -1
-    coldest = np.int64(0)
+    threshold = np.int64(0)
     if n_residents > n_new:
-        # The largest number that as many as can stay are not below; FREE slots are below 0. Bit by bit, as NumPy's sort
-        # takes long to compile.
+        # Find the largest threshold that `n_new` orders reach, bit by bit, as NumPy's sort takes long to compile. The
+        # orders of FREE slots are below 0, so they never reach it.
         for bit in range(PINNED_BIT - 1, -1, -1):
-            above = coldest | (np.int64(1) << bit)
+            above = threshold | (np.int64(1) << bit)
             n_above = 0
             for slot in range(len(view.order)):
                 n_above += view.order[slot] >= above
             if n_above >= n_new:
-                coldest = above
+                threshold = above
     end = begin
     for slot in range(len(view.owner)):
-        if view.owner[slot] >= 0 and view.order[slot] >= coldest:
-            kept[EXPERT, end] = view.owner[slot]
-            kept[OLD_SLOT, end] = slot
+        if view.owner[slot] >= 0 and view.order[slot] >= threshold:
+            survivors[EXPERT, end] = view.owner[slot]
+            survivors[OLD_SLOT, end] = slot
             end += 1
     return end
 
 
 @compiled
-def _place(kept: I32, begin: int, end: int, n_new: int, shift: int) -> None:
-    """Choose rising new slots below `n_new`, in place where that is possible."""
+def _place(survivors: I32, begin: int, end: int, n_new: int, shift: int) -> None:
+    """Choose rising new slots below `n_new`, and leave an expert in its place in memory where that is possible."""
     if shift == NOT_IN_LINE:
         for at in range(begin, end):
-            kept[NEW_SLOT, at] = at - begin
+            survivors[NEW_SLOT, at] = at - begin
         return
-    # From the last one down, each lies where it is, or right below the one above it where that lies too low.
+    # From the last survivor down: each keeps its place, or goes right below its upper neighbor if that lies too low.
     lowest = n_new - (end - begin)
     for at in range(end - 1, begin - 1, -1):
         rank = at - begin
-        lowest = min(lowest, max(kept[OLD_SLOT, at] - shift - rank, 0))
-        kept[NEW_SLOT, at] = rank + lowest
+        lowest = min(lowest, max(survivors[OLD_SLOT, at] - shift - rank, 0))
+        survivors[NEW_SLOT, at] = rank + lowest
 
 
 @compiled
-def _keep_rising(kept: I32, begin: int, end: int) -> int:
-    """Keep a longest part whose experts rise, each in the slot of its own number; return where that ends."""
+def _keep_rising(survivors: I32, begin: int, end: int) -> int:
+    """Keep a longest rising subsequence of experts, each in the slot of its number; return its end column."""
     n = end - begin
-    last = np.empty(n, np.int64)  # of each length, the index of the lowest expert that ends such a part
+    last = np.empty(
+        n, np.int64
+    )  # for each length, the index of the lowest expert that ends such a subsequence
     before = np.empty(n, np.int64)
     longest = 0
     for i in range(n):
-        expert = kept[EXPERT, begin + i]
+        expert = survivors[EXPERT, begin + i]
         low, high = 0, longest
         while low < high:
             middle = (low + high) // 2
-            if kept[EXPERT, begin + last[middle]] < expert:
+            if survivors[EXPERT, begin + last[middle]] < expert:
                 low = middle + 1
             else:
                 high = middle
@@ -141,9 +143,9 @@ def _keep_rising(kept: I32, begin: int, end: int) -> int:
     at = begin
     for i in range(n):
         if chosen[i]:
-            kept[EXPERT, at] = kept[EXPERT, begin + i]
-            kept[OLD_SLOT, at] = kept[OLD_SLOT, begin + i]
-            kept[NEW_SLOT, at] = kept[EXPERT, begin + i]
+            survivors[EXPERT, at] = survivors[EXPERT, begin + i]
+            survivors[OLD_SLOT, at] = survivors[OLD_SLOT, begin + i]
+            survivors[NEW_SLOT, at] = survivors[EXPERT, begin + i]
             at += 1
     return at
 
@@ -172,7 +174,7 @@ def _free_all(slot_of: I32, new: NewTables, first: int, n_slots: int) -> None:
         new.state[first + slot] = 0
         new.pins[first + slot] = 0
         new.order[first + slot] = (RANK_FREE << SLOT_BITS) | slot
-        new.evicted[first + slot] = -1
+        new.evicted_by[first + slot] = -1
 
 
 @compiled
@@ -188,7 +190,7 @@ def _leave_all(view: LayerView) -> None:
 def _stay(
     view: LayerView, slot_of: I32, new: NewTables, expert: int, old_slot: int, new_slot: int, to: int
 ) -> None:
-    """Have an expert stay, in the place `to` of the tables, which `_leave_all` has counted as gone."""
+    """Enter an expert that stays at index `to` of the new tables, and undo what `_leave_all` counted for it."""
     state = view.state[old_slot]
     view.counters[EVICTIONS] -= 1
     view.counters[WASTED] -= (state & SPECULATIVE) != 0
@@ -202,13 +204,15 @@ def _stay(
 class RepackCalls:
     """The two functions, compiled or from the on-disk cache.
 
-    `choose(directory, n_slots, shifts, whole_in_order, kept)` writes a column of `kept`, int32[4, all slots], for each
-    expert that stays in layers of `n_slots` slots, int32[L], and returns how many there are; a number below 0 where a
-    slot is pinned. `shifts`, int64[L], are as `survivors` has them, or NOT_IN_LINE.
+    `choose(directory, n_slots, shifts, in_order_where_all_fit, survivors)` writes a column of `survivors`,
+    int32[4, all slots], for each expert that stays in layers of `n_slots` slots, int32[L]. It returns the number of
+    survivors, or a number below 0 if a slot is pinned. `shifts`, int64[L], are as in `repack.choose_survivors`, with
+    NOT_IN_LINE for None.
 
     `move(directory, to, layers, experts, old_slots, new_slots, tables)` fills new tables with the experts that stay,
-    int32 of one length, counts the others as evicted, and has `to`, a copy of the directory, name the new tables.
-    Returns 0; or another number, and has changed nothing, where an expert is not in its old slot or has no new one.
+    given as int32 arrays of equal length. It counts all remaining experts as evicted and writes the addresses of the
+    new tables into `to`, a copy of the directory. It returns 0. If an expert is not in its old slot, or its new slot
+    does not exist, it returns another number and has changed nothing.
     """
 
     choose: Choose
@@ -234,21 +238,21 @@ def _build(stamp: int) -> RepackCalls:
     numbers = _array(types.int32)
 
     @_compiled(int64, numbers, _array(int64), int64, _array(types.int32, 2))
-    def choose(directory: int, n_slots: I32, shifts: I64, whole_in_order: int, kept: I32) -> int:
+    def choose(directory: int, n_slots: I32, shifts: I64, in_order_where_all_fit: int, survivors: I32) -> int:
         end = 0
         for layer in range(len(n_slots)):
             if not accepts(directory, layer, stamp):
                 return _BAD_CALL
             view = layer_view(directory, layer)
             begin = end
-            end = _choose_in_layer(view, n_slots[layer], kept, begin)
+            end = _choose_in_layer(view, n_slots[layer], survivors, begin)
             if end < begin:
                 return _BAD_CALL
-            if whole_in_order and n_slots[layer] == len(view.slot_of):
-                end = _keep_rising(kept, begin, end)
+            if in_order_where_all_fit and n_slots[layer] == len(view.slot_of):
+                end = _keep_rising(survivors, begin, end)
             else:
-                _place(kept, begin, end, n_slots[layer], shifts[layer])
-            kept[LAYER, begin:end] = layer
+                _place(survivors, begin, end, n_slots[layer], shifts[layer])
+            survivors[LAYER, begin:end] = layer
         return end
 
     @_compiled(
@@ -296,7 +300,7 @@ def _build(stamp: int) -> RepackCalls:
             to[row + STATE] = new.state.ctypes.data + first
             to[row + PINS] = new.pins.ctypes.data + first * 4
             to[row + ORDER] = new.order.ctypes.data + first * 8
-            to[row + EVICTED] = new.evicted.ctypes.data + first * 4
+            to[row + EVICTED_BY] = new.evicted_by.ctypes.data + first * 4
         seen = 0
         view = layer_view(directory, seen)
         for i in range(len(layers)):

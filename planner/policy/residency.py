@@ -9,7 +9,7 @@ numbers outside this file count from their layer's first. `tables.py` says what 
     state      uint8[S]
     pins       int32[S]
     order      int64[S]
-    evicted    int32[S]
+    evicted_by int32[S]
     counters   int64[L, 9]
     notes      int32[L, N]
     first      int32[L]      the layer's first slot
@@ -28,8 +28,8 @@ import numpy.typing as npt
 
 from expertier.interrupts import raise_pending
 from expertier.planner.policy.kind import PolicyKind
-from expertier.planner.policy.outcome import FINISH, Outcome
-from expertier.planner.policy.repack import Kept, Survivors
+from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE, Outcome
+from expertier.planner.policy.repack import SurvivorColumns, Survivors
 from expertier.planner.profiles.profile import scaled_heat
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ ARRAYS = (
     "state",
     "pins",
     "order",
-    "evicted",
+    "evicted_by",
     "counters",
     "notes",
     "first",
@@ -115,7 +115,7 @@ class Residency:
         new.owner.fill(-1)
         new.state.fill(0)
         new.pins.fill(0)
-        new.evicted.fill(-1)
+        new.evicted_by.fill(-1)
         free = self._tables.RANK_FREE << self._tables.SLOT_BITS
         new.order[:] = np.concatenate([np.arange(n, dtype=np.int64) for n in n_slots]) | free
         self._take(new)
@@ -137,13 +137,13 @@ class Residency:
             state=np.empty(total, np.uint8),
             pins=np.empty(total, np.int32),
             order=np.empty(total, np.int64),
-            evicted=np.empty(total, np.int32),
+            evicted_by=np.empty(total, np.int32),
         )
 
     def _take(self, new: NewTables) -> None:
         self.first, self.n_slots, self.slot_of = new.first, new.n_slots, new.slot_of
         self.owner, self.state, self.pins = new.owner, new.state, new.pins
-        self.order, self.evicted = new.order, new.evicted
+        self.order, self.evicted_by = new.order, new.evicted_by
 
     def _make_directory(self) -> I64:
         """Write the addresses of all arrays down, as `tables.py` says."""
@@ -170,7 +170,7 @@ class Residency:
             (tables.STATE, self.state),
             (tables.PINS, self.pins),
             (tables.ORDER, self.order),
-            (tables.EVICTED, self.evicted),
+            (tables.EVICTED_BY, self.evicted_by),
         ):
             rows[:, column] = by_slot.ctypes.data + first * by_slot.itemsize
         return np.concatenate([head, rows.ravel()])
@@ -243,19 +243,19 @@ class Residency:
 
     def complete_held(self, locks: int, layer: int, held: I32) -> int:
         """Make the FILLING ones of `held` READY and wake waiters; all stay pinned."""
-        return self._settle(locks, self._tables.COMPLETE, layer, held)
+        return self._update_held(locks, self._tables.COMPLETE, layer, held)
 
     def finish_held(self, locks: int, layer: int, held: I32) -> int:
         """Make the FILLING ones of `held` READY, unpin all and wake waiters."""
-        return self._settle(locks, FINISH, layer, held)
+        return self._update_held(locks, COMPLETE_AND_RELEASE, layer, held)
 
     def abort_held(self, locks: int, layer: int, held: I32) -> int:
         """Do what `abort` does with `held`, where that is pinned, and wake waiters."""
-        return self._settle(locks, self._tables.ABORT, layer, held)
+        return self._update_held(locks, self._tables.ABORT, layer, held)
 
     def release_held(self, locks: int, layer: int, held: I32) -> int:
         """Unpin `held`, where that is pinned, and wake waiters; waits for the lock."""
-        return self._settle(locks, self._tables.RELEASE, layer, held)
+        return self._update_held(locks, self._tables.RELEASE, layer, held)
 
     def order_resident_first(self, locks: int, layer: int, experts: I32) -> int:
         """Reorder `experts` in place; see `policy.resident_first`."""
@@ -265,11 +265,11 @@ class Residency:
         """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
         return self._locked.begin_prefetch(self._address, locks, layer, expert)
 
-    def _settle(self, locks: int, entry: int, layer: int, held: I32) -> int:
-        status = self._locked.try_settle(self._address, locks, entry, layer, held)
+    def _update_held(self, locks: int, entry: int, layer: int, held: I32) -> int:
+        status = self._locked.try_update_held(self._address, locks, entry, layer, held)
         if status != _BUSY:
             return status
-        return self._locked.settle(self._address, locks, entry, layer, held)
+        return self._locked.update_held(self._address, locks, entry, layer, held)
 
     # ---- what Python asks besides
 
@@ -287,9 +287,9 @@ class Residency:
         taken = self.first[layer] + slots
         return bool(((self.owner[taken] == experts) & (self.state[taken] & self._tables.READY == 0)).all())
 
-    def evicted_from(self, layer: int, slots: I32) -> list[int]:
+    def experts_evicted_by(self, layer: int, slots: I32) -> list[int]:
         """Return the experts that the last `begin` put out of `slots`, which the caller holds pinned."""
-        return [expert for expert in self.evicted[self.first[layer] + slots].tolist() if expert >= 0]
+        return [expert for expert in self.evicted_by[self.first[layer] + slots].tolist() if expert >= 0]
 
     def has_free(self, layer: int) -> bool:
         """Whether a slot of the layer has no expert; needs no lock where another answer a moment later does no harm."""
@@ -308,15 +308,15 @@ class Residency:
         low = int(self.first[layer])
         return [int(pins) for pins in self.pins[low : low + int(self.n_slots[layer])]]
 
-    def missing_from_whole_layers(self) -> list[tuple[int, int]]:
-        """Return (layer, expert) of the experts without a slot in layers that have one for each of theirs."""
-        whole = np.flatnonzero(self.n_slots == self.n_experts)
-        if not len(whole):
+    def missing_where_all_fit(self) -> list[tuple[int, int]]:
+        """Return the (layer, expert) pairs without a slot, of the layers that have a slot for every expert."""
+        layers = np.flatnonzero(self.n_slots == self.n_experts)
+        if not len(layers):
             return []
         rows, experts = np.nonzero(
-            (self.slot_of[whole] < 0) & (np.arange(self.slot_of.shape[1]) < self.n_experts[whole, None])
+            (self.slot_of[layers] < 0) & (np.arange(self.slot_of.shape[1]) < self.n_experts[layers, None])
         )
-        return list(zip(whole[rows].tolist(), experts.tolist(), strict=True))
+        return list(zip(layers[rows].tolist(), experts.tolist(), strict=True))
 
     def totals(self) -> Mapping[str, int]:
         """Return the counters summed over layers, by the names in `tables.COUNTER_NAMES`."""
@@ -338,9 +338,11 @@ class Residency:
         ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
         return ready
 
-    def choose_survivors(self, n_slots: I32, shifts: I64, kept: I32, *, whole_in_order: bool) -> int:
-        """Choose who stays, and where; for `repack.survivors`. `repack_calls.py` has the arguments."""
-        return self._repack.choose(self._address, n_slots, shifts, whole_in_order, kept)
+    def choose_survivors(
+        self, n_slots: I32, shifts: I64, survivors: I32, *, in_order_where_all_fit: bool
+    ) -> int:
+        """Choose which experts stay, and their slots, for `repack.choose_survivors`; see `repack_calls.py`."""
+        return self._repack.choose(self._address, n_slots, shifts, in_order_where_all_fit, survivors)
 
     # ---- changes from outside, with nothing pinned
 
@@ -352,12 +354,13 @@ class Residency:
         """
         self.repack(n_slots, Survivors.none())
 
-    def repack(self, n_slots: Sequence[int], kept: Kept) -> None:
-        """Give the layers other numbers of slots and let `kept` stay, READY in their new ones.
+    def repack(self, n_slots: Sequence[int], survivors: SurvivorColumns) -> None:
+        """Give the layers other numbers of slots and let `survivors` stay, READY in their new ones.
 
-        `kept` is what `repack.survivors` chose for these tables and `n_slots`, or a part of it. All others count
-        as evicted; heat, counters and the survivors' ranks stay. Nothing may be pinned. The directory's address
-        changes. Raises `ValueError`, and changes nothing, for numbers that are no layers' slots.
+        `survivors` is what `repack.choose_survivors` chose for these tables and `n_slots`, or a subset of it. All other
+        experts count as evicted; heat, counters and the survivors' ranks stay. Nothing may be pinned. The directory's
+        address changes. Raises `ValueError`, and changes nothing, where `n_slots` is not a number of slots for each
+        layer.
         """
         if len(n_slots) != len(self.n_experts) or min(n_slots) < 1 or max(n_slots) > MOST_SLOTS:
             raise ValueError(
@@ -367,7 +370,13 @@ class Residency:
         new = self._new_tables(n_slots)
         directory = self._directory.copy()
         status = self._repack.move(
-            self._address, directory, kept.layer, kept.expert, kept.old_slot, kept.new_slot, new
+            self._address,
+            directory,
+            survivors.layer,
+            survivors.expert,
+            survivors.old_slot,
+            survivors.new_slot,
+            new,
         )
         assert status == 0, "a survivor is not in its slot, or gets one outside of its layer's"
         self._take(new)
@@ -410,7 +419,7 @@ class Residency:
             self.state[slots],
             self.pins[slots],
             self.order[slots],
-            self.evicted[slots],
+            self.evicted_by[slots],
             self.counters[layer],
             self.notes[layer],
         )

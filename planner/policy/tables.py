@@ -11,7 +11,7 @@ L layers, E experts and S slots of one layer; slot numbers count from their laye
     state      uint8[S]   bits READY (the expert's bytes are complete) and SPECULATIVE (nobody has asked for it)
     pins       int32[S]   how many users hold the slot
     order      int64[S]   who leaves first: the policy's rank * 65536 + the slot's number
-    evicted    int32[S]   the expert that the slot's owner replaced, -1 if none
+    evicted_by int32[S]   the expert that the slot's owner evicted, -1 if none
     counters   int64[9]   the columns named below
     notes      int32[N]   what the policy keeps besides; N is its own choice
 
@@ -70,7 +70,7 @@ STAMP, N_LAYERS, KIND = range(3)
 BEGIN, COMPLETE, ABORT, RELEASE, RESIDENT_FIRST, BEGIN_PREFETCH = range(3, 9)  # addresses of C functions
 HEAD = 9
 N_EXPERTS, N_SLOTS, N_NOTES = range(3)
-(SLOT_OF, HEAT, OWNER, STATE, PINS, ORDER, EVICTED, COUNTERS, NOTES) = range(3, 12)
+(SLOT_OF, HEAT, OWNER, STATE, PINS, ORDER, EVICTED_BY, COUNTERS, NOTES) = range(3, 12)
 ROW = 12
 
 COMPILED = not config.DISABLE_JIT  # type: ignore[attr-defined]  # Numba sets its options at import
@@ -85,7 +85,7 @@ class LayerView(NamedTuple):
     state: U8
     pins: I32
     order: I64
-    evicted: I32
+    evicted_by: I32
     counters: I64
     notes: I32
 
@@ -156,7 +156,7 @@ def layer_view(directory: int, layer: int) -> LayerView:
         array_at(row[STATE], n_slots, np.uint8),
         array_at(row[PINS], n_slots, np.int32),
         array_at(row[ORDER], n_slots, np.int64),
-        array_at(row[EVICTED], n_slots, np.int32),
+        array_at(row[EVICTED_BY], n_slots, np.int32),
         array_at(row[COUNTERS], N_COUNTERS, np.int64),
         array_at(row[NOTES], row[N_NOTES], np.int32),
     )

@@ -181,7 +181,7 @@ class FromTrace:
         usual = int(np.median(single)) if len(single) else own
         self._top_k = None if usual == own else usual
         half = 0 if from_cold else self._trace.n_calls // 2 // len(shape) * len(shape)
-        self._warm_up = self._trace.part(0, half) if half else None
+        self._warm_up = self._trace.section(0, half) if half else None
         self.misses_of = lru_cache(maxsize=256)(self._replay)
 
     @property
@@ -200,11 +200,11 @@ class FromTrace:
 
         l1 = run.L1(slots, int((np.array(slots, np.int64) * self._sizes).sum()))
         counts = np.zeros(4)
-        for part, sign in ((self._trace, 1), (self._warm_up, -1)):
-            if part is not None:
-                found = run.replay(part, l1, self._policy, pool_bytes=pool_bytes)
-                of_part = (found.misses, found.lookups, found.bytes_in or 0, found.pool_hits)
-                counts += sign * np.array(of_part, np.float64)
+        for section, sign in ((self._trace, 1), (self._warm_up, -1)):
+            if section is not None:
+                found = run.replay(section, l1, self._policy, pool_bytes=pool_bytes)
+                of_section = (found.misses, found.lookups, found.bytes_in or 0, found.pool_hits)
+                counts += sign * np.array(of_section, np.float64)
         misses, lookups, n_bytes, pool_hits = counts.tolist()
         a_token = self._lookups / lookups  # and not / rows: it may have been recorded with another top-k
         missed = misses * a_token

@@ -21,8 +21,8 @@ from expertier.planner.replay.calls import (
     MISSES,
     POOL_HITS,
     Calls,
-    dropped,
-    fetched_together,
+    fetch_together,
+    touch_evicted,
 )
 from expertier.planner.replay.recency import LIMIT, Recency, replay_stamp
 
@@ -111,18 +111,18 @@ def _loops(stamp: int) -> tuple[Any, Any]:
                         continue
                     slot_of[layer, former] = -1
                     if pool.state[LIMIT] > 0:
-                        dropped(pool, layer, former)
+                        touch_evicted(pool, layer, former)
                 slot_of[layer, expert] = victim
                 owner[victim] = expert
                 next_use[victim] = uses[i - origin]
                 called[victim] = -1 if too_many else call
             if pool.state[LIMIT] > 0:
-                counts[layer, phase, POOL_HITS] += fetched_together(
+                counts[layer, phase, POOL_HITS] += fetch_together(
                     pool, layer, calls.experts, missing, n_missing
                 )
                 if too_many:
                     for i in range(begin, end):
                         if slot_of[layer, calls.experts[i]] < 0:
-                            dropped(pool, layer, calls.experts[i])
+                            touch_evicted(pool, layer, calls.experts[i])
 
     return look_ahead, loop

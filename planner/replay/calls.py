@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from expertier.planner.policy.tables import I32, I64, U8, compiled
-from expertier.planner.replay.recency import MOST_EXPERTS, Recency, make_recency, refresh, serve
+from expertier.planner.replay.recency import MOST_EXPERTS, Recency, make_recency, serve, touch
 from expertier.planner.traces.trace import Trace
 
 LOOKUPS, MISSES, POOL_HITS, EVICTIONS = range(4)
@@ -50,20 +50,20 @@ def make_pool(trace: Trace, pool_bytes: int) -> Recency:
 
 
 @compiled
-def dropped(pool: Recency, layer: int, expert: int) -> None:
+def touch_evicted(pool: Recency, layer: int, expert: int) -> None:
     """Note that L1 evicted an expert: its copy in L2, if there is one, becomes the newest."""
     if expert >= 0:
-        refresh(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert))
+        touch(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert))
 
 
 @compiled
-def fetched(pool: Recency, layer: int, expert: int) -> int:
+def fetch(pool: Recency, layer: int, expert: int) -> int:
     """Fetch an expert for L1, by way of L2; returns 1 where L2 had it."""
     return 1 if serve(pool, layer * int(pool.state[MOST_EXPERTS]) + int(expert)) else 0
 
 
 @compiled
-def fetched_together(pool: Recency, layer: int, experts: I32, missing: Any, n: int) -> int:
+def fetch_together(pool: Recency, layer: int, experts: I32, missing: Any, n: int) -> int:
     """Fetch the experts that a part of a call misses, by way of L2; returns how many it had.
 
     They are `experts[i]` for the first `n` of `missing`, whose order is not kept. Those that L2 has come first, as
@@ -72,7 +72,7 @@ def fetched_together(pool: Recency, layer: int, experts: I32, missing: Any, n: i
     base = layer * int(pool.state[MOST_EXPERTS])
     n_read = 0
     for i in range(n):
-        if not refresh(pool, base + int(experts[missing[i]])):
+        if not touch(pool, base + int(experts[missing[i]])):
             missing[n_read] = missing[i]
             n_read += 1
     for i in range(n_read):

@@ -10,7 +10,7 @@ from typing import Any
 
 from expertier.compiled_functions import kept_njit
 from expertier.planner.policy.tables import I64
-from expertier.planner.replay.calls import EVICTIONS, LOOKUPS, MISSES, POOL_HITS, Calls, dropped, fetched
+from expertier.planner.replay.calls import EVICTIONS, LOOKUPS, MISSES, POOL_HITS, Calls, fetch, touch_evicted
 from expertier.planner.replay.recency import (
     ABSENT,
     LIMIT,
@@ -18,8 +18,8 @@ from expertier.planner.replay.recency import (
     Recency,
     evict_for,
     insert,
-    refresh,
     replay_stamp,
+    touch,
 )
 
 
@@ -43,17 +43,17 @@ def _loop(stamp: int) -> Any:
             counts[layer, phase, LOOKUPS] += calls.bounds[call + 1] - calls.bounds[call]
             for i in range(calls.bounds[call], calls.bounds[call + 1]):
                 key = layer * most_experts + int(calls.experts[i])
-                if refresh(lru, key):
+                if touch(lru, key):
                     continue
                 counts[layer, phase, MISSES] += 1
                 victim = evict_for(lru, lru.sizes[key])
                 while victim != ABSENT:
                     counts[victim // most_experts, phase, EVICTIONS] += 1
                     if pool.state[LIMIT] > 0:
-                        dropped(pool, victim // most_experts, victim % most_experts)
+                        touch_evicted(pool, victim // most_experts, victim % most_experts)
                     victim = evict_for(lru, lru.sizes[key])
                 insert(lru, key)
                 if pool.state[LIMIT] > 0:
-                    counts[layer, phase, POOL_HITS] += fetched(pool, layer, calls.experts[i])
+                    counts[layer, phase, POOL_HITS] += fetch(pool, layer, calls.experts[i])
 
     return loop

@@ -19,7 +19,7 @@ from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import (
     COMPILED,
     COMPLETE,
-    EVICTED,
+    EVICTED_BY,
     HEAD,
     I32,
     I64,
@@ -34,8 +34,8 @@ from expertier.planner.replay.calls import (
     MISSES,
     POOL_HITS,
     Calls,
-    dropped,
-    fetched_together,
+    fetch_together,
+    touch_evicted,
 )
 from expertier.planner.replay.recency import LIMIT, Recency, recency_at, replay_stamp
 
@@ -75,17 +75,17 @@ def _from_pool(
     """
     row = array_at(directory + (HEAD + layer * ROW) * 8, ROW, np.int64)  # `layer_view` makes nine arrays
     n_slots = row[N_SLOTS]
-    evicted = array_at(row[EVICTED], n_slots, np.int32)
+    evicted_by = array_at(row[EVICTED_BY], n_slots, np.int32)
     experts, slots = array_at(experts_at, n_slots, np.int32), array_at(slots_at, n_slots, np.int32)
     missing = array_at(missing_at, n, np.int32)
     pool = recency_at(pool_at)
     for i in range(n):
-        dropped(pool, layer, evicted[slots[missing[i]]])
-    return fetched_together(pool, layer, experts, missing, n)
+        touch_evicted(pool, layer, evicted_by[slots[missing[i]]])
+    return fetch_together(pool, layer, experts, missing, n)
 
 
 @separate
-def _in_parts(
+def _in_groups(
     directory: int,
     layer: int,
     phase: int,
@@ -102,8 +102,8 @@ def _in_parts(
     if status < 0:
         return status
     for begin in range(0, len(ordered), n_slots):
-        part = ordered[begin : begin + n_slots]
-        misses = how.begin(directory, layer, part, slots, miss_index)
+        group = ordered[begin : begin + n_slots]
+        misses = how.begin(directory, layer, group, slots, miss_index)
         if misses < 0:
             return misses
         if misses > 0:
@@ -112,14 +112,14 @@ def _in_parts(
                 counts[layer, phase, POOL_HITS] += _from_pool(
                     directory,
                     layer,
-                    part.ctypes.data,
+                    group.ctypes.data,
                     slots.ctypes.data,
                     miss_index.ctypes.data,
                     misses,
                     pool_at,
                 )
-            how.on_slots(directory, COMPLETE, layer, slots[: len(part)])
-        how.on_slots(directory, RELEASE, layer, slots[: len(part)])
+            how.on_slots(directory, COMPLETE, layer, slots[: len(group)])
+        how.on_slots(directory, RELEASE, layer, slots[: len(group)])
     return 0
 
 
@@ -150,7 +150,7 @@ def _loop(stamp: int) -> Any:
             begin, end = bounds[call], bounds[call + 1]
             counts[layer, phase, LOOKUPS] += end - begin
             if end - begin > n_slots[layer]:
-                status = _in_parts(
+                status = _in_groups(
                     directory,
                     layer,
                     phase,

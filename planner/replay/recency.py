@@ -89,7 +89,7 @@ def _put_in(recency: Recency, key: int) -> None:
 
 
 @compiled
-def refresh(recency: Recency, key: int) -> bool:
+def touch(recency: Recency, key: int) -> bool:
     """Make a key the newest if it is there; returns whether it is."""
     if recency.links[2 * (key & _KEY_MASK) + _OLDER] == ABSENT:
         return False
@@ -121,7 +121,7 @@ def insert(recency: Recency, key: int) -> None:
 @compiled
 def serve(recency: Recency, key: int) -> bool:
     """Look a key up and keep it from now on, if it fits at all; returns whether it was there."""
-    if refresh(recency, key):
+    if touch(recency, key):
         return True
     size = recency.sizes[key & _KEY_MASK]
     if size <= recency.state[LIMIT]:

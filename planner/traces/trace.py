@@ -103,7 +103,7 @@ class Trace:
             )
         return replace(self, n_experts=np.full(self.n_layers, n_experts, np.int32))
 
-    def part(self, first: int, last: int) -> Trace:
+    def section(self, first: int, last: int) -> Trace:
         """Return the calls `first` .. `last` as one sequence."""
         low, high = int(self.bounds[first]), int(self.bounds[last])
         return replace(

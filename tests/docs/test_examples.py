@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 MUST_RUN = {"README.md", "docs/adapting-an-engine.md", "docs/testing-an-engine.md"}
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:|#)(?P<path>[^)#\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")
+HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -92,10 +93,19 @@ def test_examples_run(document: Path, folder: Path) -> None:
     assert n_run or name_of(document) not in MUST_RUN, "its examples are no longer found"
 
 
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives a document's headings."""
+    text = FENCE.sub("", document.read_text(encoding="utf-8"))
+    plain = (re.sub(r"[^\w\- ]", "", found["text"].lower()) for found in HEADING.finditer(text))
+    return {heading.replace(" ", "-") for heading in plain}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_lead_somewhere(document: Path) -> None:
     text = FENCE.sub("", document.read_text(encoding="utf-8"))
-    broken = [
-        found["path"] for found in LINK.finditer(text) if not (document.parent / found["path"]).exists()
-    ]
+    broken = []
+    for found in LINK.finditer(text):
+        target = document.parent / found["path"] if found["path"] else document
+        if not target.exists() or (found["anchor"] and found["anchor"] not in anchors(target)):
+            broken.append(found[0])
     assert not broken

@@ -258,11 +258,11 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.device.fences[which % len(self.device.fences)].finish()
 
     @rule(number=st.integers(0, 1), used=st.lists(keys, max_size=3))
-    def refresh(self, number: int, used: list[tuple[int, int]]) -> None:
+    def touch(self, number: int, used: list[tuple[int, int]]) -> None:
         known = self.known[number % len(self.known)]
         there = {key for key, _ in known.pool.copies()}
         filling = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
-        known.pool.refresh(used)
+        known.pool.touch(used)
         for key in used:
             if key in there | filling:
                 self.uses += 1

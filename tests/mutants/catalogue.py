@@ -74,9 +74,9 @@ MOVES = (
         "    runs[n_up:end] = runs[n_up:end][::-1].copy()\n    return end\n",
     ),
     Mutant(
-        "the coldest survive",
+        "the experts of the lowest rank survive",
         "planner/policy/repack_calls.py",
-        "and view.order[slot] >= coldest:",
+        "and view.order[slot] >= threshold:",
         "and (n_residents <= n_new or end - begin < n_new):",
     ),
     Mutant(
@@ -110,9 +110,9 @@ MOVES = (
         "",
     ),
     Mutant(
-        "what a move drops is not refreshed in L2",
+        "what a move drops is not touched in L2",
         "tiers/slots/relayout.py",
-        "        self._pool.refresh(dropped)\n",
+        "        self._pool.touch(dropped)\n",
         "",
     ),
     Mutant(
@@ -385,9 +385,9 @@ HOST = (
         "            if True:\n                return block\n",
     ),
     Mutant(
-        "an eviction from L1 does not refresh the copy in L2",
+        "an eviction from L1 does not touch the copy in L2",
         "tiers/manager.py",
-        "        self._pool.refresh((layer, expert) for expert in self._residency.evicted_from(layer, slots))\n",
+        "        self._pool.touch((layer, expert) for expert in self._residency.experts_evicted_by(layer, slots))\n",
         "",
     ),
     Mutant(

@@ -68,8 +68,8 @@ FILLS = (
     Mutant(
         "a layer is whole when its slots are taken",
         f"{_PROXY}residency/tiers.cpp",
-        "policy_.is_whole(directory_, layer) == 1;",
-        "policy_.is_whole(directory_, layer) >= 0;",
+        "policy_.is_fully_resident(directory_, layer) == 1;",
+        "policy_.is_fully_resident(directory_, layer) >= 0;",
         (f"{_FAILURES}::test_while_all_reads_fail",),
     ),
     Mutant(

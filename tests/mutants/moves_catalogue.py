@@ -84,7 +84,7 @@ MOVES = (
     Mutant(
         "a layer that has lost slots is still whole",
         f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.is_whole = false;\n",
+        "        layer.is_fully_resident = false;\n",
         "",
         (f"{_DEMAND}::test_slots_change_layers",),
     ),

@@ -11,7 +11,7 @@ REPLAYS = (
     Mutant(
         "a replay's reads push out copies that their own call needs",
         "planner/replay/calls.py",
-        "if not refresh(pool, base + int(experts[missing[i]])):",
+        "if not touch(pool, base + int(experts[missing[i]])):",
         "if not serve(pool, base + int(experts[missing[i]])):",
         _AS_TIERS,
     ),
@@ -23,14 +23,14 @@ REPLAYS = (
         _AS_TIERS,
     ),
     Mutant(
-        "what L1 evicts in a replay stays old in L2",
+        "what L1 evicts in a replay is not touched in L2",
         "planner/replay/policy.py",
-        "dropped(pool, layer, evicted[slots[missing[i]]])",
+        "touch_evicted(pool, layer, evicted_by[slots[missing[i]]])",
         "pass",
         _AS_TIERS,
     ),
     Mutant(
-        "a replay's parts do not begin with what is there",
+        "a replay's groups do not begin with the experts that are resident",
         "planner/replay/policy.py",
         "status = how.on_slots(directory, RESIDENT_FIRST, layer, ordered)",
         "status = 0",
@@ -46,7 +46,7 @@ REPLAYS = (
     Mutant(
         "reads of the optimum push out copies that their own call needs",
         "planner/replay/calls.py",
-        "if not refresh(pool, base + int(experts[missing[i]])):",
+        "if not touch(pool, base + int(experts[missing[i]])):",
         "if not serve(pool, base + int(experts[missing[i]])):",
         _OPTIMUM,
     ),

@@ -118,7 +118,7 @@ class EngineUse:
 
         def follow() -> None:
             nonlocal missing
-            missing = self._residency.missing_from_whole_layers()
+            missing = self._residency.missing_where_all_fit()
             if meanwhile is not None:
                 meanwhile()
 
@@ -130,13 +130,13 @@ class EngineUse:
             self.last_error = error
             raise
         if missing is None:  # nothing has moved
-            missing = self._residency.missing_from_whole_layers()
+            missing = self._residency.missing_where_all_fit()
         if missing:
             self._prefetcher.ask_all(missing)
 
     def complete_layers(self) -> None:
         """See `TierManager.complete_layers`."""
-        missing = self._residency.missing_from_whole_layers()
+        missing = self._residency.missing_where_all_fit()
         if missing:
             self._prefetcher.ask_all(missing)
 

@@ -159,7 +159,7 @@ class Prefetcher:
         held = np.array([slot, 1], np.int32)
         slots = held[:-1]
         try:
-            self._pool.refresh((layer, evicted) for evicted in self._residency.evicted_from(layer, slots))
+            self._pool.touch((layer, evicted) for evicted in self._residency.experts_evicted_by(layer, slots))
             self._filler.fill_one(layer, expert, slot, prefetch=True)
             self._before_ready(layer, slots)
             self._residency.finish_held(locks, layer, held)

@@ -5,7 +5,7 @@ bytes had to be read. `lend` / `take_back` is the pair for several copies that a
 
               stage (miss)            commit
     FREE ──────────────────► FILLING ────────► RESIDENT ◄─┐
-      ▲                         │                │  └─────┘ stage (hit), refresh: to the young end of the
+      ▲                         │                │  └─────┘ stage (hit), touch: to the young end of the
       order ├──── leave (aborts) ─────┘                │ └──── stage for another expert (evicts the oldest
       that nobody uses) ◄───┘
 
@@ -22,7 +22,7 @@ bytes had to be read. `lend` / `take_back` is the pair for several copies that a
    refusals in a row, with the memory that the pool has (`growth_pause.py`).
 
 Order of use (the eviction order): an L2 hit and a fill are uses, and so is the expert's eviction from L1
-(`refresh`); an L1 hit is none.
+(`touch`); an L1 hit is none.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class HostPool:
         """How many copies have left the pool so far, however they did."""
         return self._store.evictions
 
-    def refresh(self, keys: Iterable[ExpertKey]) -> None:
+    def touch(self, keys: Iterable[ExpertKey]) -> None:
         """Note that L1 evicted these experts: copies that exist become the youngest."""
         with self._lock:
             for key in keys:

@@ -92,10 +92,14 @@ class Boundary:
             try:
                 if plan is not None:
                     self._give_quotas(
-                        plan.slots, self._slab.n_bytes, n_bytes, whole_in_order=True, meanwhile=meanwhile
+                        plan.slots,
+                        self._slab.n_bytes,
+                        n_bytes,
+                        in_order_where_all_fit=True,
+                        meanwhile=meanwhile,
                     )
                 elif round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
-                    self._lay_out(n_bytes, whole_in_order=True, meanwhile=meanwhile)
+                    self._lay_out(n_bytes, in_order_where_all_fit=True, meanwhile=meanwhile)
             finally:
                 with self._lock:  # where it stands is what the engine has: there is nothing to go down for
                     self._wanted_bytes = self._slab.layout.compute_bytes
@@ -187,7 +191,7 @@ class Boundary:
         slab_bytes: int,
         compute_bytes: int | None = None,
         *,
-        whole_in_order: bool = False,
+        in_order_where_all_fit: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, all is as before."""
@@ -197,7 +201,7 @@ class Boundary:
             self._lay_out(
                 layout.compute_bytes if compute_bytes is None else compute_bytes,
                 slab_bytes,
-                whole_in_order=whole_in_order,
+                in_order_where_all_fit=in_order_where_all_fit,
                 meanwhile=meanwhile,
             )
         except BaseException:
@@ -210,7 +214,7 @@ class Boundary:
         compute_bytes: int,
         slab_bytes: int | None = None,
         *,
-        whole_in_order: bool = False,
+        in_order_where_all_fit: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """Give the layers their quotas, or what of them a compute region leaves."""
@@ -219,7 +223,7 @@ class Boundary:
         new = self._positions.layout(self._quotas, compute_bytes, size)
         layout = self._slab.layout
         try:
-            self._relayout.run(new, whole_in_order=whole_in_order, meanwhile=meanwhile)
+            self._relayout.run(new, in_order_where_all_fit=in_order_where_all_fit, meanwhile=meanwhile)
         finally:  # an interrupt may come when all is done
             if self._slab.layout is not layout:
                 with self._lock:

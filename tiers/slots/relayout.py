@@ -9,7 +9,7 @@ import numpy as np
 
 from expertier.errors import DeviceError
 from expertier.hip.fence import Fence
-from expertier.planner.policy.repack import Survivors, survivors
+from expertier.planner.policy.repack import Survivors, choose_survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.host_pool.pool import HostPool
 from expertier.tiers.shared.stats import MoveStats
@@ -43,19 +43,21 @@ class Relayout:
         self,
         new: ArenaLayout,
         *,
-        whole_in_order: bool = False,
+        in_order_where_all_fit: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> Fence | None:
         """Lay out the slots as `new` says, which `Slab.plan` made; its slab may have another size.
 
-        `whole_in_order` is as `planner.repack.survivors` has it. `meanwhile` is called when slots and tables are the
-        new ones, while the device may still be moving bytes. Returns the fence after which the new layout
-        holds; None where it does already. Raises `DeviceError` where a call failed; slots and compute region are
+        `in_order_where_all_fit` is that of `repack.choose_survivors` in planner. `meanwhile` is called when slots and
+        tables are the new ones, while the device may still be moving bytes. Returns the fence after which the new
+        layout holds; None where it does already. Raises `DeviceError` where a call failed; slots and compute region are
         as before then, and experts whose bytes were lost are no longer resident.
         """
         old = self._slab.slots
         shifts = self._slab.layout.shifts_to(new)
-        kept = survivors(self._residency, new.n_slots, shifts, whole_in_order=whole_in_order)
+        kept = choose_survivors(
+            self._residency, new.n_slots, shifts, in_order_where_all_fit=in_order_where_all_fit
+        )
         self._fences.before_move(self._stream)
         try:
             moved_bytes = self._slab.relayout(new, kept, self._stream)
@@ -66,7 +68,7 @@ class Relayout:
             lost = self._dropped(intact)
             self._residency.repack(old, intact)
             self._fences.after_move(self._stream)
-            self._pool.refresh(lost)
+            self._pool.touch(lost)
             with suppress(DeviceError):  # else before the next use
                 self.restore_guards()
             raise
@@ -75,7 +77,7 @@ class Relayout:
             self._residency.repack(new.slots, kept)
             self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
             fence = self._fences.after_move(self._stream)
-            self._pool.refresh(dropped)
+            self._pool.touch(dropped)
             if meanwhile is not None:
                 meanwhile()
         finally:
@@ -92,7 +94,7 @@ class Relayout:
     def restore_guards(self) -> None:
         """Zero again what a failed `run` may have left, while nobody uses the slots; `DeviceError`."""
         if self._slab.stale_guards:
-            here = survivors(self._residency, self._slab.slots, [0] * len(self._slab.slots))
+            here = choose_survivors(self._residency, self._slab.slots, [0] * len(self._slab.slots))
             self._slab.restore_guards(here, self._stream)
             self._fences.after_move(self._stream)
 

@@ -25,13 +25,13 @@ struct expertier_policy {
     int32_t (*abort)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
     int32_t (*release)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n);
     int32_t (*resident_first)(const int64_t * directory, int32_t layer, int32_t * experts, int32_t n);
-    int32_t (*hold_ready)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n,
-                          int32_t * slots);
-    int32_t (*is_whole)(const int64_t * directory, int32_t layer);
+    int32_t (*pin_ready)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n, int32_t * slots);
+    int32_t (*is_fully_resident)(const int64_t * directory, int32_t layer);
     int32_t (*version)(const int64_t * directory, int32_t layer);
-    int32_t (*replaced)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n, int32_t * experts);
+    int32_t (*evicted_by)(const int64_t * directory, int32_t layer, const int32_t * slots, int32_t n,
+                          int32_t * experts);
     int32_t (*begin_prefetch_into)(const int64_t * directory, int32_t layer, int32_t expert, int32_t slot);
-    int32_t (*coldest)(const int64_t * directory, int32_t layer, int32_t * slots, int32_t n, int32_t * experts);
+    int32_t (*victims)(const int64_t * directory, int32_t layer, int32_t * slots, int32_t n, int32_t * experts);
 };
 
 // Driver calls and kernels for the device look-up (lookup/device_lookup.h): as cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery

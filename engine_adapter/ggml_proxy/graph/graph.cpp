@@ -98,7 +98,7 @@ class GraphRun : public SuspendedGraph {
                 continue; // a call with 0 rows is a no-op, on the inner backend too
             }
             begin_graph(expert->tiers);
-            if (tiers_->is_whole(expert->ref.layer)) {
+            if (tiers_->is_fully_resident(expert->ref.layer)) {
                 slices_.redirect(node, tiers_->slots(expert->ref), node->src[2]);
                 tiers_->counters.whole_calls += node->src[2] != last_whole_ids_;
                 last_whole_ids_ = node->src[2];

@@ -83,7 +83,7 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
     others.reserve(experts.size());
     place.reads = HostReads(tiers_.host_copies(), experts.size());
     place.layer = layer;
-    place.held = tiers_.hold_ready(layer, experts);
+    place.held = tiers_.pin_ready(layer, experts);
     char * base = static_cast<char *>(ggml_backend_buffer_get_base(place.buffer.get()));
 
     int64_t n_bytes = 0;

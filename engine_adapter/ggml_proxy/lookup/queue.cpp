@@ -23,7 +23,7 @@ bool LookupQueue::can_capture(const LookupPlan & plan) {
 
 void LookupQueue::look_at_layers() {
     for (const LookupPlan::Call & call : plan_.calls) {
-        is_whole_.push_back(tiers_.is_whole(call.layer));
+        is_fully_resident_.push_back(tiers_.is_fully_resident(call.layer));
     }
 }
 
@@ -50,7 +50,7 @@ std::pair<size_t, size_t> LookupQueue::predicted_by(size_t i) const {
 }
 
 bool LookupQueue::can_predict(size_t from, size_t to) const {
-    if (is_whole_[from] || is_whole_[to]) {
+    if (is_fully_resident_[from] || is_fully_resident_[to]) {
         return false;
     }
     const LookupPlan::Call & call = plan_.calls[from];
@@ -64,7 +64,7 @@ bool LookupQueue::can_predict(size_t from, size_t to) const {
 bool LookupQueue::find_lookups() {
     for (size_t i = 0; i < plan_.calls.size(); i++) {
         const LookupPlan::Call & call = plan_.calls[i];
-        if (is_whole_[i]) {
+        if (is_fully_resident_[i]) {
             continue;
         }
         Step step;
@@ -187,7 +187,7 @@ ggml_status LookupQueue::queue_all(GraphSlices & slices, const std::function<voi
         ggml_tensor * node = graph_->nodes[at.index];
         const LookupPlan::Call & call = plan_.calls[at.call];
         ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
-        if (is_whole_[at.call]) {
+        if (is_fully_resident_[at.call]) {
             slices.redirect(node, pool, node->src[2]);
             continue;
         }

@@ -27,7 +27,7 @@ class LookupQueue {
 
     // Which layers have a slot for every expert, and need no look-up. Takes each layer's lock meanwhile.
     void look_at_layers();
-    bool is_whole(size_t call) const { return is_whole_[call]; }
+    bool is_fully_resident(size_t call) const { return is_fully_resident_[call]; }
 
     // Of the hidden states that predictions take; 0: nothing can be predicted.
     size_t n_predicted_floats() const;
@@ -75,7 +75,7 @@ class LookupQueue {
     DeviceLookup & lookup_;
     GraphSlices slices_;
     Ahead * ahead_ = nullptr;
-    std::vector<bool> is_whole_;
+    std::vector<bool> is_fully_resident_;
     std::vector<Step> steps_;
     std::vector<int> queued_;
 };

@@ -91,14 +91,14 @@ class LookupRun {
         bool uploads = false;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const int layer = plan_.calls[i].layer;
-            if (queue_.is_whole(i) ||
+            if (queue_.is_fully_resident(i) ||
                 tiers_.device_table_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
                 continue;
             }
             std::vector<int32_t> & table = lookup_.table(layer);
             std::vector<int32_t> all(table.size()), held;
             std::iota(all.begin(), all.end(), 0);
-            tiers_.policy().hold_ready(tiers_.directory(), layer, all.data(), (int32_t) all.size(), table.data());
+            tiers_.policy().pin_ready(tiers_.directory(), layer, all.data(), (int32_t) all.size(), table.data());
             std::copy_if(table.begin(), table.end(), std::back_inserter(held), [](int32_t slot) { return slot >= 0; });
             tiers_.policy().release(tiers_.directory(), layer, held.data(), (int32_t) held.size());
             lookup_.upload_table(layer);
@@ -246,21 +246,21 @@ class LookupRun {
             reads_.release();
             tiers_.policy().complete(tiers_.directory(), layer, slots.data(), (int32_t) slots.size());
             tiers_.counters.host_fills += n_misses;
-            refresh_evicted(layer, slots, miss_index, n_misses);
+            touch_evicted(layer, slots, miss_index, n_misses);
             note_version(layer);
         }
         return true;
     }
 
-    void refresh_evicted(int layer, const std::vector<int32_t> & slots, const std::vector<int32_t> & miss_index,
-                         int32_t n_misses) {
+    void touch_evicted(int layer, const std::vector<int32_t> & slots, const std::vector<int32_t> & miss_index,
+                       int32_t n_misses) {
         filled_.resize(n_misses);
         evicted_.resize(n_misses);
         for (int32_t i = 0; i < n_misses; i++) {
             filled_[i] = slots[miss_index[i]];
         }
-        tiers_.policy().replaced(tiers_.directory(), layer, filled_.data(), n_misses, evicted_.data());
-        tiers_.host_copies().refresh(layer, evicted_);
+        tiers_.policy().evicted_by(tiers_.directory(), layer, filled_.data(), n_misses, evicted_.data());
+        tiers_.host_copies().touch(layer, evicted_);
     }
 
     void release_previous() {
@@ -306,8 +306,10 @@ std::optional<ggml_status> try_device_lookup(ProxyBackend & backend, ggml_cgraph
     if (is_captured ? plan.n_of_uid <= n_warm_captured : plan.n_seen <= n_warm) {
         return {};
     }
-    const auto is_whole = [&plan](const LookupPlan::Call & call) { return plan.tiers->is_whole(call.layer); };
-    if (std::all_of(plan.calls.begin(), plan.calls.end(), is_whole)) {
+    const auto is_fully_resident = [&plan](const LookupPlan::Call & call) {
+        return plan.tiers->is_fully_resident(call.layer);
+    };
+    if (std::all_of(plan.calls.begin(), plan.calls.end(), is_fully_resident)) {
         return {}; // no ids to look up: all of it is queued at once anyway
     }
     const LookupExclusion::Running running(backend.device->lookup_exclusion);

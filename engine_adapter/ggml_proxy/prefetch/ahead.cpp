@@ -37,7 +37,7 @@ void Ahead::expect(int layer, int n_rows) {
     Prediction prediction;
     prediction.layer = layer;
     prediction.n_rows = n_rows;
-    const int n = tiers_.policy().coldest(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
+    const int n = tiers_.policy().victims(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
                                           prediction.experts.data());
     predictor_.expect(layer, prediction.experts, std::max(n, 0)); // none where others hold all its slots
     predictions_.push_back(prediction);
@@ -123,7 +123,7 @@ Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
     if (wanted.leaves >= 0) {
         lookup_.table(layer)[wanted.leaves] = -1; // as the kernel has done on the device
         evicted_[0] = wanted.leaves;
-        tiers_.host_copies().refresh(layer, evicted_);
+        tiers_.host_copies().touch(layer, evicted_);
     }
     free->state = State::copying;
     free->layer = layer;

@@ -67,7 +67,7 @@ void Tiers::take_layout(const expertier_binding & binding) {
         Layer & layer = layers_[i];
         layer.n_slots = from.n_slots;
         layer.copies.assign(from.copies, from.copies + from.n_copies);
-        layer.is_whole = false;
+        layer.is_fully_resident = false;
         layer.device_table_version = -1;
         for (size_t j = 0; j < layer.slots.size(); j++) {
             ggml_tensor * slots = layer.slots[j];

@@ -24,7 +24,7 @@ void HostCopies::end_reads(const std::vector<int64_t> & indices) {
     lock.notify_all(); // the pool may wait for a block
 }
 
-void HostCopies::refresh(int layer, const std::vector<int32_t> & experts) {
+void HostCopies::touch(int layer, const std::vector<int32_t> & experts) {
     LayerLock lock(copies_.lock, 0);
     for (int32_t expert : experts) {
         if (expert >= 0) {

@@ -18,7 +18,7 @@ class HostCopies {
     const char * begin_read(int64_t index);
     void end_reads(const std::vector<int64_t> & indices);
     // Marks the copies of `experts` (-1: of nobody) as used, where there are some: L1 has just evicted them.
-    void refresh(int layer, const std::vector<int32_t> & experts);
+    void touch(int layer, const std::vector<int32_t> & experts);
 
   private:
     expertier_host_copies copies_;

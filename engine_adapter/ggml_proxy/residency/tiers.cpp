@@ -309,8 +309,8 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
     }
     if (!reads.empty()) {
         room.evicted.resize(slots.size());
-        policy_.replaced(directory_, layer, slots.data(), (int32_t) slots.size(), room.evicted.data());
-        host_copies_.refresh(layer, room.evicted);
+        policy_.evicted_by(directory_, layer, slots.data(), (int32_t) slots.size(), room.evicted.data());
+        host_copies_.touch(layer, room.evicted);
     }
     return room.experts.empty() || fill_from_python(layer, room.experts, room.slots) ? Filled::yes : Filled::no;
 }
@@ -353,23 +353,23 @@ bool Tiers::read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out) {
     return done == EXPERTIER_FILLED;
 }
 
-bool Tiers::is_whole(int layer) {
+bool Tiers::is_fully_resident(int layer) {
     Layer & self = layers_[layer];
-    if (self.is_whole) {
+    if (self.is_fully_resident) {
         return true;
     }
     if (sees_all_ || self.n_slots < self.n_experts) {
         return false;
     }
     LayerLock lock(locks_, layer);
-    self.is_whole = policy_.is_whole(directory_, layer) == 1;
-    return self.is_whole;
+    self.is_fully_resident = policy_.is_fully_resident(directory_, layer) == 1;
+    return self.is_fully_resident;
 }
 
-std::vector<int32_t> Tiers::hold_ready(int layer, const std::vector<int32_t> & experts) {
+std::vector<int32_t> Tiers::pin_ready(int layer, const std::vector<int32_t> & experts) {
     std::vector<int32_t> slots(experts.size(), -1);
     LayerLock lock(locks_, layer);
-    if (policy_.hold_ready(directory_, layer, experts.data(), (int32_t) experts.size(), slots.data()) < 0) {
+    if (policy_.pin_ready(directory_, layer, experts.data(), (int32_t) experts.size(), slots.data()) < 0) {
         slots.assign(experts.size(), -1); // nothing was pinned
     }
     return slots;

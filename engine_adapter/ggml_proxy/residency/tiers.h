@@ -108,10 +108,10 @@ class Tiers {
     // slots; fills misses. Empty after an error, which take_error() then tells.
     PinnedSlots acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts);
     // Whether every expert of the layer is in the slot of its own number, and stays there: ids are slot ids then.
-    bool is_whole(int layer);
+    bool is_fully_resident(int layer);
     // Pins the slots of those of `experts` that are resident, which is no use of them; -1 for the others.
-    std::vector<int32_t> hold_ready(int layer, const std::vector<int32_t> & experts);
-    void release_held(int layer, std::vector<int32_t> & slots); // as hold_ready returned them
+    std::vector<int32_t> pin_ready(int layer, const std::vector<int32_t> & experts);
+    void release_held(int layer, std::vector<int32_t> & slots); // as pin_ready returned them
     // Has Python copy `experts` into a staged layer that begins at `staged`; false after an error.
     bool load(int layer, const std::vector<int32_t> & experts, void * staged);
     // Has Python copy `n_bytes` of a matrix, from byte `offset` of its experts on, to `out`; false where that failed.
@@ -193,7 +193,7 @@ class Tiers {
         std::vector<std::string> names;
         std::vector<int64_t> expert_bytes;
         std::vector<expertier_copy> copies;
-        std::atomic<bool> is_whole{ false };
+        std::atomic<bool> is_fully_resident{ false };
         std::atomic<int64_t> blank_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
         int32_t device_table_version = -1;
         std::vector<int> placed;          // the engine's tensors of each matrix

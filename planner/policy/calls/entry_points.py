@@ -19,9 +19,9 @@ class EntryPoints:
     resident_first: int
     begin_prefetch: int
     begin_prefetch_into: int
-    coldest: int
-    hold_ready: int
-    is_whole: int
+    victims: int
+    pin_ready: int
+    is_fully_resident: int
     version: int
-    replaced: int
+    evicted_by: int
     _owners: tuple[object, ...] = field(repr=False, compare=False)

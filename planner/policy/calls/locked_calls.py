@@ -20,7 +20,7 @@ from numba import int64, types
 
 from expertier.compiled_functions import kept_njit
 from expertier.interrupts import interrupts_deferred
-from expertier.planner.policy.outcome import FINISH, Outcome
+from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE, Outcome
 from expertier.planner.policy.tables import (
     COMPILED,
     COMPLETE,
@@ -60,8 +60,8 @@ class LockedCalls:
     give_back: Callable[[int, int, int, I32], int]
     try_take: Callable[[int, int, int, I32, I32, I32], int]
     take: Callable[[int, int, int, I32, I32, I32, int, int], int]
-    try_settle: Callable[[int, int, int, int, I32], int]
-    settle: Callable[[int, int, int, int, I32], int]
+    try_update_held: Callable[[int, int, int, int, I32], int]
+    update_held: Callable[[int, int, int, int, I32], int]
     resident_first: Callable[[int, int, int, I32], int]
     begin_prefetch: Callable[[int, int, int, int], int]
 
@@ -183,7 +183,7 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     @_compiled(int64, int64, int64, int64, _ARRAY)
-    def try_settle(directory: int, locks: int, entry: int, layer: int, held: I32) -> int:
+    def try_update_held(directory: int, locks: int, entry: int, layer: int, held: I32) -> int:
         n = len(held) - 1
         if n < 0 or not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -192,8 +192,10 @@ def _build(stamp: int) -> LockedCalls:
         mutex = locks + layer * LOCK_BYTES
         if how.try_lock(mutex) != 0:
             return _BUSY
-        status = how.on_slots(directory, COMPLETE if entry == FINISH else entry, layer, held[:n])
-        if status >= 0 and entry == FINISH:
+        status = how.on_slots(
+            directory, COMPLETE if entry == COMPLETE_AND_RELEASE else entry, layer, held[:n]
+        )
+        if status >= 0 and entry == COMPLETE_AND_RELEASE:
             status = how.on_slots(directory, RELEASE, layer, held[:n])
         if status >= 0 and entry != COMPLETE:
             held[n] = 0
@@ -202,7 +204,7 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     @_compiled(int64, int64, int64, int64, _ARRAY, nogil=True)
-    def settle(directory: int, locks: int, entry: int, layer: int, held: I32) -> int:
+    def update_held(directory: int, locks: int, entry: int, layer: int, held: I32) -> int:
         n = len(held) - 1
         if n < 0 or not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -211,8 +213,10 @@ def _build(stamp: int) -> LockedCalls:
         mutex = locks + layer * LOCK_BYTES
         if how.lock(mutex) != 0:
             return _BAD_CALL
-        status = how.on_slots(directory, COMPLETE if entry == FINISH else entry, layer, held[:n])
-        if status >= 0 and entry == FINISH:
+        status = how.on_slots(
+            directory, COMPLETE if entry == COMPLETE_AND_RELEASE else entry, layer, held[:n]
+        )
+        if status >= 0 and entry == COMPLETE_AND_RELEASE:
             status = how.on_slots(directory, RELEASE, layer, held[:n])
         if status >= 0 and entry != COMPLETE:
             held[n] = 0
@@ -243,5 +247,5 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     return LockedCalls(
-        take_hits, give_back, try_take, take, try_settle, settle, resident_first, begin_prefetch
+        take_hits, give_back, try_take, take, try_update_held, update_held, resident_first, begin_prefetch
     )

@@ -10,11 +10,11 @@ Every function takes a directory (`Residency.directory_address`) first; the call
     int32 resident_first(const int64 *directory, int32 layer, int32 *experts, int32 n)
     int32 begin_prefetch(const int64 *directory, int32 layer, int32 expert)
     int32 begin_prefetch_into(const int64 *directory, int32 layer, int32 expert, int32 slot)
-    int32 coldest       (const int64 *directory, int32 layer, int32 *slots, int32 n, int32 *experts)
-    int32 hold_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
-    int32 is_whole      (const int64 *directory, int32 layer)
+    int32 victims       (const int64 *directory, int32 layer, int32 *slots, int32 n, int32 *experts)
+    int32 pin_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
+    int32 is_fully_resident      (const int64 *directory, int32 layer)
     int32 version       (const int64 *directory, int32 layer)
-    int32 replaced      (const int64 *directory, int32 layer, const int32 *slots, int32 n, int32 *experts)
+    int32 evicted_by      (const int64 *directory, int32 layer, const int32 *slots, int32 n, int32 *experts)
 
 They return what the functions of `policy.py` return, and BAD_CALL for a layer that is not there or a directory
 that another version of the policy made. `begin` serves every policy: it goes on to that of the directory.
@@ -158,26 +158,26 @@ def _build(stamp: int) -> EntryPoints:
         return policy.begin_prefetch_into(layer_view(directory, layer), expert, slot)
 
     @kept_cfunc(HOLD_SIGNATURE)
-    def coldest(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
+    def victims(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.coldest(
+        return policy.victims(
             layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
         )
 
     @kept_cfunc(HOLD_SIGNATURE)
-    def hold_ready(directory: int, layer: int, experts: int, n: int, slots: int) -> int:
+    def pin_ready(directory: int, layer: int, experts: int, n: int, slots: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.hold_ready(
+        return policy.pin_ready(
             layer_view(directory, layer), array_at(experts, n, np.int32), n, array_at(slots, n, np.int32)
         )
 
     @kept_cfunc(ON_LAYER_SIGNATURE)
-    def is_whole(directory: int, layer: int) -> int:
+    def is_fully_resident(directory: int, layer: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.is_whole(layer_view(directory, layer))
+        return policy.is_fully_resident(layer_view(directory, layer))
 
     @kept_cfunc(ON_LAYER_SIGNATURE)
     def version(directory: int, layer: int) -> int:
@@ -186,10 +186,10 @@ def _build(stamp: int) -> EntryPoints:
         return policy.version(layer_view(directory, layer))
 
     @kept_cfunc(HOLD_SIGNATURE)
-    def replaced(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
+    def evicted_by(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.replaced(
+        return policy.evicted_by(
             layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
         )
 
@@ -201,11 +201,11 @@ def _build(stamp: int) -> EntryPoints:
         "resident_first": resident_first,
         "begin_prefetch": begin_prefetch,
         "begin_prefetch_into": begin_prefetch_into,
-        "coldest": coldest,
-        "hold_ready": hold_ready,
-        "is_whole": is_whole,
+        "victims": victims,
+        "pin_ready": pin_ready,
+        "is_fully_resident": is_fully_resident,
         "version": version,
-        "replaced": replaced,
+        "evicted_by": evicted_by,
     }
     addresses: dict[str, int] = {name: function.address for name, function in functions.items()}
     return EntryPoints(**addresses, _owners=tuple(functions.values()))

@@ -10,7 +10,7 @@ top-4 of 32, 560 sequences of single-row decode, each from cold; hits in percent
 
 When the topic changes, old heat misleads. Two averages of the share of hits tell: one over about 4 calls and
 one over about 64. While the short one misses half as much again as the long one, and 10 points more, heat is
-halved every 5 calls. Both begin at 0, so that a cold start is no change of topic. docs/measurements.md has what
+halved every 5 calls. Both begin at 0, so that a cold start is no change of topic. docs/measurements.md says what
 this is worth.
 """
 

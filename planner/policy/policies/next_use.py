@@ -13,7 +13,7 @@ the slots: with few of them only the next calls matter. The larger a call, the l
 more than PAIRS_UP_TO experts is not looked at in pairs, one of more than MOST_ASKED (a prompt) only as heat.
 
 Everything is whole numbers, 16384ths where they are shares, so that compiled code and the interpreter agree.
-docs/measurements.md has what it is worth, what it costs and what else was tried.
+docs/measurements.md says what it is worth and what it costs, docs/measurements/next-use.md what else was tried.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def _prepared(
             raise ConfigError(
                 f"sequence {sequence} of {path} was asked for; it has {whole.n_sequences}, counted from 0"
             )
-        calls = whole.part(*whole.sequences[sequence : sequence + 2].tolist())
+        calls = whole.section(*whole.sequences[sequence : sequence + 2].tolist())
     if calls.n_calls == 0:
         raise ConfigError(f"{path}: nothing to play: no calls were recorded there")
     if expert_bytes is not None:

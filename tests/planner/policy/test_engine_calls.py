@@ -30,8 +30,8 @@ class Calls:
         self.residency = Residency([6, 6], [6, 3], PolicyKind.LFU_DECAY)
         points = entry_points()
         self._hold, self._whole, self._version = (
-            _Hold(points.hold_ready),
-            _OnLayer(points.is_whole),
+            _Hold(points.pin_ready),
+            _OnLayer(points.is_fully_resident),
             _OnLayer(points.version),
         )
 
@@ -62,7 +62,7 @@ class Calls:
         )
         return status, slots.tolist()
 
-    def is_whole(self, layer: int) -> int:
+    def is_fully_resident(self, layer: int) -> int:
         return int(self._whole(self.residency.directory_address, layer))
 
     def version(self, layer: int) -> int:
@@ -105,20 +105,20 @@ def test_an_expert_that_is_not_there_holds_nothing(calls: Calls, expert: int) ->
 def test_with_a_slot_for_every_expert_each_gets_the_slot_of_its_number(calls: Calls) -> None:
     for expert in (5, 2, 0, 4, 1):
         assert calls.bring(WHOLE, expert) == [expert]
-        assert calls.is_whole(WHOLE) == 0
+        assert calls.is_fully_resident(WHOLE) == 0
     calls.begin(WHOLE, 3)
-    assert calls.is_whole(WHOLE) == 0, "its last expert is still being read"
+    assert calls.is_fully_resident(WHOLE) == 0, "its last expert is still being read"
     calls.residency.complete(WHOLE, np.array([3], np.int32))
-    assert calls.is_whole(WHOLE) == 1
+    assert calls.is_fully_resident(WHOLE) == 1
 
 
 def test_a_layer_with_fewer_slots_is_never_whole(calls: Calls) -> None:
     calls.bring(PART, 0, 1, 2)
-    assert calls.is_whole(PART) == 0
+    assert calls.is_fully_resident(PART) == 0
 
 
 def test_another_directory_is_refused(calls: Calls) -> None:
-    assert calls.is_whole(2) < 0
+    assert calls.is_fully_resident(2) < 0
     assert calls.version(2) < 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from expertier.planner import PolicyKind
 from expertier.planner.policy.calls.locked_calls import locked_calls
-from expertier.planner.policy.repack import survivors
+from expertier.planner.policy.repack import choose_survivors
 from expertier.planner.policy.residency import ARRAYS, Residency
 from expertier.planner.policy.tables import COMPILED
 from expertier.tiers.shared.layer_locks import LayerLocks
@@ -53,7 +53,7 @@ def run(seed: int, kind: str) -> dict[str, object]:
             answers.append(residency.resident_first(layer, experts))
             answers.append(residency.begin(layer, experts, slots, np.zeros(len(experts), np.int32)))
         if answers[-1] >= 0:
-            victims += residency.evicted_from(layer, slots)
+            victims += residency.experts_evicted_by(layer, slots)
             if rng.random() < 0.9:
                 answers.append(residency.complete(layer, slots))
                 held.append((layer, slots))
@@ -71,8 +71,8 @@ def run(seed: int, kind: str) -> dict[str, object]:
             held.clear()
             n_slots = [int(n) for n in rng.integers((4, 2), (12, 6))]
             shift = int(rng.integers(-2, 3))
-            kept = survivors(residency, n_slots, [shift, None])
-            residency.repack(n_slots, kept)
+            survivors = choose_survivors(residency, n_slots, [shift, None])
+            residency.repack(n_slots, survivors)
             if step % 1000 == 999:
                 residency.seed_heat(rng.integers(0, 50, residency.heat.shape))
             residency.check_valid()

@@ -13,7 +13,7 @@ import pytest
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
 from expertier.planner.policy.calls.python_calls import python_calls
-from expertier.planner.policy.outcome import FINISH
+from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
 from expertier.planner.policy.residency import ARRAYS, Residency
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
@@ -177,8 +177,13 @@ def test_what_is_not_pinned_is_let_go_of_once() -> None:
     missing = array(-1, -1)
     assert residency.take(locks.address, 1, array(0, 5), held, missing, 0, waits=False) == 1
     assert (held[-1], missing[0]) == (1, 1)
-    for settle in (residency.abort_held, residency.release_held, residency.give_back, residency.finish_held):
-        assert settle(locks.address, 1, held) == 0
+    for end_held in (
+        residency.abort_held,
+        residency.release_held,
+        residency.give_back,
+        residency.finish_held,
+    ):
+        assert end_held(locks.address, 1, held) == 0
         assert (held[-1], residency.pins_of(1)) == (0, [0, 0, 0, 1])
     assert 5 not in residency.residents(1)
     locks.close()
@@ -190,7 +195,7 @@ def test_complete_keeps_the_pins_and_finish_does_not() -> None:
     assert residency.take(locks.address, 0, array(5), held, array(-1), 0, waits=False) == 1
     assert residency.complete_held(locks.address, 0, held) == 1
     assert (held[-1], residency.pins_of(0)) == (1, [1, 0])
-    assert CALLS.settle(residency.directory_address, locks.address, FINISH, 0, held) == 0
+    assert CALLS.update_held(residency.directory_address, locks.address, COMPLETE_AND_RELEASE, 0, held) == 0
     assert (held[-1], residency.pins_of(0), residency.residents(0)) == (0, [0, 0], {5: 0})
     locks.close()
 

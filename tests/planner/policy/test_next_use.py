@@ -136,7 +136,7 @@ def test_the_same_experts_leave(seed: int, n_experts: int, n_slots: int, most: i
         miss_index = np.full(len(experts), -1, np.int32)
         n_misses = residency.begin(0, experts, slots, miss_index)
         assert n_misses >= 0
-        left = residency.evicted_from(0, slots[miss_index[:n_misses]])
+        left = residency.experts_evicted_by(0, slots[miss_index[:n_misses]])
         residency.complete(0, slots)
         residency.release(0, slots)
         assert left == expected.call(experts.tolist()), number

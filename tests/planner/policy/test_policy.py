@@ -126,10 +126,10 @@ def test_evicted_names_the_former_owner() -> None:
     layer = Layer(8, 2, PolicyKind.LRU)
     layer.use([0, 1])
     _, slots, _ = layer.begin([4])
-    assert layer.residency.evicted_from(1, np.array(slots, np.int32)) == [0]
+    assert layer.residency.experts_evicted_by(1, np.array(slots, np.int32)) == [0]
     layer.abort(slots)
     _, slots, _ = layer.begin([5])  # the slot is free now
-    assert layer.residency.evicted_from(1, np.array(slots, np.int32)) == []
+    assert layer.residency.experts_evicted_by(1, np.array(slots, np.int32)) == []
 
 
 def test_abort_frees_what_was_missing_and_unpins_the_rest() -> None:

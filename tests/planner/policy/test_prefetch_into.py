@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DI
 EXPERTS, SLOTS = 8, 4
 
 _INTS = ctypes.POINTER(ctypes.c_int32)
-_Coldest = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, _INTS, ctypes.c_int32, _INTS)
+_Victims = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, _INTS, ctypes.c_int32, _INTS)
 _Into = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32)
 
 
@@ -27,10 +27,10 @@ def make(kind: PolicyKind = PolicyKind.LFU_DECAY) -> Residency:
     return Residency([EXPERTS, EXPERTS], [SLOTS, 2], kind)
 
 
-def coldest(residency: Residency, n: int = 8, layer: int = 0) -> list[tuple[int, int]]:
+def victims(residency: Residency, n: int = 8, layer: int = 0) -> list[tuple[int, int]]:
     """Slots and experts."""
     slots, experts = np.full(max(n, 1), -7, np.int32), np.full(max(n, 1), -7, np.int32)
-    call = _Coldest(entry_points().coldest)
+    call = _Victims(entry_points().victims)
     found = call(
         residency.directory_address, layer, slots.ctypes.data_as(_INTS), n, experts.ctypes.data_as(_INTS)
     )
@@ -68,10 +68,10 @@ def test_the_list_is_the_order_in_which_experts_leave(
     for expert in used:
         use(residency, expert)
     pinned = [slot for expert in held for slot in begin(residency, expert)]
-    listed = coldest(residency)
+    listed = victims(residency)
     residents = dict(enumerate(residency.owner[:SLOTS].tolist()))
     assert dict(listed) == {slot: expert for slot, expert in residents.items() if slot not in pinned}
-    assert coldest(residency, 2) == listed[:2]
+    assert victims(residency, 2) == listed[:2]
     if kind is PolicyKind.NEXT_USE:  # which ranks anew when something misses
         return
     new = [expert for expert in range(EXPERTS) if expert not in residents.values()]
@@ -83,12 +83,12 @@ def test_the_list_is_the_order_in_which_experts_leave(
 def test_a_prefetch_takes_the_slot_that_was_named() -> None:
     residency = make()
     use(residency, 0, 1, 2, 3)
-    slot, leaves = coldest(residency)[-1]
+    slot, leaves = victims(residency)[-1]
     assert into(residency, 7, slot) == slot
     residency.check_valid()
     assert residency.owner[slot] == 7
     assert leaves not in residency.residents(0)
-    assert slot not in dict(coldest(residency)), "it is being filled"
+    assert slot not in dict(victims(residency)), "it is being filled"
     assert (
         residency.begin(0, np.array([7], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
         == Outcome.BUSY
@@ -96,7 +96,7 @@ def test_a_prefetch_takes_the_slot_that_was_named() -> None:
     residency.complete(0, np.array([slot], np.int32))
     release(residency, [slot])
     residency.check_valid()
-    assert coldest(residency)[0] == (slot, 7), "what nobody asked for leaves first"
+    assert victims(residency)[0] == (slot, 7), "what nobody asked for leaves first"
     assert residency.totals()["prefetches"] == 1
     use(residency, 7)
     assert residency.totals()["prefetches_useful"] == 1
@@ -109,7 +109,7 @@ def test_what_cannot_be_prefetched_changes_nothing() -> None:
     before = {
         name: getattr(residency, name).copy() for name in ("owner", "order", "pins", "counters", "state")
     }
-    free = next(slot for slot, expert in coldest(residency) if expert < 0)
+    free = next(slot for slot, expert in victims(residency) if expert < 0)
     assert into(residency, 5, held[0]) == Outcome.BUSY
     assert into(residency, 1, free) == Outcome.PRESENT
     assert into(residency, EXPERTS, free) == into(residency, -1, free) == Outcome.BAD_EXPERT
@@ -120,10 +120,10 @@ def test_what_cannot_be_prefetched_changes_nothing() -> None:
         == Outcome.BAD_CALL
     )
     with pytest.raises(ValueError, match="-4"):
-        coldest(residency, -1)
+        victims(residency, -1)
     with pytest.raises(ValueError, match="-4"):
-        coldest(residency, 1, layer=9)
-    assert coldest(residency, 0) == []
+        victims(residency, 1, layer=9)
+    assert victims(residency, 0) == []
     for name, value in before.items():
         assert np.array_equal(getattr(residency, name), value), name
     release(residency, held)
@@ -132,9 +132,9 @@ def test_what_cannot_be_prefetched_changes_nothing() -> None:
 def test_one_that_fails_leaves_a_free_slot() -> None:
     residency = make()
     use(residency, 0, 1, 2, 3)
-    slot, _ = coldest(residency)[0]
+    slot, _ = victims(residency)[0]
     assert into(residency, 6, slot) == slot
     residency.abort(0, np.array([slot], np.int32))
     residency.check_valid()
-    assert coldest(residency)[0] == (slot, -1)
+    assert victims(residency)[0] == (slot, -1)
     assert residency.totals()["prefetches"] == 0

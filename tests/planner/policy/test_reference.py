@@ -93,7 +93,7 @@ def test_the_same_experts_leave(kind: PolicyKind, reference: type[Lru], seed: in
         slots = np.full(len(experts), -1, np.int32)
         miss_index = np.full(len(experts), -1, np.int32)
         n_misses = residency.begin(0, experts, slots, miss_index)
-        left = residency.evicted_from(0, slots[miss_index[:n_misses]])
+        left = residency.experts_evicted_by(0, slots[miss_index[:n_misses]])
         residency.complete(0, slots)
         residency.release(0, slots)
         assert left == expected.call(experts.tolist()), number

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from expertier.planner import PolicyKind
-from expertier.planner.policy.repack import Survivors, survivors
+from expertier.planner.policy.repack import Survivors, choose_survivors
 from expertier.planner.policy.residency import Residency
 
 N_EXPERTS = (12, 5, 9)
@@ -66,16 +66,16 @@ def eviction_order(residency: Residency, layer: int) -> list[int]:
 def test_the_hottest_survive_in_order(
     residency: Residency, n_slots: tuple[int, ...], shifts: tuple[int | None, ...]
 ) -> None:
-    kept = survivors(residency, n_slots, shifts)
+    survivors = choose_survivors(residency, n_slots, shifts)
     for layer, n_new in enumerate(n_slots):
-        mine = kept.layer == layer
-        old, new = kept.old_slot[mine], kept.new_slot[mine]
+        mine = survivors.layer == layer
+        old, new = survivors.old_slot[mine], survivors.new_slot[mine]
         residents = residency.residents(layer)
         assert len(old) == min(len(residents), n_new)
-        assert set(kept.expert[mine].tolist()) == set(
+        assert set(survivors.expert[mine].tolist()) == set(
             eviction_order(residency, layer)[len(residents) - len(old) :]
         )
-        assert [residents[e] for e in kept.expert[mine].tolist()] == old.tolist()
+        assert [residents[e] for e in survivors.expert[mine].tolist()] == old.tolist()
         assert (np.diff(old) > 0).all()
         assert (np.diff(new) > 0).all()
         assert ((new >= 0) & (new < n_new)).all()
@@ -85,10 +85,10 @@ def test_the_hottest_survive_in_order(
 def test_nothing_moves_that_need_not(
     residency: Residency, n_slots: tuple[int, ...], shifts: tuple[int | None, ...]
 ) -> None:
-    kept = survivors(residency, n_slots, shifts)
+    survivors = choose_survivors(residency, n_slots, shifts)
     for layer, (n_new, shift) in enumerate(zip(n_slots, shifts, strict=True)):
-        mine = kept.layer == layer
-        old, new = kept.old_slot[mine], kept.new_slot[mine]
+        mine = survivors.layer == layer
+        old, new = survivors.old_slot[mine], survivors.new_slot[mine]
         if shift is None:
             assert new.tolist() == list(range(len(new)))
             continue
@@ -114,11 +114,11 @@ def test_tables_after_a_repack(
     unused = residency.totals()["prefetches"] - sum(
         residency.totals()[name] for name in ("prefetches_useful", "prefetches_wasted")
     )
-    kept = survivors(residency, n_slots, shifts)
-    residency.repack(n_slots, kept)
+    survivors = choose_survivors(residency, n_slots, shifts)
+    residency.repack(n_slots, survivors)
     residency.check_valid()
     after = residency.totals()
-    assert after["evictions"] - before["evictions"] == n_before - len(kept.expert)
+    assert after["evictions"] - before["evictions"] == n_before - len(survivors.expert)
     assert 0 <= after["prefetches_wasted"] - before["prefetches_wasted"] <= unused
     for name in ("calls", "hits", "misses", "fills", "aborts", "prefetches", "prefetches_useful"):
         assert after[name] == before[name], name
@@ -128,8 +128,8 @@ def test_tables_after_a_repack(
         assert survived == order[len(order) - len(survived) :], "the order in which experts leave has changed"
         expected = dict(
             zip(
-                kept.expert[kept.layer == layer].tolist(),
-                kept.new_slot[kept.layer == layer].tolist(),
+                survivors.expert[survivors.layer == layer].tolist(),
+                survivors.new_slot[survivors.layer == layer].tolist(),
                 strict=True,
             )
         )
@@ -144,11 +144,11 @@ def test_growing_at_the_low_end_and_back_moves_and_loses_nothing(
     before = [residency.residents(layer) for layer in range(len(N_EXPERTS))]
     order = residency.order.copy()
     large = [n + more for n, more in zip(small, growth, strict=True)]
-    residency.repack(large, survivors(residency, large, [-more for more in growth]))
+    residency.repack(large, choose_survivors(residency, large, [-more for more in growth]))
     residency.check_valid()
     for layer, more in enumerate(growth):
         assert residency.residents(layer) == {e: slot + more for e, slot in before[layer].items()}
-    residency.repack(small, survivors(residency, small, growth))
+    residency.repack(small, choose_survivors(residency, small, growth))
     residency.check_valid()
     assert [residency.residents(layer) for layer in range(len(N_EXPERTS))] == before
     assert np.array_equal(residency.order, order)
@@ -158,7 +158,7 @@ def test_growing_at_the_low_end_and_back_moves_and_loses_nothing(
 def test_the_same_slots_again_change_nothing(residency: Residency) -> None:
     owner, order, counters = residency.owner.copy(), residency.order.copy(), residency.counters.copy()
     n_slots = residency.n_slots.tolist()
-    residency.repack(n_slots, survivors(residency, n_slots, [0] * len(n_slots)))
+    residency.repack(n_slots, choose_survivors(residency, n_slots, [0] * len(n_slots)))
     for name, value in (("owner", owner), ("order", order), ("counters", counters)):
         assert np.array_equal(getattr(residency, name), value), name
 
@@ -168,29 +168,29 @@ def test_copies_in_order_overwrite_no_survivor(
     residency: Residency, n_slots: tuple[int, ...], shifts: tuple[int, ...]
 ) -> None:
     """Slots that move up from the last, then those that move down from the first: bytes arrive whole."""
-    kept = survivors(residency, n_slots, shifts)
+    survivors = choose_survivors(residency, n_slots, shifts)
     for layer, shift in enumerate(shifts):
-        mine = kept.layer == layer
-        old, new = kept.old_slot[mine], kept.new_slot[mine] + shift
-        memory = {int(slot): int(expert) for slot, expert in zip(old, kept.expert[mine], strict=True)}
+        mine = survivors.layer == layer
+        old, new = survivors.old_slot[mine], survivors.new_slot[mine] + shift
+        memory = {int(slot): int(expert) for slot, expert in zip(old, survivors.expert[mine], strict=True)}
         up = [k for k in range(len(old)) if new[k] > old[k]][::-1]
         down = [k for k in range(len(old)) if new[k] < old[k]]
         for k in up + down:
             memory[int(new[k])] = memory[int(old[k])]
-        assert [memory[int(slot)] for slot in new] == kept.expert[mine].tolist()
+        assert [memory[int(slot)] for slot in new] == survivors.expert[mine].tolist()
 
 
 def test_pinned_slots_and_wrong_numbers_are_refused() -> None:
     residency = Residency([4, 4], [2, 2], PolicyKind.LRU)
     with pytest.raises(ValueError, match="repack 2 layers"):
-        survivors(residency, [2], [0])
+        choose_survivors(residency, [2], [0])
     for n_slots in ([2], [2, 0], [2, 1 << 17]):
         with pytest.raises(ValueError, match="2 layers need"):
             residency.repack(n_slots, Survivors.none())
     one = np.zeros(1, np.int32)
     residency.begin(0, one, one.copy(), one.copy())
     with pytest.raises(AssertionError, match="pinned"):
-        survivors(residency, [2, 2], [0, 0])
+        choose_survivors(residency, [2, 2], [0, 0])
     with pytest.raises(AssertionError, match="pinned"):
         residency.resize([2, 2])
 
@@ -200,20 +200,20 @@ def test_whole_layers_are_in_order(
     residency: Residency, n_slots: tuple[int, ...], shifts: tuple[int | None, ...]
 ) -> None:
     """With a slot for every expert, as many as can be keep their order and have the slots of their own numbers."""
-    usual = survivors(residency, n_slots, shifts)
-    kept = survivors(residency, n_slots, shifts, whole_in_order=True)
+    usual = choose_survivors(residency, n_slots, shifts)
+    survivors = choose_survivors(residency, n_slots, shifts, in_order_where_all_fit=True)
     for layer, n_new in enumerate(n_slots):
-        mine, before = kept.layer == layer, usual.layer == layer
+        mine, before = survivors.layer == layer, usual.layer == layer
         if n_new != N_EXPERTS[layer]:
-            assert kept.new_slot[mine].tolist() == usual.new_slot[before].tolist()
+            assert survivors.new_slot[mine].tolist() == usual.new_slot[before].tolist()
             continue
-        assert kept.new_slot[mine].tolist() == kept.expert[mine].tolist()
-        assert (np.diff(kept.old_slot[mine]) > 0).all()
-        assert (np.diff(kept.new_slot[mine]) > 0).all()
+        assert survivors.new_slot[mine].tolist() == survivors.expert[mine].tolist()
+        assert (np.diff(survivors.old_slot[mine]) > 0).all()
+        assert (np.diff(survivors.new_slot[mine]) > 0).all()
         experts = usual.expert[before].tolist()  # by old slot
         longest = [1] * len(experts)
         for i, expert in enumerate(experts):
             longest[i] = max([1, *(longest[j] + 1 for j in range(i) if experts[j] < expert)])
         assert mine.sum() == max(longest, default=0)
-    residency.repack(n_slots, kept)
+    residency.repack(n_slots, survivors)
     residency.check_valid()

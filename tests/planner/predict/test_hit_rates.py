@@ -52,7 +52,7 @@ def test_a_recording_is_replayed(recorded: Trace) -> None:
 def test_the_first_half_fills_the_slots(recorded: Trace) -> None:
     """Belady apart, whose future is another one in a part: what counts is the second half, after the first."""
     l1 = L1((6, 6, 6), 0)
-    whole, first = replay(recorded, l1, "lfu-decay"), replay(recorded.part(0, 600), l1, "lfu-decay")
+    whole, first = replay(recorded, l1, "lfu-decay"), replay(recorded.section(0, 600), l1, "lfu-decay")
     found = FromTrace(demands(), recorded).misses((6, 6, 6))
     assert found.expected == pytest.approx((whole.misses - first.misses) / 200)
     assert found.lookups == LAYERS * TOP_K

@@ -81,7 +81,7 @@ def test_seeded_heat_decides_who_leaves() -> None:
     assert residency.residents(0) == before
     one = np.full(1, -1, np.int32)
     residency.begin(0, np.array([4], np.int32), one, one.copy())
-    assert residency.evicted_from(0, one) == [1]
+    assert residency.experts_evicted_by(0, one) == [1]
 
 
 def test_a_profile_of_another_model_is_refused() -> None:

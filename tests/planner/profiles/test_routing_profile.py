@@ -61,7 +61,7 @@ def test_decode_alone_counts_where_there_is_some(tmp_path: Path) -> None:
     read = read_profile(tmp_path / "t.npz").experts
     assert read is not None
     assert np.array_equal(read.uses, decode.uses)
-    only_prompt = trace.part(0, 2)
+    only_prompt = trace.section(0, 2)
     assert default_phase(only_prompt) is None
     with pytest.raises(ConfigError, match="it: it has no calls of decode"):
         profile_of(only_prompt, "it", Phase.DECODE)

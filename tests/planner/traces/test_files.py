@@ -143,9 +143,9 @@ def test_ids(tmp_path: Path) -> None:
         assert trace.n_experts.tolist() == [6, 6]
     assert list(several.ranges()) == [(0, 4), (4, 6)]
     assert list(one.ranges()) == [(0, 6)]
-    part = several.part(4, 6)
-    part.check_valid()
-    assert part.experts.tolist() == [0, 1, 0, 1]
+    section = several.section(4, 6)
+    section.check_valid()
+    assert section.experts.tolist() == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(

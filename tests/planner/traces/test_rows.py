@@ -88,9 +88,9 @@ def test_joined_rows(
     joined.check_valid()
     assert joined.n_sequences == trace.n_sequences
     for i, (prompt, decode) in enumerate(sequences):
-        part = joined.part(int(joined.sequences[i]), int(joined.sequences[i + 1]))
+        section = joined.section(int(joined.sequences[i]), int(joined.sequences[i + 1]))
         wanted = expected(prompt, Phase.PREFILL, n_prefill) + expected(decode, Phase.DECODE, n_decode)
-        assert calls_of(part) == wanted
+        assert calls_of(section) == wanted
 
 
 def test_one_row_a_step_is_the_trace_itself() -> None:

@@ -124,7 +124,7 @@ def test_what_l2_lacks_is_read_beside_the_batch(bench: Bench) -> None:
     pool.resize(2 * EXPERTS * 16384)
     bench.tiers.acquire(0, [0, 1]).release()  # the only copies
     bench.tiers.acquire(0, range(6, 6 + SLOTS)).release()
-    pool.refresh([])
+    pool.touch([])
     kept = {expert for (_, expert), _ in pool.copies()}
     wanted = [0, 13, 1, 14]
     assert kept & set(wanted) == {0, 1}

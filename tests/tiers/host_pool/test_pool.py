@@ -78,7 +78,7 @@ def test_the_oldest_goes_first_and_a_hit_makes_young(three: Pool) -> None:
 def test_eviction_from_l1_makes_young(three: Pool) -> None:
     for expert in (0, 1, 2):
         three.bring(expert)
-    three.pool.refresh([(0, 0), (0, 77)])
+    three.pool.touch([(0, 0), (0, 77)])
     three.bring(3)
     assert three.experts == [2, 0, 3]
 

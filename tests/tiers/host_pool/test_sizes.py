@@ -109,7 +109,7 @@ def test_the_coldest_chunk_goes(close_all: list[Sizes]) -> None:
     close_all.append(sizes)
     for expert in range(12):
         sizes.bring(0, expert)
-    sizes.pool.refresh([(0, 0), (0, 2)])
+    sizes.pool.touch([(0, 0), (0, 2)])
     sizes.bring(1, 0)
     there = {expert for (layer, expert), _ in sizes.pool.copies() if layer == 0}
     assert there == set(range(12)) - {1, 3, 4}

@@ -206,7 +206,7 @@ class BoundaryRules(MachineBase):
             assert left == set(hottest) or (lossy and left <= set(ranks)), (
                 f"D4: of {ranks} the {n_slots} hottest stay, not {sorted(after.residents[layer])}"
             )
-        whole = ok and not lossy  # an interrupt leaves it open whether those that went were refreshed in L2
+        whole = ok and not lossy  # an interrupt leaves it open whether those that went were touched in L2
         self.check_call(before, set() if whole else before.gone_until(after), set(), moved=True, ok=whole)
 
     def check_slots(self) -> None:

@@ -67,7 +67,7 @@ class LeaseRules(MachineBase):
         missed = asked if moves else {key for key in asked if key[1] not in before.residents[layer]}
         if (
             moves and not ok
-        ):  # the move may have been interrupted before it refreshed those in L2 that it dropped
+        ):  # the move may have been interrupted before it touched those in L2 that it dropped
             missed |= before.gone_until(self.inside.view())
         # After a move of its own it may have hit what was there before, or missed it as the move had dropped it.
         stayed = {(layer, expert) for expert in before.residents[layer]} & asked if moves else set()
