@@ -228,7 +228,7 @@ class Soak:
                     self.stop.set()
                 self.tiers.release_compute()
                 if random_.random() < 0.3:
-                    self.tiers.settle()
+                    self.tiers.lower_boundary()
         finally:
             self.tiers.release_compute()
             self.compute_turn.release()

@@ -33,14 +33,14 @@ class Fence:
             self._fences.device.wait_event(self._event)
             self._reached = True
 
-    def hold(self, stream: int) -> None:
+    def make_wait(self, stream: int) -> None:
         """Have work that is queued on `stream` from now wait for the point, without blocking the caller."""
         if not self._reached:
             self._fences.device.stream_wait_event(stream, self._event)
 
     def __del__(self) -> None:
         """Give the event back."""
-        self._fences.take_back(self._event)
+        self._fences.keep_event(self._event)
 
 
 class Fences:
@@ -62,11 +62,11 @@ class Fences:
         try:
             self.device.record_event(event, stream)
         except BaseException:
-            self.take_back(event)
+            self.keep_event(event)
             raise
         return Fence(self, event)
 
-    def take_back(self, event: int) -> None:
+    def keep_event(self, event: int) -> None:
         """Keep an event that no fence uses any more; for `Fence`."""
         with self._lock:
             if not self._closed:

@@ -30,19 +30,20 @@ from expertier.interrupts import (
     opening,
     raise_pending,
 )
-from expertier.planner.budget.allocate import LayerPlan, full_bytes, plan_layers
+from expertier.planner.budget.allocate import LayerPlan, full_bytes
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.quotas import Proposal
-from expertier.planner.budget.shrink import shrink
+from expertier.planner.budget.sizing import slab_slots
+from expertier.planner.budget.sizing_split import ram_of_part
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.access.lease import Lease, MatrixView
 from expertier.tiers.access.usage import Usage
 from expertier.tiers.config.advice import advise
-from expertier.tiers.config.budget import HEADROOM_BYTES, experts_by_size, resolve
+from expertier.tiers.config.budget import experts_by_size, resolve
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.binding import EngineBinding, EngineLayout
-from expertier.tiers.engine.staged_batches import resolve_stream_tokens
+from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
 from expertier.tiers.engine.use import EngineUse
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.counted_source import CountedSource
@@ -121,7 +122,7 @@ class TierManager:
         self._device = device
         self._has_streams = device.has_streams
         self.stream_tokens = resolve_stream_tokens(config, device)
-        """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
+        """An engine's batches of so many tokens and more go through the prefill stream; 0: none do."""
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_capture = config.decode_capture
@@ -132,9 +133,8 @@ class TierManager:
         budgets = resolve(
             config,
             table,
-            int(available_bytes() * (share.part if share is not None else 1)),
+            ram_of_part(available_bytes(), share.part if share is not None else 1),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
-            headroom_bytes=HEADROOM_BYTES,
             needs=needs,
         )
         self.ledger = budgets.ledger
@@ -145,10 +145,14 @@ class TierManager:
         demands = table.layer_demands()
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slab_bytes = budgets.expert_cache_bytes + compute_bytes
-        plan = plan_layers(demands, budget_bytes=slab_bytes, profile=profile.plan_uses)
-        slots = plan.slots
-        if compute_bytes:
-            slots = shrink(plan.slots, demands, budget_bytes=budgets.expert_cache_bytes).slots
+        planned = slab_slots(
+            demands,
+            arena_bytes=budgets.expert_cache_bytes,
+            wide_bytes=compute_bytes,
+            alignment=RANGE_ALIGNMENT,
+            profile=profile.plan_uses,
+        )
+        slots = planned.wide.slots
         layouts = table.slot_layouts
         self.engine_computes = compute_bytes > 0
         """Whether an engine's compute buffers lie in the slab."""
@@ -219,7 +223,7 @@ class TierManager:
             demands,
             self._demand_bytes,
             slab_bytes,
-            plan.slots,
+            planned.quotas.slots,
         )
         self._prefetcher = Prefetcher(
             self._residency,
@@ -297,7 +301,7 @@ class TierManager:
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
         if self._boundary.pays_at is not None or self._slab.stale_guards:
-            self._settle_before_use()
+            self._finish_moves()
         wanted = distinct_array(experts)
         if wanted is None:
             numbers = distinct(experts)
@@ -445,7 +449,7 @@ class TierManager:
 
     @deferring
     def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
-        """Copy experts to device memory outside the slots, where an engine stages a whole layer.
+        """Copy experts to device memory outside the slots, into a place of the prefill stream.
 
         Expert `e` lies there as slot `e` of a range of all experts would, from `address` on. L1 is neither used
         nor changed. May be called from several threads. Raises what a read or a copy raises, and keeps it in
@@ -496,17 +500,17 @@ class TierManager:
     def release_compute(self, n_bytes: int = 0) -> None:
         """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
 
-        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `settle` does it now.
+        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `lower_boundary` does it now.
         """
         self._boundary.release(n_bytes)
 
     @deferring
-    def settle(self) -> bool:
+    def lower_boundary(self) -> bool:
         """Move the boundary down to what is still reserved, now; return whether it moved.
 
         Raises what `reserve_compute` raises.
         """
-        return self._boundary.settle(now=True)
+        return self._boundary.lower(now=True)
 
     # ---- prefetches
 
@@ -569,7 +573,7 @@ class TierManager:
         seen yet, the saving is not worth the move (`planner/budget/quotas.py`), or someone holds slots. The policy
         must keep heat, as LFU-decay does; with LRU nothing ever pays.
         """
-        return self._rebalance.settle(self.arena_bytes)
+        return self._rebalance.move_if_it_pays(self.arena_bytes)
 
     @deferring
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
@@ -661,7 +665,7 @@ class TierManager:
         assert filled <= misses + prefetched, (
             f"{filled} fills for {misses} misses and {prefetched} prefetches"
         )
-        if not self.stream_tokens:  # staged layers ask L2 too, and never L1
+        if not self.stream_tokens:  # the prefill stream asks L2, too, and never L1
             # An engine's prefetches are not asked for here; those that it gives up end as aborts.
             asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]
             assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
@@ -701,9 +705,9 @@ class TierManager:
     # ---- inside
 
     @deferring
-    def _settle_before_use(self) -> None:
+    def _finish_moves(self) -> None:
         """Do what moves of the boundary have left to do."""
-        self._boundary.settle(now=False)
+        self._boundary.lower(now=False)
         if self._slab.stale_guards:
             self._engine.restore_guards()
 

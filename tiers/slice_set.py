@@ -13,12 +13,10 @@ from dataclasses import replace
 from expertier.errors import BudgetError
 from expertier.hip.device import Device
 from expertier.interrupts import completing, opening
-from expertier.planner.budget.allocate import plan_layers
-from expertier.planner.budget.demand import LayerDemand
 from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.planner.budget.sizing_split import wishes_by_shards
 from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.config.variable import AutoBytes
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.host_pool.pool_share import PoolShare
@@ -27,7 +25,6 @@ from expertier.tiers.model.profile import ModelProfile
 from expertier.tiers.split.split_source import SplitSource
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.tier_set import TierSet
-from expertier.units import mib, mib_needed
 
 
 class SliceSet(TierSet):
@@ -123,55 +120,14 @@ class SliceSet(TierSet):
 
 
 def _part_configs(split: SplitTable, config: TierConfig, profile: ModelProfile) -> list[TierConfig]:
-    copies = [all_copies_bytes(part) for part in split.parts]
-    pools: list[AutoBytes] = [config.host_pool_bytes] * split.n_devices
-    if config.host_pool_bytes != "auto":
-        pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
-    fill = (
-        config.fill_pool if config.fill_pool != "auto" else False
-    )  # each device would read whole experts for its own
-    arenas = _share_of_slots(split, config.expert_cache_bytes, "MOE_EXPERT_CACHE_MIB", profile)
-    caps = _share_of_slots(split, config.cap_bytes, "MOE_POOL_CAP_MIB", profile)
-    return [
-        replace(
-            config,
-            expert_cache_bytes=arena,
-            cap_bytes=cap,
-            host_pool_bytes=pool,
-            decode_gate=False,
-            fill_pool=fill,
-        )
-        for arena, cap, pool in zip(arenas, caps, pools, strict=True)
-    ]
-
-
-def _share_of_slots(
-    split: SplitTable, n_bytes: AutoBytes, variable: str, profile: ModelProfile
-) -> list[AutoBytes]:
-    """Return each device's part of a budget for slots: as many slots everywhere as one plan for all slices has.
-
-    Raises `BudgetError` below one slot a layer.
-    """
-    if n_bytes == "auto":
-        return ["auto"] * split.n_devices
-    by_device = [part.layer_demands() for part in split.parts]
-    together = [_sum(demands) for demands in zip(*by_device, strict=True)]
-    floor = sum(demand.bytes_for(1) for demand in together)
-    if n_bytes < floor:
-        raise BudgetError(
-            f"asked for {mib(n_bytes)} of expert slots, but one slot in each of {len(together)} layers takes "
-            f"{mib(floor)} on {split.n_devices} devices together: set {variable} to at least {mib_needed(floor)}, or "
-            "to `auto`"
-        )
-    slots = plan_layers(together, budget_bytes=n_bytes, profile=profile.plan_uses).slots
-    return [
-        sum(demand.bytes_for(n) for demand, n in zip(demands, slots, strict=True)) for demands in by_device
-    ]
-
-
-def _sum(demands: Sequence[LayerDemand]) -> LayerDemand:
-    return replace(
-        demands[0],
-        slot_bytes=sum(demand.slot_bytes for demand in demands),
-        fixed_bytes=sum(demand.fixed_bytes for demand in demands),
+    """Return the config of each device: the sizes that `config` gives as numbers, shared out."""
+    wishes = wishes_by_shards(
+        config.wishes(),
+        [part.layer_demands() for part in split.parts],
+        [all_copies_bytes(part) for part in split.parts],
+        profile.plan_uses,
     )
+    # Each device would read whole experts to fill its own pool, so `auto` is off.
+    fill = False if config.fill_pool == "auto" else config.fill_pool
+    config = replace(config, decode_gate=False, fill_pool=fill)
+    return [config.with_wishes(own) for own in wishes]

@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from expertier.errors import BudgetError, BusyError
 from expertier.hip.device import Device
 from expertier.interrupts import completing, not_interrupted_at_entry, opening
-from expertier.planner.budget.allocate import full_bytes, plan_layers
 from expertier.planner.budget.ledger import DeviceNeeds
-from expertier.tiers.config.budget import all_copies_bytes, resolve
+from expertier.planner.budget.sizing_split import wishes_by_layers
+from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.config.variable import AutoBytes
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.host_pool.pool_share import PoolShare
@@ -206,35 +205,7 @@ def managers(tiers: Tiers) -> tuple[TierManager, ...]:
 def _part_configs(
     table: ExpertTable, config: TierConfig, layers: Sequence[Sequence[int]], profile: ModelProfile
 ) -> list[TierConfig]:
-    """Return the config of each part: what `config` gives as numbers, shared out."""
-    tables = [table.of_layers(part) for part in layers]
-    arenas: Sequence[AutoBytes] = [config.expert_cache_bytes] * len(tables)
-    caps: Sequence[AutoBytes] = [config.cap_bytes] * len(tables)
-    pools: Sequence[AutoBytes] = [config.host_pool_bytes] * len(tables)
-    if config.expert_cache_bytes != "auto":
-        resolve(config, table, 0)  # says which variable is too small
-        arenas = _share_of_slots(table, config.expert_cache_bytes, layers, profile)
-    if config.cap_bytes != "auto":
-        resolve(replace(config, expert_cache_bytes=full_bytes(table.layer_demands())), table, 0)
-        caps = _share_of_slots(table, config.cap_bytes, layers, profile)
-    if config.host_pool_bytes != "auto":
-        copies = [all_copies_bytes(part) for part in tables]
-        pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
-    return [
-        replace(config, expert_cache_bytes=arena, cap_bytes=cap, host_pool_bytes=pool)
-        for arena, cap, pool in zip(arenas, caps, pools, strict=True)
-    ]
-
-
-def _share_of_slots(
-    table: ExpertTable, n_bytes: int, layers: Sequence[Sequence[int]], profile: ModelProfile
-) -> list[int]:
-    """Return what each part takes of a budget for slots: its layers' slots in one plan for all of them.
-
-    Raises `BudgetError` below one slot a layer.
-    """
-    demands = table.layer_demands()
-    if n_bytes >= full_bytes(demands):
-        return [full_bytes(part.layer_demands()) for part in map(table.of_layers, layers)]
-    slots = plan_layers(demands, budget_bytes=n_bytes, profile=profile.plan_uses).slots
-    return [sum(demands[layer].bytes_for(slots[layer]) for layer in part) for part in layers]
+    """Return the config of each part: the sizes that `config` gives as numbers, shared out."""
+    copies = [all_copies_bytes(table.of_layers(part)) for part in layers]
+    wishes = wishes_by_layers(config.wishes(), table.layer_demands(), layers, copies, profile.plan_uses)
+    return [config.with_wishes(own) for own in wishes]

@@ -14,6 +14,7 @@ from expertier.errors import ConfigError
 from expertier.hip.device import Device
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.planner.budget.ledger import DeviceNeeds
+from expertier.planner.budget.sizing_split import require_a_share_each
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.slice_set import SliceSet
@@ -47,11 +48,8 @@ def open_slice_tiers(
             "MOE_DEVICE=CUDA0,CUDA1"
         )
     shares = config.tensor_split
-    if shares != "auto" and len(shares) != len(names):
-        raise ConfigError(
-            f"MOE_TENSOR_SPLIT has {len(shares)} shares for {len(names)} devices ({', '.join(names)}): give one for "
-            "each, or leave it out"
-        )
+    if shares != "auto":
+        require_a_share_each(names, shares)
     split = ask_tensor_split(engine, table, names, None if shares == "auto" else shares)
     divided = SplitTable.of(table, split.cuts(), len(names))
     devices = [device_of(proxy, name) for name in names]

@@ -20,8 +20,8 @@ from expertier.planner.budget.demand import LayerDemand
 from expertier.planner.budget.ledger import Consumer, DeviceLedger, DeviceNeeds, plan_device
 from expertier.units import mib
 
-_NOBODY = frozenset({Consumer.RAIL, Consumer.HEADROOM})
-"""What is left free by the plan: nobody takes the rail, and the driver takes its headroom without telling."""
+_NOBODY = frozenset({Consumer.RESERVE, Consumer.HEADROOM})
+"""What is left free by the plan: nobody takes the reserve, and the driver takes its headroom without telling."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Claim:
     def commit(self) -> Mapping[Consumer, int]:
         """End the claim and return what was taken.
 
-        Consumers may take more than planned where others took less, or out of what nobody needed; not out of the rail
-        and the headroom. Otherwise everything is rolled back, and `BudgetError` says who took how much too much.
+        Consumers may take more than planned where others took less, or out of what nobody needed; not out of the
+        reserve and the headroom. Otherwise everything is rolled back, and `BudgetError` says who took too much.
         """
         rows = self.compare()
         free = self.ledger.unused_bytes - sum(row.beyond_bytes for row in rows)

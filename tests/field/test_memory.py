@@ -57,7 +57,7 @@ def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
             assert copying.acquire(timeout=PATIENCE_S)
         try:
             wait_until(
-                lambda: sum(is_waiting(thread, "stage") for thread in filling) == 2, "not two fills wait"
+                lambda: sum(is_waiting(thread, "begin_fill") for thread in filling) == 2, "not two fills wait"
             )
             assert not copying.acquire(blocking=False), "a third fill found a block that a copy reads"
         finally:

@@ -78,7 +78,7 @@ def test_row_07_what_computes_and_what_holds_experts_stay_apart():
                 device.synchronize()
                 assert wrong(device, tiers, lease.layer, lease.held) == []
         tiers.release_compute()
-        tiers.settle()
+        tiers.lower_boundary()
     tiers.close()
     device.destroy_stream(stream)
     device.close()
@@ -94,7 +94,7 @@ def test_row_11_the_slots_come_back_in_whatever_order_memory_was_asked_for():
         for need in order:
             tiers.reserve_compute(need)
             tiers.release_compute(need)
-            tiers.settle()
+            tiers.lower_boundary()
             after[need].add(tiers.slots)
         tiers.close()
         device.close()
@@ -114,7 +114,7 @@ def test_row_24_a_move_takes_along_or_forgets_and_leaves_nothing_stale():
         tiers.reserve_compute(int(rng.integers(0, 25_000)))
         if step % 3 == 0:
             tiers.release_compute()
-            tiers.settle()
+            tiers.lower_boundary()
         tiers.check_valid()
     assert tiers.stats().moves.moves > 5
     tiers.close()

@@ -23,12 +23,12 @@ from hypothesis.stateful import (
 )
 
 from expertier.errors import DeviceError
+from expertier.tiers.host_pool.acquired_copies import AcquiredCopies
 from expertier.tiers.host_pool.bounce_blocks import N_BOUNCE_BLOCKS
 from expertier.tiers.host_pool.budget import HostBudget
-from expertier.tiers.host_pool.lent import Lent
+from expertier.tiers.host_pool.fill_handle import FillHandle, FreeRoom
 from expertier.tiers.host_pool.pool import HostPool
 from expertier.tiers.host_pool.pressure import INTERVAL_S, MemoryPressure
-from expertier.tiers.host_pool.staged import FreeRoom, Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
 
 SIZES = (3000, 2 * PAGE, 5 * PAGE - 7)  # of the experts of each layer
@@ -45,18 +45,18 @@ class Fill:
     """An open fill, and whether it has made its block's bytes complete."""
 
     pool: int
-    staged: Staged
+    handle: FillHandle
     address: int
     complete: bool
 
 
 @dataclass(eq=False)
 class Batch:
-    """Copies of a layer's experts that were lent together."""
+    """Copies of a layer's experts that were acquired together."""
 
     pool: int
     layer: int
-    lent: Lent
+    copies: AcquiredCopies
     experts: list[int]
     addresses: list[int]
 
@@ -100,7 +100,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.device = LedgerDevice(powers_of_two if power else whole_pages)
         self.knows_experts = knows_experts
         self.all_experts_bytes = N_EXPERTS * sum(self.device.rounding(whole_pages(size)) for size in SIZES)
-        self.staging: Known | None = None
+        self.beginning: Known | None = None
         self.known: list[Known] = []
         for number in range(n_pools):
             pool = HostPool(
@@ -127,99 +127,101 @@ class HostPoolMachine(RuleBasedStateMachine):
         return error or DeviceError
 
     @rule(target=fills, number=st.integers(0, 1), key=keys, fault=st.none() | faults)
-    def stage(
+    def begin_fill(
         self, number: int, key: tuple[int, int], fault: tuple[int, type[BaseException] | None] | None
     ) -> Fill | MultipleResults:
         known = self.known[number % len(self.known)]
         if any(
-            fill.staged.key == key and not fill.complete and not fill.staged.bounce for fill in known.fills
+            fill.handle.key == key and not fill.complete and not fill.handle.bounce for fill in known.fills
         ):
             return multiple()  # would wait for ourselves
-        if sum(fill.staged.bounce for fill in known.fills) == N_BOUNCE_BLOCKS:
+        if sum(fill.handle.bounce for fill in known.fills) == N_BOUNCE_BLOCKS:
             return multiple()  # might
         there = {at for at, _ in known.pool.copies()}
         assert known.pool.contains(key) == (key in there)
-        staged = Staged(key, SIZES[key[0]], SIZES[key[0]])
+        handle = FillHandle(key, SIZES[key[0]], SIZES[key[0]])
         expected = self._arm(fault)
-        self.staging = known
+        self.beginning = known
         try:
-            known.pool.stage(staged)
+            known.pool.begin_fill(handle)
         except expected:
-            known.pool.leave(staged)
-            assert staged.block is None
+            known.pool.end_fill(handle)
+            assert handle.block is None
             return multiple()
         finally:
-            self.staging = None
+            self.beginning = None
             self.device.faults.disarm()
-        assert staged.hit == (key in there), "a copy was lost, or a hit invented"
+        assert handle.hit == (key in there), "a copy was lost, or a hit invented"
         self.uses += 1
-        fill = Fill(number % len(self.known), staged, staged.address, complete=staged.hit)
-        if not staged.hit:
-            assert not self.device.read_within(fill.address, SIZES[key[0]]), "I10: lent while a copy reads it"
+        fill = Fill(number % len(self.known), handle, handle.address, complete=handle.hit)
+        if not handle.hit:
+            assert not self.device.read_within(fill.address, SIZES[key[0]]), (
+                "I10: given while a copy reads it"
+            )
             for other in (other for known in self.known for other in known.fills):
-                ends = fill.address + SIZES[key[0]], other.address + other.staged.n_bytes
-                assert ends[0] <= other.address or ends[1] <= fill.address, "lent twice"
-        if not staged.bounce:
+                ends = fill.address + SIZES[key[0]], other.address + other.handle.n_bytes
+                assert ends[0] <= other.address or ends[1] <= fill.address, "given twice"
+        if not handle.bounce:
             known.used_at[key] = self.uses
         assert fill.address % PAGE == 0
         known.fills.append(fill)
         return fill
 
     @rule(target=fills, number=st.integers(0, 1), key=keys, fault=st.none() | faults)
-    def stage_free(
+    def begin_fill_ahead(
         self, number: int, key: tuple[int, int], fault: tuple[int, type[BaseException] | None] | None
     ) -> Fill | MultipleResults:
         """Nothing is taken from anyone, and a copy that comes this way is the oldest."""
         known = self.known[number % len(self.known)]
         self.budget.relieve()  # else what is too much goes meanwhile
-        in_use = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
+        in_use = {fill.handle.key for fill in known.fills if not fill.handle.bounce}
         copies = [[at for at, _ in each.pool.copies()] for each in self.known]
         used = [each.pool.stats().used_bytes for each in self.known]
-        staged = Staged(key, SIZES[key[0]], SIZES[key[0]])
+        handle = FillHandle(key, SIZES[key[0]], SIZES[key[0]])
         expected = self._arm(fault)
-        self.staging = known
+        self.beginning = known
         try:
-            room = known.pool.stage_free(staged)
+            room = known.pool.begin_fill_ahead(handle)
         except expected:
-            known.pool.leave(staged)
-            assert staged.block is None
+            known.pool.end_fill(handle)
+            assert handle.block is None
             return multiple()
         finally:
-            self.staging = None
+            self.beginning = None
             self.device.faults.disarm()
         assert copies == [[at for at, _ in each.pool.copies()] for each in self.known], "a copy left"
         is_known = key in in_use or key in copies[number % len(self.known)]
-        assert (room is FreeRoom.THERE) == is_known
-        if room is not FreeRoom.LENT:
+        assert (room is FreeRoom.PRESENT) == is_known
+        if room is not FreeRoom.BEGUN:
             assert used == [each.pool.stats().used_bytes for each in self.known], "memory for nothing"
-            known.pool.leave(staged)
+            known.pool.end_fill(handle)
             return multiple()
         if self.available < FLOOR:
             assert used == [each.pool.stats().used_bytes for each in self.known], "memory that runs short"
         self.uses += 1
         known.used_at[key] = -self.uses
-        fill = Fill(number % len(self.known), staged, staged.address, complete=False)
-        assert not self.device.read_within(fill.address, SIZES[key[0]]), "I10: lent while a copy reads it"
+        fill = Fill(number % len(self.known), handle, handle.address, complete=False)
+        assert not self.device.read_within(fill.address, SIZES[key[0]]), "I10: given while a copy reads it"
         known.fills.append(fill)
         return fill
 
     @rule(fill=fills)
-    def commit(self, fill: Fill) -> None:
+    def complete_fill(self, fill: Fill) -> None:
         if not fill.complete and fill in self.known[fill.pool].fills:
-            self.known[fill.pool].pool.commit(fill.staged)
+            self.known[fill.pool].pool.complete_fill(fill.handle)
             fill.complete = True
 
     @rule(fill=consumes(fills), queued=st.booleans())
-    def leave(self, fill: Fill, queued: bool) -> None:
+    def end_fill(self, fill: Fill, queued: bool) -> None:
         known = self.known[fill.pool]
         if fill not in known.fills:
             return
         known.fills.remove(fill)
         fence = ManualFence(self.device, fill.address) if queued else None
-        known.pool.leave(fill.staged, fence)
-        known.pool.leave(fill.staged)
-        if not fill.complete and not fill.staged.bounce:
-            known.used_at.pop(fill.staged.key)
+        known.pool.end_fill(fill.handle, fence)
+        known.pool.end_fill(fill.handle)
+        if not fill.complete and not fill.handle.bounce:
+            known.used_at.pop(fill.handle.key)
 
     @rule(
         target=batches,
@@ -227,30 +229,30 @@ class HostPoolMachine(RuleBasedStateMachine):
         layer=st.integers(0, len(SIZES) - 1),
         experts=st.lists(st.integers(0, N_EXPERTS - 1), unique=True, max_size=N_EXPERTS),
     )
-    def lend(self, number: int, layer: int, experts: list[int]) -> Batch:
+    def acquire_copies(self, number: int, layer: int, experts: list[int]) -> Batch:
         known = self.known[number % len(self.known)]
         before = {expert: known.address_of((layer, expert)) for expert in experts}
         there = [expert for expert in experts if before[expert]]
-        lent = Lent()
-        known.pool.lend(lent, layer, experts)
-        assert [experts[index] for index in lent.indices] == there, "a copy was lost, or invented"
-        assert lent.addresses == [before[expert] for expert in there]
+        copies = AcquiredCopies()
+        known.pool.acquire_copies(copies, layer, experts)
+        assert [experts[index] for index in copies.indices] == there, "a copy was lost, or invented"
+        assert copies.addresses == [before[expert] for expert in there]
         for expert in there:
             self.uses += 1
             known.used_at[layer, expert] = self.uses
-        batch = Batch(number % len(self.known), layer, lent, there, lent.addresses)
+        batch = Batch(number % len(self.known), layer, copies, there, copies.addresses)
         known.batches.append(batch)
         return batch
 
     @rule(batch=consumes(batches), queued=st.booleans())
-    def take_back(self, batch: Batch, queued: bool) -> None:
+    def release_copies(self, batch: Batch, queued: bool) -> None:
         known = self.known[batch.pool]
         if batch not in known.batches:
             return
         known.batches.remove(batch)
         fence = ManualFence(self.device, *batch.addresses) if queued and batch.addresses else None
-        known.pool.take_back(batch.lent, fence)
-        known.pool.take_back(batch.lent)
+        known.pool.release_copies(batch.copies, fence)
+        known.pool.release_copies(batch.copies)
 
     @precondition(lambda self: self.device.fences)
     @rule(which=st.integers(0, 20))
@@ -261,7 +263,7 @@ class HostPoolMachine(RuleBasedStateMachine):
     def touch(self, number: int, used: list[tuple[int, int]]) -> None:
         known = self.known[number % len(self.known)]
         there = {key for key, _ in known.pool.copies()}
-        filling = {fill.staged.key for fill in known.fills if not fill.staged.bounce}
+        filling = {fill.handle.key for fill in known.fills if not fill.handle.bounce}
         known.pool.touch(used)
         for key in used:
             if key in there | filling:
@@ -320,8 +322,8 @@ class HostPoolMachine(RuleBasedStateMachine):
         """I3, by the device's own books."""
         bounce = self.budget.bounce_bytes
         assert self.device.pinned_bytes - bounce <= self.budget.limit_bytes <= self.whole_limit(), "I3"
-        if self.staging is not None:
-            assert self.staging.pool.stats().used_bytes <= self.staging.budget_bytes, "I3: of the pool"
+        if self.beginning is not None:
+            assert self.beginning.pool.stats().used_bytes <= self.beginning.budget_bytes, "I3: of the pool"
 
     @invariant()
     def everything_holds(self) -> None:
@@ -333,9 +335,9 @@ class HostPoolMachine(RuleBasedStateMachine):
             times = [known.used_at[key] for key in copies]
             assert times == sorted(times), "the order of use"
             for fill in known.fills:
-                if not fill.staged.bounce:
-                    assert known.pool.contains(fill.staged.key) == fill.complete, "a copy in use was evicted"
-                    assert fill.staged.address == fill.address
+                if not fill.handle.bounce:
+                    assert known.pool.contains(fill.handle.key) == fill.complete, "a copy in use was evicted"
+                    assert fill.handle.address == fill.address
             for batch in known.batches:
                 kept = [known.address_of((batch.layer, expert)) for expert in batch.experts]
                 assert kept == batch.addresses, "a copy in use was evicted"
@@ -368,9 +370,9 @@ class HostPoolMachine(RuleBasedStateMachine):
             return
         for known in self.known:
             for fill in list(known.fills):
-                self.leave(fill, queued=True)
+                self.end_fill(fill, queued=True)
             for batch in list(known.batches):
-                self.take_back(batch, queued=True)
+                self.release_copies(batch, queued=True)
             known.pool.close()
             known.pool.close()
         assert self.device.live == {}, "I15"

@@ -8,7 +8,7 @@ from mutants.trust import TRUST
 
 _FILES = ("tests/tiers/file/test_file_changes.py", "tests/tiers/file/test_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
-_HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
+_HOLD = "            elif not fence.done():\n                fence.make_wait(stream)\n"
 _TOGETHER = (MACHINE, "tests/tiers/fill/test_fills_together.py")
 _ARENA = ("tests/hip/gpu/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
@@ -168,7 +168,7 @@ FENCES = (
         "a lease without a stream does not wait",
         "tiers/slots/fences.py",
         _WAIT + _HOLD,
-        "            if stream is not None:\n                fence.hold(stream)\n",
+        "            if stream is not None:\n                fence.make_wait(stream)\n",
     ),
     Mutant(
         "a release notes no reader",
@@ -198,14 +198,14 @@ FENCES = (
     Mutant(
         "a block is used again while a queued copy reads it",
         "tiers/fill/filler.py",
-        "            self._pool.leave(staged, fence)\n",
-        "            self._pool.leave(staged)\n",
+        "            self._pool.end_fill(handle, fence)\n",
+        "            self._pool.end_fill(handle)\n",
     ),
     Mutant(
         "blocks of a batch are used again while its queued copies read them",
         "tiers/fill/filler.py",
-        "            self._pool.take_back(lent, fence)\n",
-        "            self._pool.take_back(lent)\n",
+        "            self._pool.release_copies(copies, fence)\n",
+        "            self._pool.release_copies(copies)\n",
         _TOGETHER,
     ),
     Mutant(
@@ -225,17 +225,17 @@ FENCES = (
         _TOGETHER,
     ),
     Mutant(
-        "what has left L2 before it is lent is not filled",
+        "what has left L2 before its copy is acquired is not filled",
         "tiers/fill/filler.py",
         "                self.fill_one(layer, experts[index], slots[index])\n",
         "                pass\n",
         _TOGETHER,
     ),
     Mutant(
-        "a lent copy may be evicted",
+        "an acquired copy may be evicted",
         "tiers/host_pool/pool.py",
-        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n",
-        "                    lent.blocks.append(block)\n                    self._begin_use(block)\n"
+        "                    copies.blocks.append(block)\n                    self._begin_use(block)\n",
+        "                    copies.blocks.append(block)\n                    self._begin_use(block)\n"
         "                    block.users -= 1\n",
         ("tests/tiers/host_pool/test_fences.py",),
     ),
@@ -366,10 +366,10 @@ HOST = (
     Mutant(
         "a failed read leaves a copy in L2",
         "tiers/fill/filler.py",
-        "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n"
-        "        self._pool.commit(staged)\n",
-        "        self._pool.commit(staged)\n"
-        "        self._read(layer, expert, [staged.address + begin for begin in begins], places)\n",
+        "        self._read(layer, expert, [handle.address + begin for begin in begins], places)\n"
+        "        self._pool.complete_fill(handle)\n",
+        "        self._pool.complete_fill(handle)\n"
+        "        self._read(layer, expert, [handle.address + begin for begin in begins], places)\n",
     ),
     Mutant(
         "L2 evicts a block that a queued copy reads",
@@ -393,9 +393,9 @@ HOST = (
     Mutant(
         "two fills read one expert at a time",
         "tiers/host_pool/pool.py",
-        "            if block.state is BlockState.RESIDENT:\n                self._lend_copy(staged, block)\n"
+        "            if block.state is BlockState.RESIDENT:\n                self._use_copy(handle, block)\n"
         "            else:\n                wait_interruptibly(self._changed)\n            return None\n",
-        "            self._lend_copy(staged, block)\n            return None\n",
+        "            self._use_copy(handle, block)\n            return None\n",
         ("tests/tiers/host_pool/test_pool.py", "tests/tiers/fill/test_prefetch.py"),
     ),
 )

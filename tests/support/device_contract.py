@@ -211,9 +211,9 @@ class DeviceContract:
             ctypes.memset(staging, value, size)
             device.copy_in(address, staging, size, first)
             copied = fences.after(first)
-            copied.hold(second)
+            copied.make_wait(second)
             device.copy_within(rows([(size, 0, size)], address), second)
-            fences.after(second).hold(first)
+            fences.after(second).make_wait(first)
             copied.wait()  # no limit: the device's wait has none
             assert copied.done()
         assert read(device, address + size, size) == bytes([n]) * size

@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from expertier.added_flags import C_VARIABLE, added_flags
 from expertier.engine_adapter.build.compiler import find_compiler
 
 _SOURCE = Path(__file__).with_suffix(".c")
@@ -38,7 +39,8 @@ def _library() -> Any:
     """Compile and load the tracer; PyDLL, as its functions are part of the interpreter's work."""
     folder = Path(tempfile.mkdtemp(prefix="interrupt-at-"))
     made = folder / "interrupt_at.so"
-    command = [*find_compiler().command, "-x", "c", "-O2", "-fPIC", "-shared", str(_SOURCE), "-o", str(made)]
+    command = [*find_compiler().command, "-x", "c", "-O2", "-fPIC", "-shared"]
+    command += [*added_flags(C_VARIABLE), str(_SOURCE), "-o", str(made)]
     try:
         subprocess.run(command, check=True, timeout=300)
         library: Any = ctypes.PyDLL(str(made))

@@ -97,12 +97,12 @@ def prefetch(tiers: et.TierManager) -> None:
 def compute(tiers: et.TierManager) -> None:
     tiers.reserve_compute(4000)
     tiers.release_compute()
-    tiers.settle()
+    tiers.lower_boundary()
 
 
 def give_compute_back(tiers: et.TierManager) -> None:
     tiers.release_compute()
-    tiers.settle()
+    tiers.lower_boundary()
 
 
 def apply(tiers: et.TierManager) -> None:

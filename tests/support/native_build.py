@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from expertier.engine_adapter.build.cache import locked, make_subfolder, move_into_place, staging
-from expertier.engine_adapter.build.compiler import COMPILE_FLAGS, LINK_FLAGS, find_compiler, include_flags
+from expertier.engine_adapter.build.compiler import compile_flags, find_compiler, include_flags
+from expertier.engine_adapter.build.compiler import link_flags as usual_link_flags
 from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import XLLAMACPP
 from expertier.engine_adapter.build.plugin import installed_sources
@@ -37,7 +38,7 @@ def build_library(
         *sources,
         *(path for folder in folders for kind in _INCLUDED for path in sorted(folder.glob(kind))),
     ]
-    words = (str(XLLAMACPP), str(compiler), *COMPILE_FLAGS, *LINK_FLAGS, *flags, *link_flags)
+    words = (str(XLLAMACPP), str(compiler), *compile_flags(), *usual_link_flags(), *flags, *link_flags)
     parts = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     parent = make_subfolder(f"tests-{name}")
     target = parent / hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
@@ -45,7 +46,7 @@ def build_library(
     with locked(parent / ".lock"):
         if not target.is_dir():
             with staging(parent) as folder:
-                searched = [f"-isystem{path}" for path in includes]
+                searched = [f"-I{path}" for path in includes]
                 _compile(sources, folder / library.name, [*flags, *searched], link_flags)
                 move_into_place(folder, target)
     return library
@@ -58,13 +59,13 @@ def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str], link_f
 
     def compile_one(source: Path) -> Path:
         made = output.with_name(f"{source.parent.name}-{source.stem}.o")
-        command = [*compiler, *COMPILE_FLAGS, *flags, *includes, "-c", str(source), "-o", str(made)]
+        command = [*compiler, *compile_flags(), *flags, *includes, "-c", str(source), "-o", str(made)]
         subprocess.run(command, check=True, timeout=LIMIT_S)
         return made
 
     with ThreadPoolExecutor(_PARALLEL) as pool:
         objects = list(pool.map(compile_one, sources, timeout=LIMIT_S))
-    command = [*compiler, *LINK_FLAGS, *link_flags, *map(str, objects), "-o", str(output)]
+    command = [*compiler, *usual_link_flags(), *link_flags, *map(str, objects), "-o", str(output)]
     subprocess.run(command, check=True, timeout=LIMIT_S)
     for made in objects:
         made.unlink()

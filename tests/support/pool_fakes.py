@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from expertier.errors import DeviceError
 from expertier.hip.faults.plan import FaultPlan
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import Staged
 from expertier.units import round_up
 
 PAGE = 4096
@@ -102,13 +102,13 @@ class LedgerDevice:
 
 
 def bring(pool: HostPool, key: tuple[int, int], n_bytes: int) -> bool:
-    """Fill and leave; whether the pool had a copy."""
-    staged = Staged(key, n_bytes, n_bytes)
+    """Begin and end a fill; whether the pool had a copy."""
+    handle = FillHandle(key, n_bytes, n_bytes)
     try:
-        pool.stage(staged)
-        hit = staged.hit
+        pool.begin_fill(handle)
+        hit = handle.hit
         if not hit:
-            pool.commit(staged)
+            pool.complete_fill(handle)
     finally:
-        pool.leave(staged)
+        pool.end_fill(handle)
     return hit

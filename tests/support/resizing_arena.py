@@ -100,7 +100,7 @@ def grow_and_shrink(device: GpuDevice) -> None:
     arena.tiers.release_compute()
     arena.tiers.resize_arena(FULL_BYTES)
     assert arena.tiers.stats().l1.compute_bytes == region.n_bytes, "a resize moved the boundary"
-    arena.tiers.settle()
+    arena.tiers.lower_boundary()
     arena.check()
     assert arena.tiers.slots == tuple(layer.n_experts for layer in TABLE.layers)
     arena.close()

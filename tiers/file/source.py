@@ -12,9 +12,9 @@ from expertier.errors import SourceError
 from expertier.interrupts import completing, deferring, opening
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file.file_reads import FileReads
+from expertier.tiers.file.in_flight_reads import InFlightReads
 from expertier.tiers.file.mode_chooser import Choice, ModeChooser, Purpose
 from expertier.tiers.file.open_file import OpenFile
-from expertier.tiers.file.read_gate import ReadGate
 from expertier.tiers.file.scratch import ScratchPool
 from expertier.tiers.model.model_file import ModelFile
 from expertier.tiers.model.span import Span
@@ -60,7 +60,7 @@ class FileSource:
         self._clock = clock
         self._lock = threading.Lock()
         self._trial_reads = 0
-        self._gate = ReadGate(self._close_files)
+        self._in_flight = InFlightReads(self._close_files)
         self._mode = mode
         self._chooser: ModeChooser | None = None
         for file in files:
@@ -90,7 +90,7 @@ class FileSource:
             )
         number = self._number(span.offset)
         begin = self._begins[number]
-        if not self._gate.enter():
+        if not self._in_flight.begin():
             raise SourceError(
                 f"asked for {span.n_bytes} bytes at offset {span.offset} of the model, but the source was closed; "
                 "open the tiers again"
@@ -104,7 +104,7 @@ class FileSource:
             else:
                 done = self._read_by_choice(file, offset, buffer, chooser)
         finally:
-            self._gate.leave(done, span.n_bytes)
+            self._in_flight.end(done, span.n_bytes)
 
     @deferring
     def will_need(self, spans: Iterable[Span]) -> None:
@@ -112,7 +112,7 @@ class FileSource:
 
         A hint: nothing is raised. It does nothing for direct reads, nor once the source is closed.
         """
-        if self.mode is FileMode.DIRECT or not self._gate.enter():
+        if self.mode is FileMode.DIRECT or not self._in_flight.begin():
             return
         try:
             for span in spans:
@@ -121,18 +121,18 @@ class FileSource:
         except OSError:
             pass  # the read that follows has the same trouble and says it
         finally:
-            self._gate.leave(None, 0)
+            self._in_flight.end(None, 0)
 
     def stats(self) -> FileReads:
         """Return what was read how, so far."""
-        gate, chooser, scratch = self._gate, self._chooser, self._scratch
+        reads, chooser, scratch = self._in_flight, self._chooser, self._scratch
         return FileReads(
             mode=self.mode,
             mode_changes=chooser.n_changes if chooser is not None else 0,
-            page_cache_reads=gate.page_cache_reads,
-            page_cache_bytes=gate.page_cache_bytes,
-            direct_reads=gate.direct_reads,
-            direct_bytes=gate.direct_bytes,
+            page_cache_reads=reads.page_cache_reads,
+            page_cache_bytes=reads.page_cache_bytes,
+            direct_reads=reads.direct_reads,
+            direct_bytes=reads.direct_bytes,
             trial_reads=self._trial_reads,
             scratch_bytes=scratch.n_bytes if scratch is not None else 0,
         )
@@ -143,7 +143,7 @@ class FileSource:
 
         Never waits; a second call does nothing.
         """
-        self._gate.close()
+        self._in_flight.close()
 
     # ---- inside
 

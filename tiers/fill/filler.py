@@ -17,9 +17,9 @@ from expertier.hip.fence import Fence
 from expertier.tiers.file.byte_source import HintedSource
 from expertier.tiers.fill.demand_reads import DemandReads
 from expertier.tiers.fill.workers import FillWorkers, Task
-from expertier.tiers.host_pool.lent import Lent
+from expertier.tiers.host_pool.acquired_copies import AcquiredCopies
+from expertier.tiers.host_pool.fill_handle import FillHandle, FreeRoom
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import FreeRoom, Staged
 from expertier.tiers.model.layer import ExpertLayer
 from expertier.tiers.model.slot_layout import SlotLayout
 from expertier.tiers.model.span import Span
@@ -82,14 +82,14 @@ class Filler:
         if places is not None and not self._pool.is_on:
             self._read(layer, expert, places)
             return
-        staged = self._empty(layer, expert)
+        handle = self._new_handle(layer, expert)
         fence: Fence | None = None
         try:
-            self._stage(staged, places)
-            if staged.hit or places is None:
-                fence = self._transfer.into_slots(layer, [slot], [staged.address], prefetch=prefetch)
+            self._ensure_copy(handle, places)
+            if handle.hit or places is None:
+                fence = self._transfer.into_slots(layer, [slot], [handle.address], prefetch=prefetch)
         finally:
-            self._pool.leave(staged, fence)
+            self._pool.end_fill(handle, fence)
 
     def load(self, layer: int, experts: Sequence[int], address: int) -> None:
         """Copy experts to device memory at `address`, laid out as slots for all of the layer's experts.
@@ -105,24 +105,24 @@ class Filler:
             tasks += [partial(self._load_one, layer, experts[i], address) for i in missing]
             self._workers.run(tasks)
 
-    def stage_one(self, layer: int, expert: int) -> None:
+    def fill_host_copy(self, layer: int, expert: int) -> None:
         """Bring an expert into the host pool only, where that has room for it."""
-        staged = self._empty(layer, expert)
+        handle = self._new_handle(layer, expert)
         try:
-            self._stage(staged)
+            self._ensure_copy(handle)
         finally:
-            self._pool.leave(staged)
+            self._pool.end_fill(handle)
 
-    def stage_ahead(self, layer: int, expert: int) -> FreeRoom:
+    def fill_host_copy_ahead(self, layer: int, expert: int) -> FreeRoom:
         """Bring an expert into the host pool's free room, where it has some; evicts nothing."""
-        staged = self._empty(layer, expert)
+        handle = self._new_handle(layer, expert)
         try:
-            room = self._pool.stage_free(staged)
-            if room is FreeRoom.LENT:
+            room = self._pool.begin_fill_ahead(handle)
+            if room is FreeRoom.BEGUN:
                 self._source.will_need(self._layers[layer].spans(expert))
-                self._read_staged(staged)
+                self._read_copy(handle)
         finally:
-            self._pool.leave(staged)
+            self._pool.end_fill(handle)
         return room
 
     # ---- what L2 has
@@ -146,70 +146,70 @@ class Filler:
 
     def _fill_present(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Fill slots from L2's copies together; one after another what has left L2 meanwhile."""
-        lent = Lent()
+        copies = AcquiredCopies()
         fence: Fence | None = None
         try:
-            self._pool.lend(lent, layer, experts)
-            if lent.blocks:
-                into = [slots[index] for index in lent.indices]
-                fence = self._transfer.into_slots(layer, into, lent.addresses)
+            self._pool.acquire_copies(copies, layer, experts)
+            if copies.blocks:
+                into = [slots[index] for index in copies.indices]
+                fence = self._transfer.into_slots(layer, into, copies.addresses)
         finally:
-            self._pool.take_back(lent, fence)
-        for index in range(len(experts)) if len(lent.indices) < len(experts) else ():
-            if index not in lent.indices:
+            self._pool.release_copies(copies, fence)
+        for index in range(len(experts)) if len(copies.indices) < len(experts) else ():
+            if index not in copies.indices:
                 self.fill_one(layer, experts[index], slots[index])
 
     def _load_present(self, layer: int, experts: Sequence[int], address: int) -> None:
         """Load L2's copies together; one after another what has left L2 meanwhile."""
-        lent = Lent()
+        copies = AcquiredCopies()
         try:
-            self._pool.lend(lent, layer, experts)
-            if lent.blocks:
-                into = [experts[index] for index in lent.indices]
-                self._transfer.outside(self._loads(layer, into, lent.addresses, address))
+            self._pool.acquire_copies(copies, layer, experts)
+            if copies.blocks:
+                into = [experts[index] for index in copies.indices]
+                self._transfer.outside(self._loads(layer, into, copies.addresses, address))
         finally:
-            self._pool.take_back(lent)
-        for index in range(len(experts)) if len(lent.indices) < len(experts) else ():
-            if index not in lent.indices:
+            self._pool.release_copies(copies)
+        for index in range(len(experts)) if len(copies.indices) < len(experts) else ():
+            if index not in copies.indices:
                 self._load_one(layer, experts[index], address)
 
     # ---- one expert
 
     def _load_one(self, layer: int, expert: int, address: int) -> None:
-        staged = self._empty(layer, expert)
+        handle = self._new_handle(layer, expert)
         try:
-            self._stage(staged)
-            self._transfer.outside(self._loads(layer, [expert], [staged.address], address))
+            self._ensure_copy(handle)
+            self._transfer.outside(self._loads(layer, [expert], [handle.address], address))
         finally:
-            self._pool.leave(staged)
+            self._pool.end_fill(handle)
 
     def _loads(self, layer: int, experts: Sequence[int], blocks: Sequence[int], address: int) -> Moves:
         layout = self._layouts[layer]
         return layout.fills(layout.place(self._layers[layer].n_experts), experts, blocks, address)
 
-    def _empty(self, layer: int, expert: int) -> Staged:
-        return Staged((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
+    def _new_handle(self, layer: int, expert: int) -> FillHandle:
+        return FillHandle((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
 
     def _hint(self, layer: int, experts: Sequence[int]) -> None:
         """Have the disk work on everything that is about to be read, and not on one expert after another."""
         spans = self._layers[layer].spans
         self._source.will_need([span for expert in experts for span in spans(expert)])
 
-    def _stage(self, staged: Staged, places: Sequence[int] | None = None) -> None:
+    def _ensure_copy(self, handle: FillHandle, places: Sequence[int] | None = None) -> None:
         """Have the expert's bytes in a block of host memory, and those that are read now at `places` as well.
 
         `places` are the addresses of the matrices in a slot that is host memory: each is copied there while the
         processor's cache still holds it.
         """
-        self._pool.stage(staged)
-        if not staged.hit:
-            self._read_staged(staged, places)
+        self._pool.begin_fill(handle)
+        if not handle.hit:
+            self._read_copy(handle, places)
 
-    def _read_staged(self, staged: Staged, places: Sequence[int] | None = None) -> None:
-        layer, expert = staged.key
+    def _read_copy(self, handle: FillHandle, places: Sequence[int] | None = None) -> None:
+        layer, expert = handle.key
         begins = self._layouts[layer].block_offsets
-        self._read(layer, expert, [staged.address + begin for begin in begins], places)
-        self._pool.commit(staged)
+        self._read(layer, expert, [handle.address + begin for begin in begins], places)
+        self._pool.complete_fill(handle)
 
     def _read(
         self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None

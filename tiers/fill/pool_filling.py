@@ -12,7 +12,7 @@
 1. One expert at a time, and each is a background task of its own, queued when the one before it is done: prefetches
    that were asked for meanwhile go first, and so do boundary moves.
 2. Nothing begins while somebody waits for experts. An expert that is under way is finished: demand may wait for it.
-3. It takes only room that nobody uses (`HostPool.stage_free`), and what it brings is the first to be evicted.
+3. It takes only room that nobody uses (`HostPool.begin_fill_ahead`), and what it brings is the first to be evicted.
 4. First come experts that no slot holds, of layers that cannot hold all of theirs; the others may leave their slots.
 """
 
@@ -30,8 +30,8 @@ from expertier.tiers.fill.demand_reads import DemandReads
 from expertier.tiers.fill.filler import Filler
 from expertier.tiers.fill.workers import FillWorkers
 from expertier.tiers.host_pool.block import ExpertKey
+from expertier.tiers.host_pool.fill_handle import FreeRoom
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import FreeRoom
 from expertier.tiers.model.layer import ExpertLayer
 from expertier.units import mib
 
@@ -181,8 +181,8 @@ class PoolFilling:
         for key in self._left:
             if self._layers[key[0]].expert_bytes in self._crowded or self._pool.contains(key):
                 continue
-            room = self._filler.stage_ahead(*key)
-            if room is FreeRoom.LENT:
+            room = self._filler.fill_host_copy_ahead(*key)
+            if room is FreeRoom.BEGUN:
                 return True
             if room is FreeRoom.NONE:
                 self._crowded.add(self._layers[key[0]].expert_bytes)

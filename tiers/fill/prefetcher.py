@@ -137,7 +137,7 @@ class Prefetcher:
             if self._is_there(key, target) or (target is Target.L2 and not self._pool.is_on):
                 self._add(dropped=1)
             elif target is Target.L2:
-                self._filler.stage_one(*key)
+                self._filler.fill_host_copy(*key)
                 self._add(done=1)
             else:
                 came = self._into_slot(*key)

@@ -102,7 +102,7 @@ class ChunkStore:
         block.used_at = -self._n_unused
         self.classes[block.chunk.block_bytes].order.move_to_end(block.key, last=False)
 
-    def abort(self, block: HostBlock) -> None:
+    def abort_fill(self, block: HostBlock) -> None:
         """Make a FILLING block FREE."""
         self._take_off(block)
         self.classes[block.chunk.block_bytes].free[block] = None

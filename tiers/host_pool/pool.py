@@ -1,13 +1,14 @@
 """The host pool, L2: copies of experts in pinned host memory, within a budget.
 
-A block goes through these states; a fill is the pair `stage` / `leave`, with `commit` between them when the
-bytes had to be read. `lend` / `take_back` is the pair for several copies that are there:
+A fill is the pair `begin_fill` / `end_fill`, with `complete_fill` between them when the bytes had to be read.
+`acquire_copies` / `release_copies` is the pair for several complete copies at once. A block goes through these states:
 
-              stage (miss)            commit
-    FREE ──────────────────► FILLING ────────► RESIDENT ◄─┐
-      ▲                         │                │  └─────┘ stage (hit), touch: to the young end of the
-      order ├──── leave (aborts) ─────┘                │ └──── stage for another expert (evicts the oldest
-      that nobody uses) ◄───┘
+           begin_fill (miss)          complete_fill
+    FREE ────────────────────► FILLING ─────────────► RESIDENT ◄─┐
+     ▲ ▲                          │                    │   └─────┘ begin_fill (hit), acquire_copies, touch:
+     │ └─ end_fill, not complete ─┘                    │           it becomes the youngest in the order of use
+     └──────── begin_fill for another expert ──────────┘
+               (evicts the oldest that nobody uses)
 
 1. Blocks are cut from chunks, one chunk an allocation, and all blocks of a chunk have one size. Within a size,
    the oldest block goes first. Where experts differ in size, each size has a quota: one below its own takes
@@ -37,15 +38,15 @@ from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.hip.fence import Fence
 from expertier.interrupts import wait_interruptibly
+from expertier.tiers.host_pool.acquired_copies import AcquiredCopies
 from expertier.tiers.host_pool.block import BlockState, ExpertKey, HostBlock
 from expertier.tiers.host_pool.bounce_blocks import N_BOUNCE_BLOCKS, BounceBlocks
 from expertier.tiers.host_pool.budget import HostBudget, process_budget
 from expertier.tiers.host_pool.chunk_size import block_size
 from expertier.tiers.host_pool.chunk_store import ChunkStore, Step
 from expertier.tiers.host_pool.copy_directory import CopyDirectory
-from expertier.tiers.host_pool.lent import Lent
+from expertier.tiers.host_pool.fill_handle import FillHandle, FreeRoom
 from expertier.tiers.host_pool.size_class import SizeClass
-from expertier.tiers.host_pool.staged import FreeRoom, Staged
 from expertier.tiers.shared.stats import L2Stats
 
 __all__ = ["N_BOUNCE_BLOCKS", "HostPool"]
@@ -58,7 +59,7 @@ class HostPool:
     """Blocks of pinned host memory, one an expert copy, least recently used first out.
 
     Thread-safe: its lock is held for book-keeping only, never during a read, a copy, an allocation or a wait. The main
-    thread calls what lends and takes back in a region of `interrupts.py`.
+    thread begins and ends fills, and acquires and releases copies, in a region of `interrupts.py`.
     """
 
     def __init__(
@@ -75,8 +76,8 @@ class HostPool:
     ) -> None:
         """Allocate the bounce blocks; `budget_bytes` of 0 switches the pool off.
 
-        `largest_block_bytes` is the most that `stage` will ask for. `experts_by_size` says how many experts
-        there are of each size in bytes; without it, those that were staged so far count. `budget` is the
+        `largest_block_bytes` is the most that `begin_fill` will ask for. `experts_by_size` says how many experts
+        there are of each size in bytes; without it, those that fills have asked for so far count. `budget` is the
         process's unless another is given; `directory` is kept up to date with the copies; pools of one `model` on
         several devices claim together. Raises `DeviceError`.
         """
@@ -100,48 +101,47 @@ class HostPool:
 
     # ---- one fill
 
-    def stage(self, staged: Staged) -> None:
-        """Lend a block for an expert: its copy if there is one (`staged.hit`), otherwise memory to read it
-        into.
+    def begin_fill(self, handle: FillHandle) -> None:
+        """Give the handle a block: the expert's copy if there is one (`handle.hit`), otherwise memory to read it into.
 
         Waits while the same expert is being read by another fill, for queued copies, and for a bounce block.
-        Raises `DeviceError` when the allocator fails. `leave` must follow, whatever happened.
+        Raises `DeviceError` when the allocator fails. `end_fill` must follow, whatever happened.
         """
         with self._lock:
-            block = self._blocks.get(staged.key)
+            block = self._blocks.get(handle.key)
             if block is not None and block.state is BlockState.RESIDENT:
-                self._lend_copy(staged, block)
+                self._use_copy(handle, block)
                 if self._store.uses % USES_PER_LOOK:
                     return
         self._budget.relieve()
         tries = 0
-        while staged.block is None:
+        while handle.block is None:
             with self._lock:
-                step = self._place(staged, tries)
+                step = self._place(handle, tries)
             if step is not None:
                 step()
                 tries += 1
 
-    def stage_free(self, staged: Staged) -> FreeRoom:
-        """Lend a block to read an expert into that nobody waits for, where that takes nothing from anyone.
+    def begin_fill_ahead(self, handle: FillHandle) -> FreeRoom:
+        """Give the handle a block to read an expert into that nobody waits for, where that takes nothing from anyone.
 
         No copy is evicted, no other pool or size of experts loses what is its due, and no memory is taken while the
         machine is short of it. The copy will be the first to go. Raises `DeviceError` when the allocator fails.
-        `leave` must follow, whatever happened.
+        `end_fill` must follow, whatever happened.
         """
         self._budget.relieve()
         while True:
             with self._lock:
-                if staged.key in self._blocks:
-                    return FreeRoom.THERE
-                size = self._store.class_of(staged.key, staged.n_bytes)
+                if handle.key in self._blocks:
+                    return FreeRoom.PRESENT
+                size = self._store.class_of(handle.key, handle.n_bytes)
                 block = size.take_free()
                 if block is not None:
-                    self._store.put_on(block, staged.key)
+                    self._store.put_on(block, handle.key)
                     self._store.put_first(block)
-                    staged.ahead = True
-                    self._lend(staged, block)
-                    return FreeRoom.LENT
+                    handle.ahead = True
+                    self._use_block(handle, block)
+                    return FreeRoom.BEGUN
                 if size.growing:
                     wait_interruptibly(self._changed)
                     continue
@@ -150,69 +150,69 @@ class HostPool:
                 return FreeRoom.NONE
             step()
 
-    def commit(self, staged: Staged) -> None:
-        """Make the staged expert's block RESIDENT: all its bytes are there. A bounce block stays one."""
+    def complete_fill(self, handle: FillHandle) -> None:
+        """Make the fill's block RESIDENT: all of the expert's bytes are there. A bounce block stays one."""
         with self._lock:
-            assert staged.block is not None, "commit of what was not staged"
-            assert not staged.hit, "commit of what was there already"
-            if not staged.bounce:
-                staged.block.state = BlockState.RESIDENT
-                self._store.publish(staged.block)
-                self._bytes_in += staged.expert_bytes
+            assert handle.block is not None, "complete_fill before begin_fill"
+            assert not handle.hit, "complete_fill of a hit"
+            if not handle.bounce:
+                handle.block.state = BlockState.RESIDENT
+                self._store.publish(handle.block)
+                self._bytes_in += handle.expert_bytes
                 self._fills += 1
-                if staged.ahead:
+                if handle.ahead:
                     self._ahead_fills += 1
-                    self._ahead_bytes += staged.expert_bytes
+                    self._ahead_bytes += handle.expert_bytes
                 self._changed.notify_all()
 
-    def leave(self, staged: Staged, fence: Fence | None = None) -> None:
-        """Take the lent block back; one that was not committed becomes FREE. A second call does nothing.
+    def end_fill(self, handle: FillHandle, fence: Fence | None = None) -> None:
+        """Take the block back from the handle; a fill that is not complete is aborted. A second call does nothing.
 
         `fence` is the end of a queued copy that still reads the block.
         """
         with self._lock:
-            block, staged.block = staged.block, None
+            block, handle.block = handle.block, None
             if block is None:
                 return
             self._forget_fences(2)
             self._end_use(block, fence)
             if block.users == 0:
-                if staged.bounce:
+                if handle.bounce:
                     self._bounce.put_back(block)
                 elif block.state is BlockState.FILLING:
-                    self._store.abort(block)
+                    self._store.abort_fill(block)
             self._changed.notify_all()
         if self._budget.is_over:
-            self._budget.settle()
+            self._budget.shrink_pools()
 
-    # ---- fills of what is there
+    # ---- several copies at once
 
-    def lend(self, lent: Lent, layer: int, experts: Sequence[int]) -> None:
-        """Lend the copies of a layer's `experts` that are there, for one batch; never waits. Then `take_back`."""
+    def acquire_copies(self, copies: AcquiredCopies, layer: int, experts: Sequence[int]) -> None:
+        """Add the complete copies of a layer's `experts` to `copies`; never waits. `release_copies` must follow."""
         with self._lock:
             looks = self._store.uses // USES_PER_LOOK
             for index, expert in enumerate(experts):
                 block = self._blocks.get((layer, expert))
                 if block is not None and block.state is BlockState.RESIDENT:
                     self._store.use(block)
-                    lent.indices.append(index)
-                    lent.blocks.append(block)
+                    copies.indices.append(index)
+                    copies.blocks.append(block)
                     self._begin_use(block)
-            self._hits += len(lent.blocks)
+            self._hits += len(copies.blocks)
             is_due = self._store.uses // USES_PER_LOOK > looks
         if is_due:
             self._budget.relieve()
 
-    def take_back(self, lent: Lent, fence: Fence | None = None) -> None:
-        """Take them back; a second call does nothing. `fence` is the end of queued copies that still read them."""
+    def release_copies(self, copies: AcquiredCopies, fence: Fence | None = None) -> None:
+        """Let the blocks go; a second call does nothing. `fence` is the end of queued copies that still read them."""
         with self._lock:
-            blocks, lent.blocks = lent.blocks, []
+            blocks, copies.blocks = copies.blocks, []
             self._forget_fences(len(blocks) + 1)
             for block in blocks:
                 self._end_use(block, fence)
             self._changed.notify_all()
         if self._budget.is_over:
-            self._budget.settle()
+            self._budget.shrink_pools()
 
     # ---- the order of use
 
@@ -296,16 +296,16 @@ class HostPool:
 
     # ---- with the lock held
 
-    def _place(self, staged: Staged, tries: int) -> Step | None:
-        """Lend a block if one can be had now; otherwise return what to do before looking again, or wait."""
-        block = self._blocks.get(staged.key)
+    def _place(self, handle: FillHandle, tries: int) -> Step | None:
+        """Give the handle a block if there is one now; otherwise return what to do before looking again, or wait."""
+        block = self._blocks.get(handle.key)
         if block is not None:
             if block.state is BlockState.RESIDENT:
-                self._lend_copy(staged, block)
+                self._use_copy(handle, block)
             else:
                 wait_interruptibly(self._changed)
             return None
-        size = self._store.class_of(staged.key, staged.n_bytes)
+        size = self._store.class_of(handle.key, handle.n_bytes)
         block = size.take_free()
         if block is None:
             if size.growing:
@@ -316,22 +316,22 @@ class HostPool:
                 return step
             block = self._store.take_oldest(size)
         if block is not None:
-            self._store.put_on(block, staged.key)
+            self._store.put_on(block, handle.key)
             self._store.use(block)
-            self._lend(staged, block)
+            self._use_block(handle, block)
             self._misses += 1
             return None
-        return self._place_elsewhere(staged, size)
+        return self._place_elsewhere(handle, size)
 
-    def _place_elsewhere(self, staged: Staged, size: SizeClass) -> Step | None:
+    def _place_elsewhere(self, handle: FillHandle, size: SizeClass) -> Step | None:
         """Wait for a block that a queued copy reads, take a bounce block, or wait for either."""
         awaited = size.awaited()
         if awaited is None:
             block = self._bounce.idle()
             if block is not None:
-                staged.bounce = True
+                handle.bounce = True
                 self._bounce.take(block)
-                self._lend(staged, block)
+                self._use_block(handle, block)
                 self._misses += self._store.budget_bytes > 0
                 return None
             awaited = self._bounce.awaited()
@@ -340,14 +340,14 @@ class HostPool:
         wait_interruptibly(self._changed)
         return None
 
-    def _lend_copy(self, staged: Staged, block: HostBlock) -> None:
+    def _use_copy(self, handle: FillHandle, block: HostBlock) -> None:
         self._store.use(block)
-        staged.hit = True
-        self._lend(staged, block)
+        handle.hit = True
+        self._use_block(handle, block)
         self._hits += 1
 
-    def _lend(self, staged: Staged, block: HostBlock) -> None:
-        staged.block = block
+    def _use_block(self, handle: FillHandle, block: HostBlock) -> None:
+        handle.block = block
         self._begin_use(block)
 
     @staticmethod
@@ -366,7 +366,7 @@ class HostPool:
 
     def _forget_fences(self, most: int) -> None:
         """Forget fences that are done, up to one more than come in, so that their events are used again."""
-        with suppress(DeviceError):  # an error of whoever needs the block, not of the fill that leaves one
+        with suppress(DeviceError):  # an error of whoever needs the block, not of the fill that ends
             while most and self._fenced and self._fenced[0].is_quiet():
                 self._fenced.popleft()
                 most -= 1

@@ -189,7 +189,7 @@ void drain_backends(ProxyDevice & device) {
     for (ProxyBackend * backend : device.backends) {
         std::vector<PinnedSlots> held;
         {
-            std::lock_guard<std::mutex> guard(backend->deferred_mutex);
+            std::lock_guard<std::mutex> deferred_guard(backend->deferred_mutex);
             held.swap(backend->deferred);
         }
         ggml_backend_synchronize(backend->inner);

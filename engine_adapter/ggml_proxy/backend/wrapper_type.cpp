@@ -56,7 +56,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     }
     if (!regions.empty()) {
         GGML_LOG_WARN("%s: no place for %.2f MiB to compute in beside one expert slot a layer: allocated apart\n",
-                      self(type).name.c_str(), size / 1024.0 / 1024.0);
+                      self(type).name.c_str(), (double) size / 1024.0 / 1024.0);
     }
     return ggml_backend_buft_alloc_buffer(inner(type), size);
 }

@@ -13,7 +13,7 @@ from expertier.planner.budget.ledger_claim import Claim, DeviceBooks
 from expertier.units import MIB
 
 DEMANDS = [LayerDemand(layer=0, n_experts=64, top_k=2, slot_bytes=MIB, fixed_bytes=0)]
-NEEDS = DeviceNeeds(free=40 * MIB, weights=10 * MIB, kv=8 * MIB, headroom=4 * MIB, rail=2 * MIB)
+NEEDS = DeviceNeeds(free=40 * MIB, weights=10 * MIB, kv=8 * MIB, headroom=4 * MIB, reserve=2 * MIB)
 
 
 class Memory:
@@ -45,14 +45,14 @@ def ledger() -> DeviceLedger:
 
 def test_taken_as_planned() -> None:
     with Claim(ledger()) as claim:
-        assert claim.outstanding_bytes == 34 * MIB  # not the headroom, not the rail
+        assert claim.outstanding_bytes == 34 * MIB  # not the headroom, not the reserve
         claim.take(Consumer.WEIGHTS, 10 * MIB)
         claim.take(Consumer.KV, 8 * MIB)
         claim.take(Consumer.ARENA, 16 * MIB)
         assert claim.outstanding_bytes == 0
         taken = claim.commit()
     assert taken == {Consumer.WEIGHTS: 10 * MIB, Consumer.KV: 8 * MIB, Consumer.ARENA: 16 * MIB}
-    again = plan_device(DeviceNeeds(free=6 * MIB + 16 * MIB, headroom=4 * MIB, rail=2 * MIB, taken={
+    again = plan_device(DeviceNeeds(free=6 * MIB + 16 * MIB, headroom=4 * MIB, reserve=2 * MIB, taken={
         consumer: n_bytes for consumer, n_bytes in taken.items() if consumer is not Consumer.ARENA
     }), DEMANDS)  # fmt: skip
     assert again.arena_bytes == 16 * MIB, "planned again with what is there, the arena is the same"
@@ -123,7 +123,7 @@ def test_several_takes_add_up_and_closed_claims_refuse() -> None:
     claim.take(Consumer.WEIGHTS, 4 * MIB)
     claim.take(Consumer.WEIGHTS, 6 * MIB)
     assert claim.outstanding_bytes == 24 * MIB
-    for consumer, n_bytes in ((Consumer.RAIL, 1), (Consumer.HEADROOM, 1), (Consumer.KV, -1)):
+    for consumer, n_bytes in ((Consumer.RESERVE, 1), (Consumer.HEADROOM, 1), (Consumer.KV, -1)):
         with pytest.raises(ValueError, match="cannot take"):
             claim.take(consumer, n_bytes)
     claim.rollback()

@@ -206,11 +206,11 @@ bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned
             }
             touch(stream.device, reinterpret_cast<char *>(rows.row[i].target), rows.row[i].bytes, true, "a kept copy");
         }
-        void * values[] = { &rows, &n, &chunk };
+        void * arguments[] = { &rows, &n, &chunk };
         const unsigned grid[] = { n_chunks, n, 1 };
         const unsigned block[] = { n_threads, 1, 1 };
-        expertier_fake_kernel_move_rows_by_value.run(expertier_fake_kernel_move_rows_by_value.pack(values), grid, block,
-                                                     32);
+        expertier_fake_kernel_move_rows_by_value.run(expertier_fake_kernel_move_rows_by_value.pack(arguments), grid,
+                                                     block, 32);
     });
     return true;
 }

@@ -134,7 +134,7 @@ def test_what_l2_lacks_is_read_beside_the_batch(bench: Bench) -> None:
     assert bench.device.batches == [2 * bench.pieces, bench.pieces, bench.pieces]
 
 
-def test_a_copy_that_leaves_l2_before_it_is_lent_is_read(
+def test_a_copy_that_leaves_l2_before_it_is_acquired_is_read(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = bench.tiers._pool

@@ -12,9 +12,9 @@ from expertier.hip.faults.device import FaultyDevice
 from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool.budget import HostBudget
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.growth_pause import FIRST_PAUSE_S
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
-from expertier.tiers.host_pool.staged import Staged
 from expertier.units import MIB
 from pool_fakes import PAGE, LedgerDevice, bring, powers_of_two
 from waits import Running
@@ -66,17 +66,17 @@ def test_row_21_a_refusal_is_an_error_and_no_other_memory_is_used(nth: int) -> N
     device.faults.arm("alloc_pinned", nth)
     for expert in range(10):
         before = pool.stats()
-        staged = Staged((0, expert), PAGE, PAGE)
+        handle = FillHandle((0, expert), PAGE, PAGE)
         try:
-            pool.stage(staged)
-            assert any(a <= staged.address < a + n for a, n in device.live.items()), "not pinned memory"
-            pool.commit(staged)
+            pool.begin_fill(handle)
+            assert any(a <= handle.address < a + n for a, n in device.live.items()), "not pinned memory"
+            pool.complete_fill(handle)
         except DeviceError:
-            assert staged.block is None
+            assert handle.block is None
             assert pool.stats().used_bytes == before.used_bytes, "the reservation stayed"
             failed.append(expert)
         finally:
-            pool.leave(staged)
+            pool.end_fill(handle)
         pool.check_valid()
         assert device.pinned_bytes == pool.stats().used_bytes + pool.stats().bounce_bytes
     assert len(failed) == pool.stats().refusals == device.faults.injected["alloc_pinned"] == 1
@@ -122,10 +122,10 @@ def test_with_nothing_yet_a_refused_pool_goes_through_bounce_blocks_after_the_er
         device.faults.arm("alloc_pinned", 1)
         with pytest.raises(DeviceError):
             bring(pool, (0, 0), PAGE)
-    staged = Staged((0, 0), PAGE, PAGE)
-    pool.stage(staged)
-    assert staged.bounce
-    pool.leave(staged)
+    handle = FillHandle((0, 0), PAGE, PAGE)
+    pool.begin_fill(handle)
+    assert handle.bounce
+    pool.end_fill(handle)
 
 
 def test_an_interrupted_allocation_changes_nothing() -> None:

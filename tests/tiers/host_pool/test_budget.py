@@ -12,8 +12,8 @@ import pytest
 from expertier.errors import DeviceError
 from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool.budget import HostBudget, process_budget
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, bring
 
 
@@ -89,13 +89,13 @@ def test_a_pool_with_nothing_gets_a_chunk_although_it_is_larger_than_the_others_
 def test_what_is_in_use_is_not_taken() -> None:
     pools = Pools(4, 4, 4)
     pools.fill(0, range(4))
-    held = [Staged((0, expert), PAGE, PAGE) for expert in range(3)]
-    for staged in held:
-        pools.pools[0].stage(staged)
+    held = [FillHandle((0, expert), PAGE, PAGE) for expert in range(3)]
+    for handle in held:
+        pools.pools[0].begin_fill(handle)
     pools.fill(1, range(4))
     assert pools.used == [3, 1]
-    for staged in held:
-        pools.pools[0].leave(staged)
+    for handle in held:
+        pools.pools[0].end_fill(handle)
     pools.fill(1, range(4, 8))
     assert pools.used == [2, 2]
 
@@ -114,11 +114,11 @@ def test_a_smaller_limit_is_kept_as_soon_as_blocks_are_left() -> None:
     pools = Pools(None, 4, 4, 8)
     pools.fill(0, range(4))
     pools.fill(1, range(4))
-    held = Staged((0, 3), PAGE, PAGE)
-    pools.pools[0].stage(held)
+    held = FillHandle((0, 3), PAGE, PAGE)
+    pools.pools[0].begin_fill(held)
     pools.pools[2].close()
-    assert pools.used == [4, 4, 0], "eight pages of a limit of four, until somebody leaves a block"
-    pools.pools[0].leave(held)
+    assert pools.used == [4, 4, 0], "eight pages of a limit of four, until a fill ends"
+    pools.pools[0].end_fill(held)
     assert pools.used == [2, 2, 0]
 
 
@@ -139,18 +139,18 @@ def test_resizing_the_budget_shrinks_all_pools() -> None:
 def test_resizing_a_pool_takes_the_coldest_and_lets_it_grow_again() -> None:
     pools = Pools(12, 12)
     pools.fill(0, range(12))
-    held = [Staged((0, expert), PAGE, PAGE) for expert in (0, 5)]
-    for staged in held:
-        pools.pools[0].stage(staged)
+    held = [FillHandle((0, expert), PAGE, PAGE) for expert in (0, 5)]
+    for handle in held:
+        pools.pools[0].begin_fill(handle)
     pools.pools[0].resize(4 * PAGE)
     pools.pools[0].check_valid()
     assert [expert for (_, expert), _ in pools.pools[0].copies()] == [10, 11, 0, 5]
     pools.pools[0].resize(PAGE)
     pools.pools[0].check_valid()
     assert pools.used == [2]
-    pools.pools[0].leave(held[0])
+    pools.pools[0].end_fill(held[0])
     assert pools.used == [1]
-    pools.pools[0].leave(held[1])
+    pools.pools[0].end_fill(held[1])
     assert pools.used == [1]
     pools.pools[0].resize(0)
     assert pools.used == [0]
@@ -248,20 +248,20 @@ def test_threads_on_two_pools_keep_the_budget_and_never_lock_up(limit_pages: int
             for step in range(250):
                 pool = pools.pools[(seed + step // 5) % 2]
                 n_bytes = PAGE * (1 + 2 * (step % 4 == 0))
-                staged = Staged((n_bytes, (seed * 7 + step * (seed + 1)) % 11), n_bytes, n_bytes)
+                handle = FillHandle((n_bytes, (seed * 7 + step * (seed + 1)) % 11), n_bytes, n_bytes)
                 if step % 40 == seed:
                     pools.device.faults.arm("alloc_pinned", 1)
                 fence = None
                 try:
-                    pool.stage(staged)
-                    if not staged.hit and step % 5:
-                        pool.commit(staged)
+                    pool.begin_fill(handle)
+                    if not handle.hit and step % 5:
+                        pool.complete_fill(handle)
                     if step % 3 == 0:
-                        fence = ManualFence(pools.device, staged.address)
+                        fence = ManualFence(pools.device, handle.address)
                 except DeviceError:
                     refused[seed] += 1
                 finally:
-                    pool.leave(staged, fence)
+                    pool.end_fill(handle, fence)
                 if fence is not None and step % 2:
                     fence.finish()
                 if step % 50 == 10 * seed:

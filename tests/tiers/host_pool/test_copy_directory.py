@@ -9,8 +9,8 @@ import pytest
 
 from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool.copy_directory import CopyDirectory
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import Staged
 
 PAGE = mmap.PAGESIZE
 N_EXPERTS = 8
@@ -31,13 +31,13 @@ class Shared:
         )
 
     def bring(self, expert: int, layer: int = 0) -> bool:
-        staged = Staged((layer, expert), PAGE, PAGE)
-        self.pool.stage(staged)
-        if not staged.hit:
-            self.pool.commit(staged)
-        self.pool.leave(staged)
+        handle = FillHandle((layer, expert), PAGE, PAGE)
+        self.pool.begin_fill(handle)
+        if not handle.hit:
+            self.pool.complete_fill(handle)
+        self.pool.end_fill(handle)
         self.check()
-        return staged.hit
+        return handle.hit
 
     def begin_read(self, expert: int) -> bool:
         """What the plugin does under the lock; whether there is a copy."""

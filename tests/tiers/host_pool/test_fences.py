@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from expertier.errors import DeviceError
+from expertier.tiers.host_pool.acquired_copies import AcquiredCopies
 from expertier.tiers.host_pool.budget import HostBudget
-from expertier.tiers.host_pool.lent import Lent
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
-from expertier.tiers.host_pool.staged import Staged
 from pool_fakes import PAGE, LedgerDevice, ManualFence, bring
 
 
@@ -25,21 +25,21 @@ class Pool:
         )
         self.device.pools.append(self.pool)
 
-    def stage(self, expert: int) -> Staged:
-        staged = Staged((0, expert), PAGE, PAGE)
-        self.pool.stage(staged)
+    def begin_fill(self, expert: int) -> FillHandle:
+        handle = FillHandle((0, expert), PAGE, PAGE)
+        self.pool.begin_fill(handle)
         self.pool.check_valid()
-        if not staged.hit:
-            assert not self.device.read_within(staged.address, PAGE), "I10"
-        return staged
+        if not handle.hit:
+            assert not self.device.read_within(handle.address, PAGE), "I10"
+        return handle
 
-    def queue(self, expert: int, *, commit: bool = True) -> ManualFence:
-        """A fill whose copy is queued when it leaves."""
-        staged = self.stage(expert)
-        if commit and not staged.hit:
-            self.pool.commit(staged)
-        fence = ManualFence(self.device, staged.address)
-        self.pool.leave(staged, fence)
+    def queue(self, expert: int, *, complete: bool = True) -> ManualFence:
+        """A fill whose copy is queued when the fill ends."""
+        handle = self.begin_fill(expert)
+        if complete and not handle.hit:
+            self.pool.complete_fill(handle)
+        fence = ManualFence(self.device, handle.address)
+        self.pool.end_fill(handle, fence)
         self.pool.check_valid()
         return fence
 
@@ -75,16 +75,16 @@ def test_a_block_that_is_read_may_be_read_again() -> None:
     assert pool.experts == [1, 2]
 
 
-def test_a_block_that_was_not_committed_is_not_lent_while_it_is_read() -> None:
+def test_a_block_whose_fill_was_aborted_is_not_given_away_while_it_is_read() -> None:
     pool = Pool(2)
-    fence = pool.queue(0, commit=False)
+    fence = pool.queue(0, complete=False)
     assert pool.experts == []
     bring(pool.pool, (0, 1), PAGE)
     assert fence.waited == 0, "there was another block"
-    held = pool.stage(1)
+    held = pool.begin_fill(1)
     bring(pool.pool, (0, 2), PAGE)
     assert fence.waited == 1
-    pool.pool.leave(held)
+    pool.pool.end_fill(held)
 
 
 def test_bounce_blocks_are_read_as_well() -> None:
@@ -114,11 +114,11 @@ def test_what_is_read_is_not_given_back() -> None:
 def test_close_waits_for_queued_copies() -> None:
     pool = Pool(2)
     fences = [pool.queue(expert) for expert in range(2)]
-    held = pool.stage(0)
-    other = pool.stage(1)
+    held = pool.begin_fill(0)
+    other = pool.begin_fill(1)
     bounced = pool.queue(5)
-    pool.pool.leave(held)
-    pool.pool.leave(other)
+    pool.pool.end_fill(held)
+    pool.pool.end_fill(other)
     pool.pool.close()
     assert [fence.waited for fence in (*fences, bounced)] == [1, 1, 1]
     assert pool.device.live == {}
@@ -145,33 +145,33 @@ def test_a_fence_that_fails_is_an_error_of_the_fill_that_needs_the_block() -> No
             return True
 
     pool = Pool(1)
-    staged = pool.stage(0)
-    pool.pool.commit(staged)
-    fence = Broken(pool.device, staged.address)
-    pool.pool.leave(staged, fence)
+    handle = pool.begin_fill(0)
+    pool.pool.complete_fill(handle)
+    fence = Broken(pool.device, handle.address)
+    pool.pool.end_fill(handle, fence)
     with pytest.raises(DeviceError):
-        pool.stage(1)
+        pool.begin_fill(1)
     pool.pool.check_valid()
     assert pool.experts == [0]
     fence.broken = False
     pool.device.fences.clear()
-    pool.stage(1)
+    pool.begin_fill(1)
 
 
 @pytest.mark.parametrize("queued", [True, False])
-def test_copies_that_are_lent_stay_until_they_are_back_and_their_copies_done(queued: bool) -> None:
+def test_acquired_copies_stay_until_they_are_released_and_what_reads_them_is_done(queued: bool) -> None:
     pool = Pool(3)
     for expert in range(3):
         pool.queue(expert).finish()
-    lent = Lent()
-    pool.pool.lend(lent, 0, [2, 9, 0])
-    assert lent.indices == [0, 2], "9 is not there"
+    copies = AcquiredCopies()
+    pool.pool.acquire_copies(copies, 0, [2, 9, 0])
+    assert copies.indices == [0, 2], "9 is not there"
     for expert in (5, 6):  # one after another through the block that is left
         pool.queue(expert).finish()
         assert sorted(pool.experts) == [0, 2, expert]
-    fence = ManualFence(pool.device, *lent.addresses) if queued else None
-    pool.pool.take_back(lent, fence)
-    pool.pool.take_back(lent)
+    fence = ManualFence(pool.device, *copies.addresses) if queued else None
+    pool.pool.release_copies(copies, fence)
+    pool.pool.release_copies(copies)
     for expert in (7, 8, 9):
         pool.queue(expert).finish()
     assert sorted(pool.experts) == ([0, 2, 9] if queued else [7, 8, 9])

@@ -12,8 +12,8 @@ from expertier.errors import DeviceError
 from expertier.hip.faults.device import FaultyDevice
 from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
-from expertier.tiers.host_pool.staged import Staged
 from waits import Running, joined
 
 PAGE = mmap.PAGESIZE
@@ -30,20 +30,20 @@ class Pool:
             FaultyDevice(self.host, self.faults), budget_bytes=n_pages * PAGE, largest_block_bytes=largest
         )
 
-    def stage(self, expert: int, n_bytes: int = EXPERT) -> Staged:
-        staged = Staged((0, expert), n_bytes, n_bytes)
-        self.pool.stage(staged)
+    def begin_fill(self, expert: int, n_bytes: int = EXPERT) -> FillHandle:
+        handle = FillHandle((0, expert), n_bytes, n_bytes)
+        self.pool.begin_fill(handle)
         self.check()
-        return staged
+        return handle
 
     def bring(self, expert: int, n_bytes: int = EXPERT) -> bool:
-        """Fill and leave; whether the pool had it."""
-        staged = self.stage(expert, n_bytes)
-        if not staged.hit:
-            self.pool.commit(staged)
-        self.pool.leave(staged)
+        """Begin and end a fill; whether the pool had a copy."""
+        handle = self.begin_fill(expert, n_bytes)
+        if not handle.hit:
+            self.pool.complete_fill(handle)
+        self.pool.end_fill(handle)
         self.check()
-        return staged.hit
+        return handle.hit
 
     def check(self) -> None:
         self.pool.check_valid()
@@ -84,9 +84,9 @@ def test_eviction_from_l1_makes_young(three: Pool) -> None:
 
 
 def test_a_fill_that_was_not_committed_leaves_nothing(three: Pool) -> None:
-    staged = three.stage(5)
-    three.pool.leave(staged)
-    three.pool.leave(staged)
+    handle = three.begin_fill(5)
+    three.pool.end_fill(handle)
+    three.pool.end_fill(handle)
     three.check()
     assert three.experts == []
     assert three.pool.stats().used_bytes == PAGE, "the free block waits for the next fill"
@@ -95,38 +95,38 @@ def test_a_fill_that_was_not_committed_leaves_nothing(three: Pool) -> None:
     assert three.pool.stats().bytes_in == EXPERT
 
 
-def test_leave_before_stage_is_harmless(three: Pool) -> None:
-    three.pool.leave(Staged((0, 1), EXPERT, EXPERT))
+def test_end_fill_before_begin_fill_is_harmless(three: Pool) -> None:
+    three.pool.end_fill(FillHandle((0, 1), EXPERT, EXPERT))
     three.check()
 
 
 def test_blocks_in_use_stay_and_fills_bounce_when_all_are(three: Pool) -> None:
     for expert in (0, 1, 2):
         three.bring(expert)
-    using = [three.stage(0), three.stage(1), three.stage(9)]
-    assert [staged.hit for staged in using] == [True, True, False]
-    bounced = three.stage(4)
+    using = [three.begin_fill(0), three.begin_fill(1), three.begin_fill(9)]
+    assert [handle.hit for handle in using] == [True, True, False]
+    bounced = three.begin_fill(4)
     assert bounced.bounce
-    three.pool.commit(bounced)
-    three.pool.leave(bounced)
+    three.pool.complete_fill(bounced)
+    three.pool.end_fill(bounced)
     assert 4 not in three.experts
-    for staged in using:
-        three.pool.leave(staged)
+    for handle in using:
+        three.pool.end_fill(handle)
     three.check()
     assert set(three.experts) == {0, 1}
 
 
 def test_two_uses_of_one_copy(three: Pool) -> None:
     three.bring(0)
-    first, second = three.stage(0), three.stage(0)
+    first, second = three.begin_fill(0), three.begin_fill(0)
     assert first.hit
     assert first.address == second.address
-    three.pool.leave(first)
+    three.pool.end_fill(first)
     three.bring(1)
     three.bring(2)
     three.bring(3)
     assert 0 in three.experts, "a copy that a fill reads from was evicted"
-    three.pool.leave(second)
+    three.pool.end_fill(second)
 
 
 def test_blocks_of_another_size_are_given_back_before_the_budget_is_exceeded() -> None:
@@ -144,9 +144,9 @@ def test_blocks_of_another_size_are_given_back_before_the_budget_is_exceeded() -
 
 def test_a_budget_below_one_expert_keeps_nothing() -> None:
     pool = Pool(1, largest=2 * PAGE)
-    staged = pool.stage(0, 2 * PAGE)
-    assert staged.bounce
-    pool.pool.leave(staged)
+    handle = pool.begin_fill(0, 2 * PAGE)
+    assert handle.bounce
+    pool.pool.end_fill(handle)
     assert pool.pool.stats().used_bytes == 0
     assert pool.pool.stats().misses == 1
 
@@ -163,7 +163,7 @@ def test_a_failed_allocation_is_an_error_and_the_next_works(three: Pool) -> None
     three.bring(0)
     three.faults.arm("alloc_pinned", 1)
     with pytest.raises(DeviceError, match="alloc_pinned"):
-        three.stage(1)
+        three.begin_fill(1)
     three.check()
     assert three.experts == [0]
     three.bring(1)
@@ -180,49 +180,49 @@ def test_a_failed_start_leaves_no_memory(nth: int) -> None:
 
 def test_more_fills_than_bounce_blocks_wait() -> None:
     pool = Pool(0)
-    held = [pool.stage(expert) for expert in range(N_BOUNCE_BLOCKS)]
+    held = [pool.begin_fill(expert) for expert in range(N_BOUNCE_BLOCKS)]
 
     def third() -> None:
-        staged = Staged((0, 9), EXPERT, EXPERT)
-        pool.pool.stage(staged)
-        pool.pool.leave(staged)
+        handle = FillHandle((0, 9), EXPERT, EXPERT)
+        pool.pool.begin_fill(handle)
+        pool.pool.end_fill(handle)
 
     running = Running(third)
-    running.must_wait_in("stage")
-    pool.pool.leave(held.pop())
+    running.must_wait_in("begin_fill")
+    pool.pool.end_fill(held.pop())
     running.outcome()
-    pool.pool.leave(held.pop())
+    pool.pool.end_fill(held.pop())
     pool.check()
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_one_expert_is_read_once_at_a_time(three: Pool, succeeds: bool) -> None:
-    first = three.stage(7)
+    first = three.begin_fill(7)
     results: list[bool] = []
 
     def second() -> None:
-        staged = Staged((0, 7), EXPERT, EXPERT)
-        three.pool.stage(staged)
-        results.append(staged.hit)
-        three.pool.leave(staged)
+        handle = FillHandle((0, 7), EXPERT, EXPERT)
+        three.pool.begin_fill(handle)
+        results.append(handle.hit)
+        three.pool.end_fill(handle)
 
     running = Running(second)
-    running.must_wait_in("stage")  # the second waits for the first
+    running.must_wait_in("begin_fill")  # the second waits for the first
     if succeeds:
-        three.pool.commit(first)
-    three.pool.leave(first)
+        three.pool.complete_fill(first)
+    three.pool.end_fill(first)
     running.outcome()
     assert results == [succeeds]
     three.check()
 
 
 def test_a_copy_may_be_used_as_soon_as_its_bytes_are_complete(three: Pool) -> None:
-    first = three.stage(7)
+    first = three.begin_fill(7)
     second = Running(three.bring, 7)
     second.must_wait_in("bring")
-    three.pool.commit(first)
+    three.pool.complete_fill(first)
     assert second.outcome(), "the second waits until the first has copied"
-    three.pool.leave(first)
+    three.pool.end_fill(first)
 
 
 def test_many_threads_keep_the_budget() -> None:
@@ -232,13 +232,13 @@ def test_many_threads_keep_the_budget() -> None:
     def use(seed: int) -> None:
         try:
             for step in range(300):
-                staged = Staged((0, (seed * 7 + step * (seed + 1)) % 13), EXPERT, EXPERT)
+                handle = FillHandle((0, (seed * 7 + step * (seed + 1)) % 13), EXPERT, EXPERT)
                 try:
-                    pool.pool.stage(staged)
-                    if not staged.hit and step % 5:
-                        pool.pool.commit(staged)
+                    pool.pool.begin_fill(handle)
+                    if not handle.hit and step % 5:
+                        pool.pool.complete_fill(handle)
                 finally:
-                    pool.pool.leave(staged)
+                    pool.pool.end_fill(handle)
                 if step % 20 == 0:
                     pool.pool.check_valid()
         except BaseException as error:

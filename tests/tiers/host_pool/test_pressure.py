@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from expertier.tiers.host_pool.budget import HostBudget
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.growth_pause import FIRST_PAUSE_S, LONGEST_PAUSE_S, GrowthPause
 from expertier.tiers.host_pool.pool import USES_PER_LOOK, HostPool
 from expertier.tiers.host_pool.pressure import FLOOR_DIVISOR, INTERVAL_S, LARGEST_FLOOR_BYTES, MemoryPressure
-from expertier.tiers.host_pool.staged import Staged
 from expertier.units import GIB, MIB
 from pool_fakes import PAGE, LedgerDevice, bring
 
@@ -94,8 +94,8 @@ def test_a_pool_shrinks_under_pressure_and_grows_again() -> None:
     device.pools.append(pool)
     for expert in range(20):
         bring(pool, (0, expert), PAGE)
-    held = Staged((0, 0), PAGE, PAGE)
-    pool.stage(held)
+    held = FillHandle((0, 0), PAGE, PAGE)
+    pool.begin_fill(held)
     assert pool.stats().used_bytes == 20 * PAGE
     machine.available = 7 * PAGE  # five below one and a half times the floor
     machine.now_s += INTERVAL_S
@@ -111,7 +111,7 @@ def test_a_pool_shrinks_under_pressure_and_grows_again() -> None:
         bring(pool, (0, expert), PAGE)
         pool.check_valid()
     assert {key for key, _ in pool.copies()} == {(0, 0)}, "what is in use stays"
-    pool.leave(held)
+    pool.end_fill(held)
     assert pool.stats().used_bytes == 0
     machine.available = 1000 * PAGE
     machine.now_s += INTERVAL_S

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from expertier.tiers.host_pool.budget import HostBudget
+from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from expertier.tiers.host_pool.staged import Staged
 from pool_fakes import PAGE, LedgerDevice, bring, powers_of_two, whole_pages
 
 SMALL, LARGE = PAGE, 3 * PAGE
@@ -131,14 +131,14 @@ def test_chunks_in_use_do_not_go(close_all: list[Sizes]) -> None:
     close_all.append(sizes)
     for expert in range(12):
         sizes.bring(0, expert)
-    held = [Staged((0, expert), SMALL, SMALL) for expert in range(11)]
-    for staged in held:
-        sizes.pool.stage(staged)
+    held = [FillHandle((0, expert), SMALL, SMALL) for expert in range(11)]
+    for handle in held:
+        sizes.pool.begin_fill(handle)
     before = sizes.pool.copies()
     assert not sizes.bring(1, 0)
     assert sizes.pool.copies() == before, "part of what was missing was taken"
-    for staged in held:
-        sizes.pool.leave(staged)
+    for handle in held:
+        sizes.pool.end_fill(handle)
     sizes.bring(1, 0)
     assert sizes.pool.contains((1, 0))
 

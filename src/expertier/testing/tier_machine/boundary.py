@@ -19,7 +19,7 @@ move_faults = faults("copy_within", "zero", "stream_wait_event", *EVENTS)
 
 
 class BoundaryRules(MachineBase):
-    """Reserve, write, release, settle, apply, resize (I2, I12)."""
+    """Reserve, write, release, lower, apply, resize (I2, I12)."""
 
     @rule(
         eighths=st.sampled_from([1, 1, 2, 3, 4, 6, 8, 9, 0]),
@@ -91,17 +91,17 @@ class BoundaryRules(MachineBase):
             self.region.pays_at = self._gain_pays_at()
 
     @rule(fault=st.none() | move_faults)
-    def settle(self, fault: Fault | None) -> None:
+    def lower_boundary(self, fault: Fault | None) -> None:
         """Move the boundary down now."""
         before, was = self.inside.view(), self.compute_bytes()
         gain = was - round_up(self.region.wanted_bytes, RANGE_ALIGNMENT)
         if self.in_use and gain:
-            self.expect(BusyError, self.tiers.settle)
+            self.expect(BusyError, self.tiers.lower_boundary)
             return
-        ok, moved = self.attempt(self.tiers.settle, fault, swallows=(*EVENTS, "stream_wait_event"))
+        ok, moved = self.attempt(self.tiers.lower_boundary, fault, swallows=(*EVENTS, "stream_wait_event"))
         self._check_move(before, fault, ok=ok)
         if ok:
-            assert moved == (gain > 0), "settle said the wrong thing"
+            assert moved == (gain > 0), "lower_boundary said the wrong thing"
             assert self.compute_bytes() == round_up(self.region.wanted_bytes, RANGE_ALIGNMENT)
         if ok or self.compute_bytes() != was:
             self.region.pays_at = self._gain_pays_at() if moved or not ok else self.region.pays_at

@@ -1,4 +1,4 @@
-"""Copies in host memory that several experts' slots are filled from at once."""
+"""Copies in host memory from which the slots of several experts are filled at once."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from expertier.tiers.host_pool.block import HostBlock
 
 
 @dataclass(slots=True, eq=False)
-class Lent:
-    """What the pool lends for one batch: `blocks[i]` has the bytes of the expert at `indices[i]` of those asked for.
+class AcquiredCopies:
+    """The copies in use by one batch: `blocks[i]` has the bytes of the expert at `indices[i]` of those asked for.
 
-    Made empty by the caller, so that `HostPool.take_back` has all of what `HostPool.lend` had lent when it was
-    interrupted.
+    The caller makes it empty, so that `HostPool.release_copies` finds every block in it that an interrupted
+    `HostPool.acquire_copies` had added.
     """
 
     indices: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who reads now, so that nobody closes under them."""
+"""The reads that run now, so that the files are closed after the last of them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from expertier.tiers.config.file_mode import FileMode
 _PAGE_CACHE = FileMode.PAGE_CACHE  # looking it up costs as much as a lock
 
 
-class ReadGate:
-    """Lets reads in until it is closed, counts them, and cleans up when the last one has left.
+class InFlightReads:
+    """Lets reads begin until it is closed, counts them, and cleans up when the last of them has ended.
 
     A descriptor that is closed during a read may be another file's before the read's next system call.
     Closing does not wait for reads either: a disk that hangs, or a signal handler in the reading thread, would
@@ -22,24 +22,24 @@ class ReadGate:
         """Open; `clean_up` is called once."""
         self._lock = threading.Lock()
         self._clean_up = clean_up
-        self._inside = 0
+        self._n_running = 0
         self._closed = False
         self.page_cache_reads = self.page_cache_bytes = 0
         self.direct_reads = self.direct_bytes = 0
 
-    def enter(self) -> bool:
-        """Let a read in; False when closed."""
+    def begin(self) -> bool:
+        """Let a read begin; False when closed."""
         with self._lock:
             if self._closed:
                 return False
-            self._inside += 1
+            self._n_running += 1
             return True
 
-    def leave(self, mode: FileMode | None, n_bytes: int) -> None:
-        """Let a read out: the mode that it was completed in, None where it failed."""
+    def end(self, mode: FileMode | None, n_bytes: int) -> None:
+        """Note that a read has ended, in `mode`; None where it failed."""
         with self._lock:
-            self._inside -= 1
-            last = self._closed and self._inside == 0
+            self._n_running -= 1
+            last = self._closed and self._n_running == 0
             if mode is _PAGE_CACHE:
                 self.page_cache_reads += 1
                 self.page_cache_bytes += n_bytes
@@ -50,9 +50,9 @@ class ReadGate:
             self._clean_up()
 
     def close(self) -> None:
-        """Let nobody in any more; a second call does nothing."""
+        """Let no read begin any more; a second call does nothing."""
         with self._lock:
             first, self._closed = not self._closed, True
-            alone = self._inside == 0
+            alone = self._n_running == 0
         if first and alone:
             self._clean_up()
