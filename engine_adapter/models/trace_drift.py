@@ -126,7 +126,7 @@ def make_drifting_codes(
     assert np.allclose(np.linalg.norm(start, axis=1), np.linalg.norm(end, axis=1)), (
         "a norm changes on the way"
     )
-    return DriftingCodes(TraceCodes(end * size, ids, shape.experts, slices=True), start * size, shape)
+    return DriftingCodes(TraceCodes(end * size, ids, shape.experts, per_layer=True), start * size, shape)
 
 
 def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[float, float]) -> I32:

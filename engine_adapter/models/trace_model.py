@@ -54,7 +54,7 @@ class TraceModel:
     path: Path
     shape: ModelShape
     n_steps: int
-    slices: bool
+    per_layer: bool
 
 
 def trace_tokens(n_steps: int) -> list[int]:
@@ -119,7 +119,7 @@ def write_trace_model(
         writer.add_uint32("expertier.trace.first_token", FIRST_TOKEN)
 
     written = write_tensors(path, shape, tensors, progress=progress, add_keys=add_keys)
-    return TraceModel(written, shape, len(ids), codes.slices)
+    return TraceModel(written, shape, len(ids), codes.per_layer)
 
 
 def default_width(n_layers: int, n_experts: int, kind: WeightType) -> int:

@@ -46,11 +46,13 @@ class DeviceChoice:
 
     def whole(self, device: Device) -> DeviceNeeds:
         """Return what all of the model takes of a device, beside its experts."""
-        return self.model.whole(device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device))
+        return self.model.needs_on_one_device(
+            device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
+        )
 
     def part(self, device: Device, units: range) -> DeviceNeeds:
         """Return what some of its units take of a device, beside their experts."""
-        return self.model.part(
+        return self.model.needs_of_share(
             units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 

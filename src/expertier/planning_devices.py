@@ -101,7 +101,8 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         model.output_bytes,
         names=names,
         rooms=[
-            room_for_blocks(model.whole(vram, prefill_stream_bytes=stream_bytes), wishes) for vram in cards
+            room_for_blocks(model.needs_on_one_device(vram, prefill_stream_bytes=stream_bytes), wishes)
+            for vram in cards
         ],
         shares=shares,
     )
@@ -119,7 +120,7 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         wishes_by_layers(wishes, inputs.demands, layers, copies, inputs.uses),
         strict=True,
     ):
-        needs = model.part(stretch, vram, prefill_stream_bytes=stream_bytes)
+        needs = model.needs_of_share(stretch, vram, prefill_stream_bytes=stream_bytes)
         most = max(layer.n_experts for layer in own.layers)
         uses = None if inputs.uses is None else inputs.uses[own_layers, :most]
         ram = ram_of_part(ram_bytes, own.expert_bytes_total / table.expert_bytes_total)

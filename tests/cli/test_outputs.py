@@ -26,7 +26,7 @@ from expertier.probe.device_rates import DeviceRates
 from expertier.probe.file_rates import FileRates
 from expertier.tiers.model.table import ExpertTable
 from expertier.whole_file import whole
-from failing_targets import command, full, missing, read_only
+from failures.failing_targets import command, full, missing, read_only
 
 
 @pytest.fixture(scope="module")

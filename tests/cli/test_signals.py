@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from expertier.planner.traces.file import read_trace
-from signalled import Signalled
+from interruptions.signalled import Signalled
 
 BOTH = [
     pytest.param(signal.SIGTERM, id="SIGTERM"),

@@ -14,7 +14,7 @@ import numpy as np
 
 import expertier as et
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
-from expertier.tiers.access.lease import Part
+from expertier.tiers.access.lease import ExpertGroup
 
 TABLE = synthetic_table([LayerShape(n_experts=16), LayerShape(n_experts=16, n_ff=64)])
 SLOTS = 4
@@ -27,21 +27,21 @@ def make(device: FakeDevice, pool_blocks: int = 64) -> et.TierManager:
     return et.TierManager(TABLE, device=device, config=config, source=SOURCE)
 
 
-def wrong(device: FakeDevice, tiers: et.TierManager, layer: int, part: Part | None) -> list[int]:
-    """The experts of a part whose bytes, as they are now, are not the model's."""
-    assert part is not None
+def wrong(device: FakeDevice, tiers: et.TierManager, layer: int, group: ExpertGroup | None) -> list[int]:
+    """The experts of a group whose bytes, as they are now, are not the model's."""
+    assert group is not None
     found = set()
     for matrix, place in zip(TABLE.layers[layer].matrices, tiers._slab.places(layer), strict=True):
-        for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+        for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
             address = tiers._slab.base + place.offset + slot * place.stride
             if device.read(address, matrix.expert_bytes) != SOURCE.expected(matrix.span(expert)):
                 found.add(expert)
     return sorted(found)
 
 
-def look(seen: list[list[int]], device: FakeDevice, tiers: et.TierManager, part: Part | None) -> None:
-    """A kernel that reads the slots of a part of layer 0 when it runs."""
-    seen.append(wrong(device, tiers, 0, part))
+def look(seen: list[list[int]], device: FakeDevice, tiers: et.TierManager, group: ExpertGroup | None) -> None:
+    """A kernel that reads the slots of a group of layer 0 when it runs."""
+    seen.append(wrong(device, tiers, 0, group))
 
 
 def test_row_05_no_block_and_no_slot_is_reused_under_queued_work():

@@ -7,7 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from device_contract import random_bytes, read, write
+from devices.device_contract import random_bytes, read, write
+from devices.two_device_tiers import check_both
 from expertier.errors import DeviceError
 from expertier.hip import open_device
 from expertier.hip.gpu.device import GpuDevice
@@ -15,7 +16,6 @@ from expertier.hip.gpu.peers import PeerLinks
 from expertier.hip.gpu.slab_memory import VmmSlabMemory, open_slab_memory
 from expertier.hip.gpu.vmm.probe import probe_vmm
 from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
-from two_device_tiers import check_both
 
 CHUNK = LEAST_CHUNK_BYTES
 

@@ -120,7 +120,7 @@ FILES = (
         "engine_adapter/llama_cpp/loader_view.py",
         "file = EXPERTS if tensor.name in experts else number",
         "file = number",
-        ("tests/engine_adapter/llama_cpp/test_shards.py",),
+        ("tests/engine_adapter/llama_cpp/test_file_shards.py",),
     ),
     Mutant(
         "a skeleton of a changed model is used",

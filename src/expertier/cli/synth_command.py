@@ -113,7 +113,7 @@ def synth(
         "n_embd": width,
         "steps": model.n_steps,
         "first_token": FIRST_TOKEN,
-        "codes": "slices" if model.slices else "orthogonal",
+        "codes": "per-layer" if model.per_layer else "orthogonal",
         "seconds": time.perf_counter() - start,
     }
     if as_json:

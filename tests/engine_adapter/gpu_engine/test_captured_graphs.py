@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
 from fake_ggml_gpu.models import DEVICE, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
+from model_files.architecture_models import MODELS
 
 PROMPT = prompt_tokens(20)
 TOKENS = 32

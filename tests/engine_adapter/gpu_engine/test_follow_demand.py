@@ -7,7 +7,7 @@ from itertools import cycle
 
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.binding import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DeviceError
@@ -23,7 +23,7 @@ from fake_ggml_gpu.computing import (
 )
 from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
+from model_files.architecture_models import MODELS
 
 KIND = "gpt-oss"
 TOKENS = 40

@@ -7,9 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.errors import DecodeError, SourceError
-from failing_reads import FailingReads
+from failures.failing_reads import FailingReads
 from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,
@@ -19,8 +19,8 @@ from fake_ggml_gpu.models import (
     stock_logits,
 )
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
-from waits import joined
+from limits.waits import joined
+from model_files.architecture_models import MODELS
 
 PROMPT = prompt_tokens(20)
 TOKENS = 32

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel, ProxyCounters
 from expertier.engine_adapter.models.trace_model import trace_shape, trace_tokens, write_trace_model
 from expertier.tiers.model.table import ExpertTable
@@ -22,8 +22,8 @@ from fake_ggml_gpu.models import (
     stock_logits,
 )
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
-from trace_models import random_ids, shape_for
+from model_files.architecture_models import MODELS
+from model_files.trace_models import random_ids, shape_for
 
 PROMPT = prompt_tokens(20)
 TOKENS = 32

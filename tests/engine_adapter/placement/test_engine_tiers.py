@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.engine_adapter.binding.device_lookup import open_device_lookup
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
@@ -16,7 +17,6 @@ from expertier.errors import DeviceError
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from tiered_runs import write_small_model
 
 
 def test_the_wheel_has_the_cpu(loaded_engine: LoadedEngine) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from device_contract import random_bytes, read, write
+from devices.device_contract import random_bytes, read, write
 from expertier.errors import DeviceError, DriverError
 from expertier.hip import Device
 from expertier.hip.driver.codes import Code

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import expertier as et
+from devices.resizing_arena import CHUNK, FULL_BYTES, TABLE, ResizingArena, grow_and_shrink
 from expertier.errors import BudgetError, BusyError, DeviceError
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.gpu.vmm.probe import ProbeStep
 from expertier.testing import PatternSource
-from resizing_arena import CHUNK, FULL_BYTES, TABLE, ResizingArena, grow_and_shrink
 
 OpenFake = Callable[..., GpuDevice]
 UNMAP = {Vendor.HIP: "hipMemUnmap", Vendor.CUDA: "cuMemUnmap"}

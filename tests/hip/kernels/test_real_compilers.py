@@ -17,12 +17,12 @@ from typing import NoReturn
 
 import pytest
 
+from devices.kernel_checks import BLOCK_SUMS
 from expertier.errors import DeviceError
 from expertier.hip.driver.libraries import load_compiler
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.kernels.cache import kernel_source
 from expertier.hip.kernels.compiler import RuntimeCompiler
-from kernel_checks import BLOCK_SUMS
 
 KERNELS = (b"move_rows", b"move_rows_by_value")
 DEBIAN_HIP = "libamdhip64.so.5"

@@ -15,7 +15,7 @@ import pytest
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.native import entry_points
 from expertier.planner.policy.residency import ARRAYS, Residency
-from waits import joined
+from limits.waits import joined
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 

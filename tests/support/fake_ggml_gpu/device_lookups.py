@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine_runs.tiered_runs import assert_nothing_held
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from fake_ggml_gpu.models import gpu_model, gpu_tiers
 from fake_ggml_gpu.process import GpuSession
-from tiered_runs import assert_nothing_held
 
 
 @contextmanager

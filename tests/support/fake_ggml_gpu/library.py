@@ -9,9 +9,9 @@ from importlib.resources import files
 from itertools import count, takewhile
 from pathlib import Path
 
+from engine_runs.native_build import build_library
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from native_build import build_library
 
 _SOURCES = Path(__file__).parent
 _KERNELS = ("expertier.hip.fake", "expertier.hip.kernels")

@@ -7,7 +7,7 @@ import pytest
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file.in_flight_reads import InFlightReads
 from expertier.tiers.file.scratch import ScratchPool
-from waits import Running
+from limits.waits import Running
 
 
 @pytest.mark.parametrize("alignment", [1, 512, 4096, 65_536])

@@ -19,7 +19,7 @@ from expertier.testing import (
     synthetic_table,
 )
 from expertier.tiers.slots.slab import Slab
-from waits import Running
+from limits.waits import Running
 
 TABLE = synthetic_table(
     [LayerShape(n_experts=8), LayerShape(n_experts=12, n_ff=64), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"))]

@@ -9,8 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
-from at_once import run_at_once
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.errors import BusyError, DecodeError, DeviceError
 from expertier.units import MIB
@@ -24,7 +23,8 @@ from fake_ggml_gpu.computing import (
 from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
+from limits.at_once import run_at_once
+from model_files.architecture_models import MODELS
 
 KIND = "gpt-oss"
 N_UBATCH = 128

@@ -6,12 +6,12 @@ import ctypes as ct
 
 import pytest
 
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import cut, split_model, split_path, split_tiers, stock_split_logits
-from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(20), 24
 KIND = "qwen3moe"
