@@ -51,7 +51,7 @@ class Policy(ct.Structure):
 
 
 class DeviceLookup(ct.Structure):
-    """expertier_device_lookup: addresses of driver calls, of kernels and of a stream; patience, look-ahead, captures."""
+    """expertier_device_lookup: driver calls, kernels and a stream, by address; limits and captures."""
 
     _fields_ = (
         ("launch", ct.c_void_p),

@@ -1,4 +1,4 @@
-"""The device look-up of decode graphs: kernels of ours between the engine's (ggml_proxy/lookup/device_lookup.h), and their driver."""
+"""The device look-up of decode graphs (ggml_proxy/lookup/device_lookup.h): its kernels, and the driver's calls."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def open_device_lookup(
     capture: bool | Literal["auto"] = "auto",
     environ: Mapping[str, str] = os.environ,
 ) -> DeviceLookup | None:
-    """Give the proxy's `tiers` on ggml's device `device` a device look-up, where one is wanted and works; else say why not.
+    """Give the proxy's `tiers` on ggml's `device` a device look-up, where one is wanted and works; else say why not.
 
     `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
     ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. With `capture` a decode

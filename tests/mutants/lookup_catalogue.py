@@ -57,7 +57,8 @@ LOOKUP = (
     Mutant(
         "a look-up is answered before its experts are there",
         f"{_PROXY}lookup/run.cpp",
-        "        lookup_.upload_table(layer);\n        ggml_backend_synchronize(lookup_.uploads());\n        if (ahead_) {",
+        "        lookup_.upload_table(layer);\n        ggml_backend_synchronize(lookup_.uploads());\n"
+        "        if (ahead_) {",
         "        lookup_.upload_table(layer);\n        if (ahead_) {",
         (f"{_LOOKUP}::test_prefetches_meanwhile",),
     ),
@@ -108,7 +109,8 @@ LOOKUP = (
         "a device's table that others have changed is not brought",
         f"{_PROXY}lookup/run.cpp",
         "                tiers_.device_table_version(layer) == tiers_.policy()",
-        "                tiers_.device_table_version(layer) > 0 || tiers_.device_table_version(layer) == tiers_.policy()",
+        "                tiers_.device_table_version(layer) > 0 ||\n"
+        "                tiers_.device_table_version(layer) == tiers_.policy()",
         (f"{_LOOKUP}::test_prefetches_meanwhile",),
     ),
 )

@@ -1,4 +1,4 @@
-"""Decode graphs that are captured with their look-ups and launched whole; where that fails, they are queued in parts."""
+"""Decode graphs that are captured with their look-ups and launched at once; where that fails, queued in parts."""
 
 from __future__ import annotations
 

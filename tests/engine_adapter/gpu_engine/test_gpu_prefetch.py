@@ -229,7 +229,7 @@ def test_matrices_of_several_pieces(gpus: GpuSession):
 @pytest.mark.parametrize("call", ["memory", "pinned", "event"])
 @on_fake_gpus
 def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
-    """Either there is no device look-up, and everything is given back; or it says why nothing is predicted, and works."""
+    """Either there is no device look-up, and all is given back; or it says why nothing is predicted, and works."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with gpu_tiers(gpus, path, SMALL.experts // 2, host_pool_bytes=POOL_BYTES):

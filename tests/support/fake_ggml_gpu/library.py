@@ -118,7 +118,7 @@ class FakeGpus:
 
     @contextmanager
     def driver_calls(self, device: int = 0) -> Iterator[ct.Array[ct.c_void_p]]:
-        """What fake_gpu_open_device_lookup gives: addresses of driver calls and of kernels, and a new stream at index 4."""
+        """What fake_gpu_open_device_lookup gives: addresses of driver calls and kernels, a new stream at index 4."""
         given = (ct.c_void_p * _N_LOOKUP_WORDS)()
         self._library.fake_gpu_open_device_lookup(device, given)
         stream = given[4]

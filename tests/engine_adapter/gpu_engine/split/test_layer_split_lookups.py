@@ -1,4 +1,4 @@
-"""A device look-up of decode graphs on each of two devices: the same logits, and each device looks up its own layers."""
+"""A device look-up of decode graphs on each of two devices: the same logits, and each looks up its own layers."""
 
 from __future__ import annotations
 
