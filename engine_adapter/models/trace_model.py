@@ -92,7 +92,7 @@ def write_trace_model(
     recall_of_rare: float | None = None,
     progress: Progress | None = None,
 ) -> TraceModel:
-    """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), whole or not at all.
+    """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), completely or not at all.
 
     `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
     experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as

@@ -125,14 +125,14 @@ def _with_room(
 
     A warning names each device that is left out for want of room.
     """
-    kept = devices_with_room(rooms, blocks)
+    roomy = devices_with_room(rooms, blocks)
     for number, (name, room) in enumerate(zip(names, rooms, strict=True)):
-        if number not in kept:
+        if number not in roomy:
             _log.warning(
                 "%s is left out: %s of it are left for layers, and the smallest takes %s",
                 name,
                 mib(max(room, 0)),
                 mib(smallest_block_bytes(blocks)),
             )
-    kept = kept[: sum(block.demand is not None for block in blocks)]
-    return [names[number] for number in kept], [rooms[number] for number in kept]
+    chosen = roomy[: sum(block.demand is not None for block in blocks)]
+    return [names[number] for number in chosen], [rooms[number] for number in chosen]
