@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,6 +17,15 @@ from expertier.engine_adapter.binding.device_lookup import open_device_lookup
 from expertier.engine_adapter.binding.slab_compute import computes_in_slab, follows_demand
 from expertier.engine_adapter.hosts.server.server import _gpu_index
 from expertier.engine_adapter.placement.blocks import candidates
+from expertier.engine_adapter.placement.device_traits import (
+    PROXY,
+    TABLE,
+    UNKNOWN,
+    DeviceTraits,
+    engine_name,
+    ordinal_of,
+    traits_of,
+)
 from expertier.errors import ConfigError
 from expertier.hip.driver.vendor import Vendor
 
@@ -157,3 +168,57 @@ def test_the_place_among_the_engines_gpus(name: str, answers: Answers) -> None:
 def test_auto_takes_all_gpus_of_the_first_ones_kind(names: tuple[str, ...], chosen: list[str]) -> None:
     proxy: Any = FakeProxy(names, tuple(name for name in names if name.startswith("CPU")))
     assert candidates(proxy, "auto") == chosen
+
+
+@by_name
+def test_the_driver_that_opens_it(name: str, answers: Answers) -> None:
+    number = ordinal_of(name)
+    driver = traits_of(name).driver
+    assert (None if number is None else (driver, number)) == answers.driver
+    assert driver is not None or not (traits_of(name).looks_up or traits_of(name).captures)
+
+
+@pytest.mark.parametrize("row", TABLE, ids=[row.kind for row in TABLE])
+def test_each_row_is_found_by_its_kind(row: DeviceTraits) -> None:
+    assert traits_of(f"{row.kind}0") is row
+
+
+def test_rows_do_not_hide_each_other() -> None:
+    for number, row in enumerate(TABLE):
+        assert not any(row.kind.startswith(before.kind) for before in TABLE[:number])
+    assert traits_of("no such kind 0") is UNKNOWN
+
+
+@pytest.mark.parametrize(("ours", "engines"), [("host", "CPU"), ("cuda:3", "CUDA3"), ("hip:0", "ROCm0")])
+def test_the_engines_name_of_our_device(ours: str, engines: str) -> None:
+    assert engine_name(ours) == engines
+
+
+def test_every_driver_of_ours_has_a_row() -> None:
+    assert {row.driver for row in TABLE} == {*Vendor, None}
+
+
+_MATCHING = {"startswith", "removeprefix", "fullmatch", "match", "search", "sub", "compile"}
+
+
+def test_nothing_else_matches_names_of_devices() -> None:
+    """Other code asks the table: a new kind of device is one row."""
+    kinds = [row.kind for row in TABLE if row is not PROXY]
+    root = Path(__file__).parents[3]
+    found = [
+        f"{path.relative_to(root)}:{call.lineno}"
+        for folder in ("engine_adapter", "hip", "planner", "src", "tiers")
+        for path in (root / folder).rglob("*.py")
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in _MATCHING
+        and any(
+            isinstance(text, ast.Constant)
+            and isinstance(text.value, str)
+            and text.value.startswith(tuple(kinds))
+            for argument in call.args
+            for text in ast.walk(argument)
+        )
+    ]
+    assert not found, "ask placement/device_traits.py"
