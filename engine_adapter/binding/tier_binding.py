@@ -32,7 +32,7 @@ class ProxyCounters:
     """What the proxy counted for one model: calls, and nanoseconds where a name ends in `_ns`."""
 
     graphs: int
-    slices: int
+    segments: int
     lookups: int
     lookup_ns: int
     fills: int
@@ -40,7 +40,7 @@ class ProxyCounters:
     id_reads: int
     pass_calls: int
     passes: int
-    whole_calls: int
+    fully_resident_calls: int
     host_fills: int
     device_lookups: int
     device_lookup_waits: int
@@ -59,8 +59,8 @@ class ProxyCounters:
     prefetch_wasted_bytes: int
     prefetch_pauses: int
     prefetch_layers: int
-    staged_calls: int
-    staged_bytes: int
+    streamed_calls: int
+    streamed_bytes: int
     dropped_writes: int
 
     def as_dict(self) -> dict[str, int]:
@@ -115,7 +115,7 @@ class TierBinding:
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
-            self._load = abi.LoadCallback(self._serve_staged)
+            self._load = abi.LoadCallback(self._serve_streamed)
             self._read = abi.ReadCallback(self._serve_read)
             self._structs = BoundStructs(described, self._fill, self._load, self._read, lookups, layers)
             self._structs.binding.stream_tokens = manager.stream_tokens
@@ -204,7 +204,7 @@ class TierBinding:
 
         For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
         """
-        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_BLANK)
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_ZEROS)
 
     def refuse_misses(self) -> None:
         """Have batches that miss fail instead of asking Python; returns once no fill is running."""
@@ -283,8 +283,10 @@ class TierBinding:
 
         self._serve(n, experts, done, fill)
 
-    def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
-        """Copy experts into a staged layer for the engine, which believes in them as above."""
+    def _serve_streamed(
+        self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any
+    ) -> None:
+        """Copy experts into a streamed layer for the engine, which believes in them as above."""
         self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
 
     def _serve_read(

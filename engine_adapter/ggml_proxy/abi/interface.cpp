@@ -185,7 +185,7 @@ EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
 EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier_counters * out) {
     const Tiers::Counters & from = self->tiers->counters;
     out->graphs = from.graphs;
-    out->slices = from.slices;
+    out->segments = from.segments;
     out->lookups = from.lookups;
     out->lookup_ns = from.lookup_ns;
     out->fills = from.fills;
@@ -193,7 +193,7 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->id_reads = from.id_reads;
     out->pass_calls = from.pass_calls;
     out->passes = from.passes;
-    out->whole_calls = from.whole_calls;
+    out->fully_resident_calls = from.fully_resident_calls;
     out->host_fills = from.host_fills;
     out->device_lookups = from.device_lookups;
     out->device_lookup_waits = from.device_lookup_waits;
@@ -212,7 +212,7 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->prefetch_pauses = from.prefetch_pauses;
     out->device_lookups_late = from.device_lookups_late;
     out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
-    out->staged_calls = from.staged_calls;
-    out->staged_bytes = from.staged_bytes;
+    out->streamed_calls = from.streamed_calls;
+    out->streamed_bytes = from.streamed_bytes;
     out->dropped_writes = from.dropped_writes;
 }
