@@ -182,47 +182,6 @@ class ComputeCounts(ct.Structure):
     )
 
 
-class Counters(ct.Structure):
-    """expertier_counters: what the proxy counted for one binding."""
-
-    _fields_ = tuple(
-        (name, ct.c_int64)
-        for name in (
-            "graphs",
-            "segments",
-            "lookups",
-            "lookup_ns",
-            "fills",
-            "fill_ns",
-            "id_reads",
-            "pass_calls",
-            "passes",
-            "fully_resident_calls",
-            "host_fills",
-            "device_lookups",
-            "device_lookup_waits",
-            "captures",
-            "captured_runs",
-            "device_lookup_fallbacks",
-            "device_lookups_late",
-            "predicted",
-            "predicted_right",
-            "missing",
-            "missing_predicted",
-            "prefetches",
-            "prefetches_useful",
-            "prefetches_in_time",
-            "prefetch_bytes",
-            "prefetch_wasted_bytes",
-            "prefetch_pauses",
-            "prefetch_layers",
-            "streamed_calls",
-            "streamed_bytes",
-            "dropped_writes",
-        )
-    )
-
-
 class File(ct.Structure):
     """expertier_file: a file of the model, and which file its path must still name."""
 
@@ -364,7 +323,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "expertier_name_split_type": (ct.c_char_p, (ct.c_void_p, ct.c_void_p)),
     "expertier_take_error": (ct.c_int32, _TEXT),
-    "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
+    "expertier_tiers_counters": (ct.c_int32, (ct.c_void_p, ct.POINTER(ct.c_int64), ct.c_int32)),
     "expertier_device_is_host": (ct.c_int32, (ct.c_char_p,)),
     "expertier_device_memory": (
         ct.c_int32,

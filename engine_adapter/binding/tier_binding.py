@@ -6,12 +6,12 @@ import ctypes as ct
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.binding.bound_structs import BoundStructs
 from expertier.engine_adapter.binding.device_lookup import DeviceLookup, open_device_lookup
 from expertier.engine_adapter.binding.lookup_log import LookupLog
@@ -25,47 +25,6 @@ from expertier.tiers.manager import TierManager
 _log = logging.getLogger(__name__)
 
 _ERROR_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class ProxyCounters:
-    """What the proxy counted for one model: calls, and nanoseconds where a name ends in `_ns`."""
-
-    graphs: int
-    segments: int
-    lookups: int
-    lookup_ns: int
-    fills: int
-    fill_ns: int
-    id_reads: int
-    pass_calls: int
-    passes: int
-    fully_resident_calls: int
-    host_fills: int
-    device_lookups: int
-    device_lookup_waits: int
-    captures: int
-    captured_runs: int
-    device_lookup_fallbacks: int
-    device_lookups_late: int
-    predicted: int
-    predicted_right: int
-    missing: int
-    missing_predicted: int
-    prefetches: int
-    prefetches_useful: int
-    prefetches_in_time: int
-    prefetch_bytes: int
-    prefetch_wasted_bytes: int
-    prefetch_pauses: int
-    prefetch_layers: int
-    streamed_calls: int
-    streamed_bytes: int
-    dropped_writes: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counters by name."""
-        return asdict(self)
 
 
 class ProxyHolder(Protocol):
@@ -228,9 +187,7 @@ class TierBinding:
 
     def counters(self) -> ProxyCounters:
         """Return what the proxy has counted so far."""
-        counters = abi.Counters()
-        self._engine.proxy.expertier_tiers_counters(self._open_handle(), ct.byref(counters))
-        return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
+        return ProxyCounters.read(self._engine.proxy, self._open_handle())
 
     def compute_counts(self) -> ComputeCounts | None:
         """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""

@@ -182,38 +182,3 @@ struct expertier_compute_counts {
     int64_t buffers;        // of the engine's, in the region
     int64_t buffer_bytes;   // theirs
 };
-
-// What the proxy counted since the binding was made. Times are nanoseconds.
-struct expertier_counters {
-    int64_t graphs;                  // graphs that held experts of this model
-    int64_t segments;                // segments of graphs handed to the inner backend
-    int64_t lookups;                 // policy look-ups, one a layer call or pass
-    int64_t lookup_ns;               // time in the policy, fills not included
-    int64_t fills;                   // look-ups that missed
-    int64_t fill_ns;                 // time in `fill`
-    int64_t id_reads;                // read-backs of expert ids, one a layer call
-    int64_t pass_calls;              // layer calls that needed more experts than slots
-    int64_t passes;                  // passes that these took
-    int64_t fully_resident_calls;    // layer calls whose experts were all in place: neither ids nor policy were asked
-    int64_t host_fills;              // experts that came from the host pool without Python
-    int64_t device_lookups;          // layer calls whose ids were looked up on the device
-    int64_t device_lookup_waits;     // those of them that waited for missing experts
-    int64_t captures;                // graphs that were captured with their look-ups
-    int64_t captured_runs;           // graphs that ran so, launched at once
-    int64_t device_lookup_fallbacks; // graphs that were begun so and run again without
-    int64_t device_lookups_late;     // of these, where the device had given up waiting for an answer
-    int64_t predicted;               // experts that look-ups were asked for, where a prediction had been made
-    int64_t predicted_right;         // those of them that were predicted
-    int64_t missing;                 // those of the first that were in no slot when the prediction was made
-    int64_t missing_predicted;       // those of them that were predicted
-    int64_t prefetches;              // experts whose copies began before anyone had asked for them
-    int64_t prefetches_useful;       // that the layer then asked for
-    int64_t prefetches_in_time;      // those of them whose last byte had been queued by then
-    int64_t prefetch_bytes;          // that were copied ahead
-    int64_t prefetch_wasted_bytes;   // those of experts that the layer did not ask for
-    int64_t prefetch_pauses;         // how often it was found not to pay
-    int64_t prefetch_layers;         // how many layers ahead they are made now; 0: none are
-    int64_t streamed_calls;          // layer calls that ran on a streamed layer
-    int64_t streamed_bytes;          // bytes that came from the host for these
-    int64_t dropped_writes;          // bytes that the loader wrote to expert tensors and the buffer dropped
-};

@@ -167,7 +167,7 @@ class GraphRun : public SuspendedGraph {
             release_deferred(backend_);
             call.experts.resize(tiers_->n_experts(call.layer));
             std::iota(call.experts.begin(), call.experts.end(), 0);
-            return stream(std::move(call));
+            return stream_layer(std::move(call));
         }
         const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call);
         nothing_reads_slots_ = true;
@@ -181,7 +181,7 @@ class GraphRun : public SuspendedGraph {
             if (!can_stream(call)) {
                 tiers_->note_missed(call.layer, (int64_t) call.experts.size()); // more slots would have held them
             }
-            return stream(std::move(call));
+            return stream_layer(std::move(call));
         }
         if (!fits) {
             segments_.skip_to(call.last + 1);
@@ -202,7 +202,7 @@ class GraphRun : public SuspendedGraph {
                tiers_->n_slots(call.layer) < tiers_->n_experts(call.layer);
     }
 
-    ggml_status stream(ExpertCall && call) {
+    ggml_status stream_layer(ExpertCall && call) {
         if (!prefill_stream_) {
             prefill_stream_.emplace(*tiers_->prefill_stream(), backend_.inner);
             backend_.streamed = tiers_;

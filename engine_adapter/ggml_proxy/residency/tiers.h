@@ -5,6 +5,7 @@
 #include "backend/device_memory.h"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "residency/counters.h"
 #include "residency/pool_copies.h"
 
 #include <atomic>
@@ -155,15 +156,6 @@ class Tiers {
     static void fail(const std::string & message);
     static std::string take_error();
 
-    struct Counters {
-        std::atomic<int64_t> graphs{ 0 }, segments{ 0 }, lookups{ 0 }, lookup_ns{ 0 }, fills{ 0 }, fill_ns{ 0 },
-            id_reads{ 0 }, pass_calls{ 0 }, passes{ 0 }, fully_resident_calls{ 0 }, host_fills{ 0 },
-            device_lookups{ 0 }, device_lookup_waits{ 0 }, captures{ 0 }, captured_runs{ 0 },
-            device_lookup_fallbacks{ 0 }, device_lookups_late{ 0 }, predicted{ 0 }, predicted_right{ 0 }, missing{ 0 },
-            missing_predicted{ 0 }, prefetches{ 0 }, prefetches_useful{ 0 }, prefetches_in_time{ 0 },
-            prefetch_bytes{ 0 }, prefetch_wasted_bytes{ 0 }, prefetch_pauses{ 0 }, streamed_calls{ 0 },
-            streamed_bytes{ 0 }, dropped_writes{ 0 };
-    };
     Counters counters;
 
   private:

@@ -34,17 +34,17 @@ def library(engine_cache) -> ctypes.CDLL:
 
 @pytest.fixture
 def play(library) -> Iterator[Play]:
-    """Note misses a graph at each layer's rate; returns which layers are layers after `settle`."""
+    """Note misses a graph at each layer's rate; return which layers rarely miss, after an update."""
     layers = library.rare_miss_layers_new(3)
     random = np.random.default_rng(0)
 
     def run(
-        rates: tuple[float, float, float], graphs: int, expert_bytes: int, settles: bool = True
+        rates: tuple[float, float, float], graphs: int, expert_bytes: int, updates: bool = True
     ) -> list[bool]:
         for missing in random.poisson(rates, (graphs, 3)).tolist():
             for layer, n in enumerate(missing):
                 library.rare_miss_layers_note(layers, layer, n)
-        if settles:
+        if updates:
             library.rare_miss_layers_update(layers, 3, expert_bytes)
         return [bool(library.rare_miss_layers_has(layers, layer)) for layer in range(3)]
 
@@ -69,7 +69,7 @@ def test_not_before_enough_was_seen(play):
 
 def test_not_between_two_settlings(play):
     assert play((0.0, 0.0, 0.0), 400, 7 * MIB) == [True] * 3
-    assert play((2.0, 2.0, 2.0), 400, 7 * MIB, settles=False) == [True] * 3
+    assert play((2.0, 2.0, 2.0), 400, 7 * MIB, updates=False) == [True] * 3
     assert play((2.0, 2.0, 2.0), 1, 7 * MIB) == [False] * 3
 
 
