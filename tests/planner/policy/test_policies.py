@@ -110,7 +110,7 @@ def test_a_policy_is_one_file(tmp_path: Path) -> None:
     for folder in ("tiers", "hip", "engine_adapter"):
         (copy / folder).symlink_to((package / folder).resolve())
     shutil.copytree(package / "planner", copy / "planner", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "planner" / "policies" / "newest_first.py").write_text(NEWEST_FIRST)
+    (copy / "planner" / "policy" / "policies" / "newest_first.py").write_text(NEWEST_FIRST)
     for interpreted in ("0", "1"):
         result = subprocess.run(
             [sys.executable, "-c", TRY_IT],
