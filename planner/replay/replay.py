@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import COMPILED, COMPLETE, I32, RELEASE, source_stamp
 
@@ -40,7 +40,7 @@ def play(residency: Residency, steps: I32) -> None:
 def _loop(stamp: int) -> Any:
     """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache."""
 
-    @kept_njit()
+    @cached_njit()
     def loop(directory: int, steps: I32) -> int:
         if stamp == 0:
             return 0

@@ -91,9 +91,9 @@ MOVES = (
     Mutant(
         "the device's table is the one from before a move",
         f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.gate_version = -1;\n",
+        "        layer.device_table_version = -1;\n",
         "",
-        (f"{_COMPUTE}::test_tables_of_the_gate_follow",),
+        (f"{_COMPUTE}::test_tables_on_the_device_follow",),
     ),
     Mutant(
         "the layout of a move that failed is not taken over",

@@ -65,7 +65,7 @@ class Filler:
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that.
 
-        Copies that L2 has are made in batches, while other threads read the missing experts.
+        Slots are filled from L2's copies in batches, while other threads read the missing experts.
         """
         with self._demand:
             present, missing = self._sort(layer, experts)
@@ -160,7 +160,7 @@ class Filler:
                 self.fill_one(layer, experts[index], slots[index])
 
     def _load_present(self, layer: int, experts: Sequence[int], address: int) -> None:
-        """Load L2's copies together; experts that have left L2 meanwhile are filled one after another."""
+        """Load L2's copies together; experts that have left L2 meanwhile are loaded one after another."""
         copies = AcquiredCopies()
         try:
             self._pool.acquire_copies(copies, layer, experts)

@@ -65,7 +65,7 @@ def assert_parity(
             layers = tiers.table.layers[: tiers.table.n_layers - n_unused]
             tiers.drain()
             assert tiers.source.stats().file.bytes_read <= sum(n.n_experts * n.expert_bytes for n in layers)
-        assert model.binding.counters().gated_calls == 0
+        assert model.binding.counters().device_lookups == 0
 
 
 @pytest.mark.parametrize(

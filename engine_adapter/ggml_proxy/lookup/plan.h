@@ -1,4 +1,4 @@
-// Which graphs may run through the gate: those that were seen often enough, of the decode shape.
+// Which graphs may look experts up on the device: those that were seen often enough, of the decode shape.
 #pragma once
 
 #include "graph/kept_inputs.h"
@@ -14,7 +14,7 @@ namespace expertier {
 
 class Tiers;
 
-struct GatePlan {
+struct LookupPlan {
     struct Node {
         int index; // in the graph
         int layer;
@@ -44,6 +44,6 @@ struct GatePlan {
 };
 
 // Looks at `graph`, unless it is the one that `plan` is about.
-void look_at(GatePlan & plan, const ggml_cgraph * graph);
+void look_at(LookupPlan & plan, const ggml_cgraph * graph);
 
 } // namespace expertier

@@ -1,4 +1,4 @@
-// The gate of one layer: turns the router's expert ids into slot ids by the residency table, and holds its stream while
+// The look-up of one layer: turns the router's expert ids into slot ids by the residency table, and holds its stream while
 // experts are missing, until the host has answered. hiprtc and nvrtc both compile this file; it includes nothing.
 //
 // One block of at least `n_rows` threads (64 rows at most). `door` is host memory: the host polls it and answers there.
@@ -6,11 +6,11 @@
 // a fence would cost a way over the bus and back, in every layer.
 //
 // `orders` is device memory that the host writes before each graph: its first word is the graph's number, which is the ticket
-// of all of its gates. No argument changes from graph to graph, so that a captured graph can be launched again.
+// of all of its look-ups. No argument changes from graph to graph, so that a captured graph can be launched again.
 //
 // `kept` gets a copy of `n_tokens` rows of `n_hidden` floats for the kernel that predicts (predict.cu), which runs while
-// the engine gives their memory to others; 0 tokens: it gets none. Once a gate has given up waiting, `gave_up` holds its
-// ticket, and later gates of the graph do not wait.
+// the engine gives their memory to others; 0 tokens: it gets none. Once a look-up has given up waiting, `gave_up` holds its
+// ticket, and later look-ups of the graph do not wait.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -59,10 +59,10 @@ static __device__ void copy_row(char * to, const char * from, u32 n_bytes) {
     }
 }
 
-extern "C" __global__ void gate(const char * ids, u64 column_bytes, u64 row_bytes, u32 n_used, u32 n_rows,
-                                const int * table, u32 n_experts, int * slots, u32 * door_memory, const u32 * orders,
-                                u32 patience, const char * hidden, u64 hidden_row_bytes, u32 n_hidden, u32 n_tokens,
-                                float * kept, u32 * gave_up) {
+extern "C" __global__ void device_lookup(const char * ids, u64 column_bytes, u64 row_bytes, u32 n_used, u32 n_rows,
+                                         const int * table, u32 n_experts, int * slots, u32 * door_memory,
+                                         const u32 * orders, u32 patience, const char * hidden, u64 hidden_row_bytes,
+                                         u32 n_hidden, u32 n_tokens, float * kept, u32 * gave_up) {
     __shared__ u32 missing;
     volatile u32 * door = door_memory;
     u32 row = threadIdx.x;

@@ -1,4 +1,4 @@
-"""Models on a fake device whose decode graphs go through the gate."""
+"""Models on a fake device whose decode graphs look experts up on the device."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def tiered_model(
     layers_ahead: int = 0,
     may_pause: bool = False,
     captures: bool = True,
-) -> Iterator[tuple[LlamaModel, abi.Gate]]:
-    """A model with tiers on a device, and what a gate for it takes; nothing is held at the end.
+) -> Iterator[tuple[LlamaModel, abi.DeviceLookup]]:
+    """A model with tiers on a device, and what a device look-up for it takes; nothing is held at the end.
 
     Without `captures` graphs are queued part by part.
     """
     with (
-        gpus.fakes.gate() as calls,
+        gpus.fakes.device_lookup() as calls,
         gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
         gpu_model(gpus, tiers) as model,
     ):
@@ -41,10 +41,10 @@ def tiered_model(
         assert_nothing_held(tiers)
 
 
-def open_gate(gpus: GpuSession, model: LlamaModel, calls: abi.Gate) -> str:
-    """Give the model a gate; return why it got none, or in lines what it does without, and why."""
+def open_device_lookup(gpus: GpuSession, model: LlamaModel, calls: abi.DeviceLookup) -> str:
+    """Give the model a device look-up; return why it got none, or in lines what it does without, and why."""
     error = ct.create_string_buffer(4096)
-    gpus.engine.proxy.expertier_tiers_open_gate(
+    gpus.engine.proxy.expertier_tiers_open_device_lookup(
         model.binding._open_handle(), ct.byref(calls), error, len(error)
     )
     return error.value.decode()

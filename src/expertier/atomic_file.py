@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: written beside their place under another name, and renamed at the end."""
+"""Files written atomically: complete or not at all. They are written under another name, and renamed at the end."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from expertier.errors import ConfigError
 from expertier.failures import reason, remedy
 
 PREFIX = ".unfinished-"
-"""What the names of files begin with that are being written."""
+"""The names of files that are being written begin with this."""
 
 
 @contextmanager
-def whole(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
-    """Yield the name to write to; it becomes `path` where the block ends well, and is removed where it does not.
+def writing_atomically(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Path]:
+    """Yield the name to write to; that file becomes `path` where the block ends well, and is removed where it raises.
 
-    What `path` held stays until then; of a link it is what that leads to. With `durable` the bytes are on the disk
-    before the name changes. Raises `OSError`: the block's own too, as it is.
+    The file at `path` stays until then; where `path` is a link, the file that it leads to is replaced. With `durable`
+    the bytes are on the disk before the name changes. Raises `OSError`; errors of the block are raised unchanged.
     """
     target = Path(os.path.realpath(path))
     _refuse_device(target)
@@ -40,19 +40,19 @@ def whole(path: str | os.PathLike[str], *, durable: bool = True) -> Iterator[Pat
 
 @contextmanager
 def output(path: str | os.PathLike[str], what: str) -> Iterator[Path]:
-    """Do as `whole` does for what a user asked for, such as "the profile".
+    """Do as `writing_atomically` does, for a file that the user asked for; `what` names it, such as "the profile".
 
-    Raises ConfigError where the file cannot be written: which, why, and what to do.
+    Raises ConfigError where the file cannot be written; it says which file, why, and what to do.
     """
     try:
-        with whole(path) as unfinished:
+        with writing_atomically(path) as unfinished:
             yield unfinished
     except OSError as error:
         raise ConfigError(_message(path, what, error)) from error
 
 
 def check_output(path: str | os.PathLike[str], what: str) -> None:
-    """Raise ConfigError where a file cannot be written at `path`, before anything is done for it. Nothing is left."""
+    """Raise ConfigError where a file cannot be written at `path`, before work is done for it. Leaves no file behind."""
     target = Path(os.path.realpath(path))
     try:
         _refuse_device(target)
@@ -65,9 +65,9 @@ def check_output(path: str | os.PathLike[str], what: str) -> None:
         raise ConfigError(_message(path, what, error)) from error
 
 
-def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Write a file whole or not at all, whoever else writes it. Raises `OSError`."""
-    with whole(path, durable=durable) as unfinished, unfinished.open("xb") as file:
+def write_atomically(path: Path, content: bytes, *, durable: bool = False) -> None:
+    """Write a file completely or not at all, also where another process writes it. Raises `OSError`."""
+    with writing_atomically(path, durable=durable) as unfinished, unfinished.open("xb") as file:
         file.write(content)
 
 
@@ -76,7 +76,7 @@ def _message(path: str | os.PathLike[str], what: str, error: OSError) -> str:
 
 
 def _refuse_device(target: Path) -> None:
-    """Refuse what a rename would replace by a file: a folder, a device, a pipe."""
+    """Refuse a folder, a device or a pipe: a rename would replace it by a file."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
@@ -85,5 +85,5 @@ def _refuse_device(target: Path) -> None:
         raise IsADirectoryError(21, "it is a folder", str(target))
     if not stat.S_ISREG(mode):
         raise OSError(
-            22, "it is no file but a device or a pipe, which a file written whole would replace", str(target)
+            22, "it is no file but a device or a pipe, which writing this file would replace", str(target)
         )

@@ -1,4 +1,4 @@
-"""A gate of decode graphs on each of two devices: the same logits, and each device looks up its own layers."""
+"""A device look-up of decode graphs on each of two devices: the same logits, and each looks up its own layers."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ PROMPT, TOKENS = prompt_tokens(20), 24
 KIND = "qwen3moe"
 
 
-def open_gate(gpus: GpuSession, part: TierBinding, calls: abi.Gate) -> str:
-    """Give a device's tiers a gate; return why they got none, if they did not."""
+def open_device_lookup(gpus: GpuSession, binding: TierBinding, calls: abi.DeviceLookup) -> str:
+    """Give a device's tiers a device look-up; return why they got none, if they did not."""
     error = ct.create_string_buffer(4096)
-    opened = gpus.engine.proxy.expertier_tiers_open_gate(
-        part._open_handle(), ct.byref(calls), error, len(error)
+    opened = gpus.engine.proxy.expertier_tiers_open_device_lookup(
+        binding._open_handle(), ct.byref(calls), error, len(error)
     )
     return "" if opened else error.value.decode()
 
 
-@pytest.mark.parametrize("gated", [(0, 1), pytest.param((1,), marks=pytest.mark.deep)])
+@pytest.mark.parametrize("with_lookup", [(0, 1), pytest.param((1,), marks=pytest.mark.deep)])
 @pytest.mark.parametrize("pool_bytes", [64 << 20, 2 << 20])
 @on_fake_gpus
-def test_logits_are_bit_identical(gpus: GpuSession, pool_bytes, gated):
+def test_logits_are_bit_identical(gpus: GpuSession, pool_bytes, with_lookup):
     path = split_path(gpus, KIND)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=pool_bytes)
     placement = cut(path, 2)
     with (
-        gpus.fakes.gate(0) as first,
-        gpus.fakes.gate(1) as second,
+        gpus.fakes.device_lookup(0) as first,
+        gpus.fakes.device_lookup(1) as second,
         split_tiers(gpus, path, SMALL.top_k + 1, placement, host_pool_bytes=pool_bytes) as tiers,
         split_model(gpus, tiers, placement) as model,
     ):
-        parts = model.binding.parts
-        for i in gated:
-            assert open_gate(gpus, parts[i], (first, second)[i]) == ""
+        bindings = model.binding.bindings
+        for i in with_lookup:
+            assert open_device_lookup(gpus, bindings[i], (first, second)[i]) == ""
         for _ in range(2):  # what the first one misses is on disk
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        counted = [part.counters() for part in parts]
+        counted = [binding.counters() for binding in bindings]
         for manager in tiers.managers:
             assert_nothing_held(manager)
     for i, counters in enumerate(counted):
-        if i not in gated:
-            assert counters.gated_calls == 0
+        if i not in with_lookup:
+            assert counters.device_lookups == 0
         elif pool_bytes == 64 << 20:
-            assert counters.gated_calls > TOKENS, counters
-            assert counters.gate_waits > 0, counters
+            assert counters.device_lookups > TOKENS, counters
+            assert counters.device_lookup_waits > 0, counters
         else:
-            assert counters.gate_retreats > 0, counters
+            assert counters.device_lookup_fallbacks > 0, counters

@@ -1,4 +1,4 @@
-"""The gate of decode graphs: the same logits, with the ids looked up on the device by the kernel itself."""
+"""The device look-up of decode graphs: the same logits, with the ids looked up on the device by the kernel itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.errors import DecodeError, SourceError
 from failures.failing_reads import FailingReads
-from fake_ggml_gpu.gates import open_gate, tiered_model
+from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,
     logits_of,
@@ -46,17 +46,17 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
     with tiered_model(gpus, path, n_slots, pool_bytes) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # what the first one misses is on disk
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
     if n_slots == SMALL.experts:
         assert counters.whole_calls > 0
     elif pool_bytes == POOL_BYTES:
-        assert counters.gated_calls > TOKENS, counters
-        assert counters.gate_waits > 0, counters
+        assert counters.device_lookups > TOKENS, counters
+        assert counters.device_lookup_waits > 0, counters
     else:
-        assert counters.gate_retreats > 0, counters
+        assert counters.device_lookup_fallbacks > 0, counters
 
 
 @pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
@@ -66,42 +66,42 @@ def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, n_slots, POOL_BYTES) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         with prefetched_meanwhile(model.binding.manager, n_slots):
             for _ in range(3):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        assert model.binding.counters().gated_calls > 0
+        assert model.binding.counters().device_lookups > 0
 
 
 @on_fake_gpus
-def test_a_gate_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
-    """It lets pass what is not there: nobody may take that for output. Other gates of the step do not wait then."""
+def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
+    """It lets pass what is not there: nobody may take that for output. Other look-ups of the step do not wait then."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
         calls.patience = 1
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(4):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         gpus.fakes.take_faults()  # such as slots that are read while they are filled
         counters = model.binding.counters()
-        assert counters.gate_retreats >= counters.gates_late > 0
+        assert counters.device_lookup_fallbacks >= counters.device_lookups_late > 0
 
 
 @on_fake_gpus
 def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
-    """Calls that free wait for the device and let no other in: with a gate waiting for an answer, for ever."""
+    """Calls that free wait for the device and let no other in: with a look-up waiting for an answer, for ever."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         gpus.fakes.switch(one_at_a_time=1)
         failures: list[BaseException] = []
         is_over = threading.Event()
 
         def come_and_go() -> None:
             try:
-                while not is_over.wait(0.4):  # a pause: longer than gates pause after a context has gone
+                while not is_over.wait(0.4):  # a pause: longer than look-ups pause after a context has gone
                     with model.context(n_ctx=256, n_threads=1) as context:
                         context.decode(PROMPT[:2], 0)
             except BaseException as error:
@@ -125,14 +125,16 @@ def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
             gpus.fakes.switch(one_at_a_time=0)
         assert not failures, failures
         counters = model.binding.counters()
-        assert counters.gate_waits > 100
-        assert counters.gates_late == 0, "the device gave up waiting: another context held the driver"
+        assert counters.device_lookup_waits > 100
+        assert counters.device_lookups_late == 0, (
+            "the device gave up waiting: another context held the driver"
+        )
 
 
 @pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
 @on_fake_gpus
 def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
-    """The one that the gate retreats for; the next step works, and so does the gate."""
+    """The step that the device look-up falls back for; the next step works, and so does the look-up."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with (
@@ -140,7 +142,7 @@ def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
         tiered_model(gpus, path, SMALL.top_k, pool_bytes) as (model, calls),
         model.context(n_ctx=512, n_threads=1) as context,
     ):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         reads, causes = FailingReads(patch), []
         for nth in (1, 3, 30, 50):
             context.forget()
@@ -165,7 +167,7 @@ def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
 @on_fake_gpus
-def test_a_device_that_has_nothing_for_a_gate(gpus: GpuSession, call):
+def test_a_device_that_has_nothing_for_a_lookup(gpus: GpuSession, call):
     """It says so, and everything goes on without."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
@@ -173,7 +175,7 @@ def test_a_device_that_has_nothing_for_a_gate(gpus: GpuSession, call):
         for nth in range(1, 20):
             live = gpus.fakes.devices[0].live()
             gpus.fakes.fail(call, nth)
-            error = open_gate(gpus, model, calls)
+            error = open_device_lookup(gpus, model, calls)
             if gpus.fakes.is_armed(call):
                 break
             assert error != ""
@@ -185,14 +187,14 @@ def test_a_device_that_has_nothing_for_a_gate(gpus: GpuSession, call):
 
 @on_fake_gpus
 def test_two_contexts_do_without(gpus: GpuSession):
-    """A gate that waits would hold a stream, and its host the layers that the other one needs."""
+    """A look-up that waits would hold a stream, and its host the layers that the other one needs."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        gated = model.binding.counters().gated_calls
+        n_lookups = model.binding.counters().device_lookups
         with model.context(n_ctx=64, n_threads=1):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        assert model.binding.counters().gated_calls == gated > 0
+        assert model.binding.counters().device_lookups == n_lookups > 0
         assert_same(logits_of(model, PROMPT, TOKENS), expected)

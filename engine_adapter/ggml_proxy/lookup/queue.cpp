@@ -1,4 +1,4 @@
-#include "lookup/gated_queue.h"
+#include "lookup/queue.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -8,26 +8,26 @@
 
 namespace expertier {
 
-GatedQueue::GatedQueue(ProxyBackend & backend, ggml_cgraph * graph)
-    : backend_(backend), graph_(graph), plan_(backend.gate_plan), tiers_(*plan_.tiers), gate_(*tiers_.gate()),
-      slices_(backend, graph) {
-    steps_.reserve(plan_.calls.size()); // with gates queued, nothing may fail for want of memory
+LookupQueue::LookupQueue(ProxyBackend & backend, ggml_cgraph * graph)
+    : backend_(backend), graph_(graph), plan_(backend.lookup_plan), tiers_(*plan_.tiers),
+      lookup_(*tiers_.device_lookup()), slices_(backend, graph) {
+    steps_.reserve(plan_.calls.size()); // with look-ups queued, nothing may fail for want of memory
     queued_.reserve(plan_.calls.size());
 }
 
-GatedQueue::~GatedQueue() { tiers_.counters.slices += slices_.n_slices(); }
+LookupQueue::~LookupQueue() { tiers_.counters.slices += slices_.n_slices(); }
 
-bool GatedQueue::can_capture(const GatePlan & plan) {
-    return plan.tiers->gate()->driver().capture_begin && plan.may_be_captured && !plan.cannot_be_captured;
+bool LookupQueue::can_capture(const LookupPlan & plan) {
+    return plan.tiers->device_lookup()->driver().capture_begin && plan.may_be_captured && !plan.cannot_be_captured;
 }
 
-void GatedQueue::look_at_layers() {
-    for (const GatePlan::Call & call : plan_.calls) {
+void LookupQueue::look_at_layers() {
+    for (const LookupPlan::Call & call : plan_.calls) {
         is_fully_resident_.push_back(tiers_.is_fully_resident(call.layer));
     }
 }
 
-size_t GatedQueue::n_predicted_floats() const {
+size_t LookupQueue::n_predicted_floats() const {
     size_t n_floats = 0;
     for (size_t i = 0; i < plan_.calls.size(); i++) {
         const auto [first, last] = predicted_by(i);
@@ -40,28 +40,30 @@ size_t GatedQueue::n_predicted_floats() const {
     return n_floats;
 }
 
-ggml_status GatedQueue::queue_all(const std::function<void()> & after_gate) { return queue_all(slices_, after_gate); }
+ggml_status LookupQueue::queue_all(const std::function<void()> & after_lookup) {
+    return queue_all(slices_, after_lookup);
+}
 
-std::pair<size_t, size_t> GatedQueue::predicted_by(size_t i) const {
+std::pair<size_t, size_t> LookupQueue::predicted_by(size_t i) const {
     const size_t last = i + tiers_.predictor()->layers_ahead();
     return { i == 0 ? 1 : last, std::min(last, plan_.calls.size() - 1) };
 }
 
-bool GatedQueue::can_predict(size_t from, size_t to) const {
+bool LookupQueue::can_predict(size_t from, size_t to) const {
     if (is_fully_resident_[from] || is_fully_resident_[to]) {
         return false;
     }
-    const GatePlan::Call & call = plan_.calls[from];
-    const GatePlan::Call & next = plan_.calls[to];
+    const LookupPlan::Call & call = plan_.calls[from];
+    const LookupPlan::Call & next = plan_.calls[to];
     const int n = tiers_.n_slots(next.layer);
     return !tiers_.predictor()->quiet.has(next.layer) && n < tiers_.n_experts(next.layer) &&
            n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
            Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
 }
 
-bool GatedQueue::find_gates() {
+bool LookupQueue::find_lookups() {
     for (size_t i = 0; i < plan_.calls.size(); i++) {
-        const GatePlan::Call & call = plan_.calls[i];
+        const LookupPlan::Call & call = plan_.calls[i];
         if (is_fully_resident_[i]) {
             continue;
         }
@@ -87,17 +89,17 @@ bool GatedQueue::find_gates() {
     return true;
 }
 
-bool GatedQueue::predicts(const Step & step, size_t to) const {
-    const GatePlan::Call & call = plan_.calls[step.call];
+bool LookupQueue::predicts(const Step & step, size_t to) const {
+    const LookupPlan::Call & call = plan_.calls[step.call];
     return can_predict(step.call, to) &&
            tiers_.predictor()->keep(call.router, plan_.calls[to].router).rows == step.keep.rows;
 }
 
-void GatedQueue::expect() {
+void LookupQueue::expect() {
     tiers_.counters.whole_calls += plan_.calls.size() - steps_.size();
     for (const Step & step : steps_) {
-        const GatePlan::Call & call = plan_.calls[step.call];
-        gate_.expect(call.layer, (uint32_t) (call.n_used * call.n_tokens));
+        const LookupPlan::Call & call = plan_.calls[step.call];
+        lookup_.expect(call.layer, (uint32_t) (call.n_used * call.n_tokens));
         for (size_t next = step.next; next <= step.last; next++) {
             if (predicts(step, next)) {
                 ahead_->expect(plan_.calls[next].layer, (int) (plan_.calls[next].n_used * plan_.calls[next].n_tokens));
@@ -106,7 +108,7 @@ void GatedQueue::expect() {
     }
 }
 
-bool GatedQueue::launch_captured() {
+bool LookupQueue::launch_captured() {
     if (!can_capture(plan_)) {
         return false;
     }
@@ -117,7 +119,7 @@ bool GatedQueue::launch_captured() {
             slices.run_afresh(backend_.leading);
             return queue_all(slices, [] {}) == GGML_STATUS_SUCCESS;
         };
-        const bool done = backend_.captured.capture(gate_, backend_.inner, key, queue);
+        const bool done = backend_.captured.capture(lookup_, backend_.inner, key, queue);
         queued_.clear(); // nothing was
         if (ahead_ != nullptr) {
             ahead_->launched(false);
@@ -130,7 +132,7 @@ bool GatedQueue::launch_captured() {
         }
         tiers_.counters.captures += 1;
     }
-    if (!backend_.captured.launch(gate_, backend_.inner)) {
+    if (!backend_.captured.launch(lookup_, backend_.inner)) {
         return false;
     }
     tiers_.counters.captured_runs += 1;
@@ -143,10 +145,10 @@ bool GatedQueue::launch_captured() {
     return true;
 }
 
-uint64_t GatedQueue::key_of_all() const {
+uint64_t LookupQueue::key_of_all() const {
     const auto address = [](const void * at) { return (uint64_t) reinterpret_cast<uintptr_t>(at); };
-    uint64_t key = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&gate_));
-    for (const GatePlan::Node & at : plan_.nodes) {
+    uint64_t key = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&lookup_));
+    for (const LookupPlan::Node & at : plan_.nodes) {
         const ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
         key = mixed(mixed(key, address(pool->data)), (uint64_t) pool->ne[2]);
     }
@@ -160,14 +162,14 @@ uint64_t GatedQueue::key_of_all() const {
     return key;
 }
 
-bool GatedQueue::queue_gate(const Step & step) {
-    const GatePlan::Call & call = plan_.calls[step.call];
-    if (!gate_.queue(backend_.inner, call.layer, step.ids, step.slot_ids, step.keep)) {
+bool LookupQueue::queue_lookup(const Step & step) {
+    const LookupPlan::Call & call = plan_.calls[step.call];
+    if (!lookup_.queue(backend_.inner, call.layer, step.ids, step.slot_ids, step.keep)) {
         return false;
     }
     queued_.push_back(call.layer);
     for (size_t next = step.next; next <= step.last; next++) {
-        const GatePlan::Call & to = plan_.calls[next];
+        const LookupPlan::Call & to = plan_.calls[next];
         if (predicts(step, next) && !ahead_->queue(call.router, to.router, to.n_used)) {
             return false;
         }
@@ -175,15 +177,15 @@ bool GatedQueue::queue_gate(const Step & step) {
     return true;
 }
 
-ggml_status GatedQueue::queue_all(GraphSlices & slices, const std::function<void()> & after_gate) {
-    if (!gate_.send_orders(backend_.inner, plan_.inputs.rows())) {
+ggml_status LookupQueue::queue_all(GraphSlices & slices, const std::function<void()> & after_lookup) {
+    if (!lookup_.send_orders(backend_.inner, plan_.inputs.rows())) {
         return GGML_STATUS_FAILED;
     }
     int last = -1;
     size_t n_done = 0; // steps
-    for (const GatePlan::Node & at : plan_.nodes) {
+    for (const LookupPlan::Node & at : plan_.nodes) {
         ggml_tensor * node = graph_->nodes[at.index];
-        const GatePlan::Call & call = plan_.calls[at.call];
+        const LookupPlan::Call & call = plan_.calls[at.call];
         ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
         if (is_fully_resident_[at.call]) {
             slices.redirect(node, pool, node->src[2]);
@@ -195,10 +197,10 @@ ggml_status GatedQueue::queue_all(GraphSlices & slices, const std::function<void
             if (ggml_status status = slices.run_until(call.first)) {
                 return status;
             }
-            if (!queue_gate(steps_[n_done - 1])) {
+            if (!queue_lookup(steps_[n_done - 1])) {
                 return GGML_STATUS_FAILED;
             }
-            after_gate();
+            after_lookup();
         }
         slices.redirect(node, pool, steps_[n_done - 1].slot_ids);
     }

@@ -1,4 +1,4 @@
-"""The gate of decode graphs: kernels of ours between the engine's (ggml_proxy/lookup/gate.h), and their driver."""
+"""The device look-up of decode graphs (ggml_proxy/lookup/device_lookup.h): its kernels, and the driver's calls."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _SOON_BYTES = 4 << 20
 foretold best; larger ones take two (docs/measurements/gpu-engine.md)."""
 
 
-class DecodeGate:
-    """What a gate needs from the driver, until `close`: the kernels, loaded, and a stream of its own."""
+class DeviceLookup:
+    """What the device look-up needs from the driver, until `close`: the kernels, loaded, and a stream of its own."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class DecodeGate:
 
             stream = undo.enter_context(Stream(self._gpu))
             driver = self._gpu.driver
-            self.calls = abi.Gate(
+            self.calls = abi.DeviceLookup(
                 launch=driver.address("launch"),
                 stream_wait=driver.address("stream_wait_event"),
                 event_record=driver.address("event_record"),
-                function=kernel("gate"),
+                function=kernel("device_lookup"),
                 stream=stream.handle,
                 predict=kernel("predict") if prefetch else None,
                 event_query=driver.address("event_query"),
@@ -93,7 +93,7 @@ class DecodeGate:
         self._undo.close()
 
 
-def open_gate(
+def open_device_lookup(
     proxy: ct.CDLL,
     tiers: int,
     device: str,
@@ -103,8 +103,8 @@ def open_gate(
     expert_bytes: int = 0,
     capture: bool | Literal["auto"] = "auto",
     environ: Mapping[str, str] = os.environ,
-) -> DecodeGate | None:
-    """Give the proxy's `tiers` on ggml's device `device` a gate, where one is wanted and works; else say why not.
+) -> DeviceLookup | None:
+    """Give the proxy's `tiers` on ggml's `device` a device look-up, where one is wanted and works; else say why not.
 
     `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
     ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. With `capture` a decode
@@ -114,25 +114,25 @@ def open_gate(
     found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
     if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
         return None
-    gate: DecodeGate | None = None
+    lookup: DeviceLookup | None = None
     try:
         if found is None:
             raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
         if capture == "auto":
             capture = found[1] == "CUDA" and _NO_GRAPHS not in environ
-        gate = DecodeGate(
+        lookup = DeviceLookup(
             _VENDORS[found[1]], int(found[2]), environ, prefetch, expert_bytes=expert_bytes, captures=capture
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
-        if not proxy.expertier_tiers_open_gate(tiers, ct.byref(gate.calls), error, len(error)):
+        if not proxy.expertier_tiers_open_device_lookup(tiers, ct.byref(lookup.calls), error, len(error)):
             raise DeviceError(error.value.decode(errors="replace"))
         for line in error.value.decode(errors="replace").splitlines():
             part, _, reason = line.partition("\t")
             _log.warning("event=%s enabled=0 device=%s reason=%s", part, device, reason)
     except DeviceError as error:
-        if gate is not None:
-            gate.close()
-        _log.warning("event=gate enabled=0 device=%s reason=%s", device, error)
+        if lookup is not None:
+            lookup.close()
+        _log.warning("event=device_lookup enabled=0 device=%s reason=%s", device, error)
         return None
-    _log.info("event=gate enabled=1 device=%s", device)
-    return gate
+    _log.info("event=device_lookup enabled=1 device=%s", device)
+    return lookup

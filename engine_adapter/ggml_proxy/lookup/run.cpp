@@ -1,10 +1,10 @@
-#include "lookup/gated.h"
+#include "lookup/run.h"
 
 #include "prefetch/ahead.h"
 #include "backend/device.h"
 #include "graph/expert_call.h"
-#include "lookup/gate.h"
-#include "lookup/gated_queue.h"
+#include "lookup/device_lookup.h"
+#include "lookup/queue.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "residency/layer_lock.h"
@@ -25,20 +25,20 @@ constexpr int n_warm_captured = 1; // no slice has a graph of its own then
 
 constexpr int pause_graphs = 32; // after a retreat: what missed is on disk, and more of it may be
 
-// Layers' locks are held from before the first gate is queued until the last one is served: the tables on the device and
+// Layers' locks are held from before the first look-up is queued until the last one is served: the tables on the device and
 // the policy's are one.
-class GatedRun {
+class LookupRun {
   public:
-    GatedRun(ProxyBackend & backend, ggml_cgraph * graph)
-        : backend_(backend), plan_(backend.gate_plan), tiers_(*plan_.tiers), gate_(*tiers_.gate()),
-          queue_(backend, graph), reads_(tiers_.host_copies(), Gate::max_rows) {}
+    LookupRun(ProxyBackend & backend, ggml_cgraph * graph)
+        : backend_(backend), plan_(backend.lookup_plan), tiers_(*plan_.tiers), lookup_(*tiers_.device_lookup()),
+          queue_(backend, graph), reads_(tiers_.host_copies(), DeviceLookup::max_rows) {}
 
     // Nothing when it retreated; then it is as if nothing had been queued.
     std::optional<ggml_status> run() {
         for (std::vector<int32_t> * room : { &experts_, &slots_, &miss_index_, &filled_, &evicted_, &held_ }) {
-            room->reserve(Gate::max_rows); // with gates queued, nothing may fail for want of memory
+            room->reserve(DeviceLookup::max_rows); // with look-ups queued, nothing may fail for want of memory
         }
-        copies_.reserve(Gate::max_rows);
+        copies_.reserve(DeviceLookup::max_rows);
         {
             std::lock_guard<std::mutex> guard(backend_.deferred_mutex);
             backend_.deferred.reserve(1);
@@ -49,10 +49,10 @@ class GatedRun {
         }
         bring_tables();
         open_ahead();
-        if (!plan_.inputs.reserve(backend_.inner) || !queue_.find_gates()) {
+        if (!plan_.inputs.reserve(backend_.inner) || !queue_.find_lookups()) {
             return {};
         }
-        gate_.begin_graph();
+        lookup_.begin_graph();
         queue_.expect();
 
         tiers_.counters.graphs += 1;
@@ -73,7 +73,7 @@ class GatedRun {
                 return GGML_STATUS_FAILED;
             }
             if (status == GGML_STATUS_SUCCESS) {
-                tiers_.counters.gate_retreats += 1;
+                tiers_.counters.device_lookup_fallbacks += 1;
             }
             plan_.pause = pause_graphs;
             plan_.inputs.restore(backend_.inner); // later nodes have taken their memory
@@ -92,21 +92,21 @@ class GatedRun {
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const int layer = plan_.calls[i].layer;
             if (queue_.is_fully_resident(i) ||
-                tiers_.gate_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
+                tiers_.device_table_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
                 continue;
             }
-            std::vector<int32_t> & table = gate_.table(layer);
+            std::vector<int32_t> & table = lookup_.table(layer);
             std::vector<int32_t> all(table.size()), held;
             std::iota(all.begin(), all.end(), 0);
             tiers_.policy().pin_ready(tiers_.directory(), layer, all.data(), (int32_t) all.size(), table.data());
             std::copy_if(table.begin(), table.end(), std::back_inserter(held), [](int32_t slot) { return slot >= 0; });
             tiers_.policy().release(tiers_.directory(), layer, held.data(), (int32_t) held.size());
-            gate_.upload_table(layer);
+            lookup_.upload_table(layer);
             note_version(layer);
             uploads = true;
         }
         if (uploads) {
-            ggml_backend_synchronize(gate_.uploads());
+            ggml_backend_synchronize(lookup_.uploads());
         }
     }
 
@@ -127,19 +127,19 @@ class GatedRun {
         }
         const size_t n_floats = queue_.n_predicted_floats();
         if (n_floats > 0 && predictor->reserve(n_floats)) {
-            ahead_.emplace(tiers_, gate_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
+            ahead_.emplace(tiers_, lookup_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
             queue_.predict(*ahead_);
         }
     }
 
-    // Serves gates in order, as far as they have arrived; waits for one if it `must`.
+    // Serves look-ups in order, as far as they have arrived; waits for one if it `must`.
     void serve(bool must) {
         while (n_served_ < queue_.layers().size()) {
             const int layer = queue_.layers()[n_served_];
             if (ahead_ && !must) {
                 ahead_->attend();
             }
-            for (int i = 0; must && !gate_.has_arrived(layer); i++) {
+            for (int i = 0; must && !lookup_.has_arrived(layer); i++) {
                 if (ahead_) {
                     ahead_->attend();
                 }
@@ -147,20 +147,20 @@ class GatedRun {
                     std::this_thread::yield();
                 }
             }
-            if (!gate_.has_arrived(layer)) {
+            if (!lookup_.has_arrived(layer)) {
                 return;
             }
             must = false;
             n_served_ += 1;
-            release_previous(); // its kernels came before this gate
-            const bool waits = gate_.n_missing(layer) > 0;
+            release_previous(); // its kernels came before this look-up
+            const bool waits = lookup_.n_missing(layer) > 0;
             const bool go = !retreats_ && !fails_ && serve(layer, waits);
             if (ahead_ && (retreats_ || fails_)) {
                 ahead_->stop();
             }
-            if (waits && !gate_.answer(layer, go) && go) {
+            if (waits && !lookup_.answer(layer, go) && go) {
                 retreats_ = true; // the device had given up waiting, and computes with what was there
-                tiers_.counters.gates_late += 1;
+                tiers_.counters.device_lookups_late += 1;
                 if (ahead_) {
                     ahead_->stop();
                 }
@@ -170,15 +170,15 @@ class GatedRun {
 
     bool serve(int layer, bool waits) {
         std::vector<int32_t> & experts = experts_;
-        gate_.experts(layer, experts);
+        lookup_.experts(layer, experts);
         std::sort(experts.begin(), experts.end());
         experts.erase(std::unique(experts.begin(), experts.end()), experts.end());
         const int32_t n = (int32_t) experts.size();
         std::vector<int32_t> & slots = slots_;
         slots.resize(n);
         miss_index_.resize(n);
-        tiers_.counters.gated_calls += 1;
-        tiers_.counters.gate_waits += waits;
+        tiers_.counters.device_lookups += 1;
+        tiers_.counters.device_lookup_waits += waits;
         tiers_.counters.lookups += 1;
         if (ahead_) {
             ahead_->arrive(layer, experts, waits);
@@ -226,18 +226,18 @@ class GatedRun {
             }
             copies_.push_back(copy);
         }
-        std::vector<int32_t> & table = gate_.table(layer);
+        std::vector<int32_t> & table = lookup_.table(layer);
         for (int32_t i = 0; i < n_misses; i++) {
             const int32_t slot = slots[miss_index[i]];
             for (const expertier_copy & piece : tiers_.copies(layer)) {
                 ggml_tensor target = tiers_.slot_piece(layer, slot, piece);
-                ggml_backend_tensor_set_async(gate_.uploads(), &target, copies_[i] + piece.source, 0, piece.n_bytes);
+                ggml_backend_tensor_set_async(lookup_.uploads(), &target, copies_[i] + piece.source, 0, piece.n_bytes);
             }
             std::replace(table.begin(), table.end(), slot, -1);
             table[experts[miss_index[i]]] = slot;
         }
-        gate_.upload_table(layer);
-        ggml_backend_synchronize(gate_.uploads());
+        lookup_.upload_table(layer);
+        ggml_backend_synchronize(lookup_.uploads());
         if (ahead_) {
             ahead_->synchronized();
         }
@@ -270,51 +270,53 @@ class GatedRun {
         }
     }
 
-    void note_version(int layer) { tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer); }
+    void note_version(int layer) {
+        tiers_.device_table_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
+    }
 
     ProxyBackend & backend_;
-    GatePlan & plan_;
+    LookupPlan & plan_;
     Tiers & tiers_;
-    Gate & gate_;
-    GatedQueue queue_;
+    DeviceLookup & lookup_;
+    LookupQueue queue_;
     HostReads reads_;
     std::deque<LayerLock> locks_;
-    std::vector<int32_t> experts_, slots_, miss_index_, filled_, evicted_; // of the gate that is being served
+    std::vector<int32_t> experts_, slots_, miss_index_, filled_, evicted_; // of the look-up that is being served
     std::vector<const char *> copies_;
     size_t n_served_ = 0;
     std::optional<Ahead> ahead_;
-    std::vector<int32_t> held_; // slots that the gate served last leads to
+    std::vector<int32_t> held_; // slots that the look-up served last leads to
     int held_layer_ = -1;
     bool retreats_ = false, fails_ = false;
 };
 
 } // namespace
 
-std::optional<ggml_status> try_gated(ProxyBackend & backend, ggml_cgraph * graph) {
-    GatePlan & plan = backend.gate_plan;
+std::optional<ggml_status> try_device_lookup(ProxyBackend & backend, ggml_cgraph * graph) {
+    LookupPlan & plan = backend.lookup_plan;
     look_at(plan, graph);
     if (plan.pause > 0) {
         plan.pause -= 1;
         return {};
     }
-    if (!plan.is_fit || !plan.tiers->gate() || backend.device->n_backends > 1 || !plan.tiers->serves_fills()) {
+    if (!plan.is_fit || !plan.tiers->device_lookup() || backend.device->n_backends > 1 || !plan.tiers->serves_fills()) {
         return {};
     }
-    const bool is_captured = GatedQueue::can_capture(plan);
+    const bool is_captured = LookupQueue::can_capture(plan);
     if (is_captured ? plan.n_of_uid <= n_warm_captured : plan.n_seen <= n_warm) {
         return {};
     }
-    const auto is_fully_resident = [&plan](const GatePlan::Call & call) {
+    const auto is_fully_resident = [&plan](const LookupPlan::Call & call) {
         return plan.tiers->is_fully_resident(call.layer);
     };
     if (std::all_of(plan.calls.begin(), plan.calls.end(), is_fully_resident)) {
         return {}; // no ids to look up: all of it is queued at once anyway
     }
-    const GatePass::Gated pass(backend.device->gates);
-    if (!pass.may_run) {
+    const LookupExclusion::Running running(backend.device->lookup_exclusion);
+    if (!running.may_run) {
         return {};
     }
-    return GatedRun(backend, graph).run();
+    return LookupRun(backend, graph).run();
 }
 
 } // namespace expertier

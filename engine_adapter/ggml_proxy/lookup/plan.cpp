@@ -1,7 +1,7 @@
-#include "lookup/gate_plan.h"
+#include "lookup/plan.h"
 
 #include "graph/expert_call.h"
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 #include "ggml-impl.h"
 #include "graph/slices.h"
 #include "residency/tiers.h"
@@ -20,7 +20,7 @@ bool is_stateful(const ggml_tensor * node) {
     return strstr(name, "SSM") || strstr(name, "WKV") || strstr(name, "GATED") || strstr(name, "DELTA");
 }
 
-bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
+bool is_fit(LookupPlan & plan, const ggml_cgraph * graph) {
     const ggml_tensor * ids = nullptr;
     for (int i = 0; i < graph->n_nodes; i++) {
         const ggml_tensor * node = graph->nodes[i];
@@ -43,15 +43,15 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
         const int64_t n_rows = node->src[2]->ne[0] * node->src[2]->ne[1];
         const bool is_next = plan.calls.empty() || plan.calls.back().layer != layer || node->src[2] != ids;
         if (is_next) {
-            for (const GatePlan::Call & call : plan.calls) {
-                if (call.layer == layer) { // a layer has one door, and one gate a graph
+            for (const LookupPlan::Call & call : plan.calls) {
+                if (call.layer == layer) { // a layer has one door, and one look-up a graph
                     return false;
                 }
             }
             ids = node->src[2];
             plan.calls.push_back({ i, layer, ids->ne[0], ids->ne[1], find_router(ids) });
         }
-        if (n_rows > Gate::max_rows || n_rows > plan.tiers->n_slots(layer) || ids->type != GGML_TYPE_I32 ||
+        if (n_rows > DeviceLookup::max_rows || n_rows > plan.tiers->n_slots(layer) || ids->type != GGML_TYPE_I32 ||
             (plan.tiers->staging() && ids->ne[1] >= plan.tiers->stream_tokens())) {
             return false;
         }
@@ -62,7 +62,7 @@ bool is_fit(GatePlan & plan, const ggml_cgraph * graph) {
 
 } // namespace
 
-void look_at(GatePlan & plan, const ggml_cgraph * graph) {
+void look_at(LookupPlan & plan, const ggml_cgraph * graph) {
     const uint64_t uid = graph_uid(graph);
     plan.n_of_uid = uid != 0 && uid == plan.uid ? plan.n_of_uid + 1 : 1;
     if (uid != 0 && uid == plan.uid && (!plan.tiers || plan.tiers->epoch() == plan.epoch)) {

@@ -1,4 +1,4 @@
-// The driver calls that the gate of decode graphs makes (engine_adapter/ggml_proxy/lookup/gate.h), and its kernels, compiled for
+// The driver calls that the device look-up of decode graphs makes (engine_adapter/ggml_proxy/lookup/device_lookup.h), and its kernels, compiled for
 // this machine: events are ggml's own, as on CUDA and HIP, and streams are ours.
 
 #include "backend.h"
@@ -15,10 +15,10 @@ static unsigned one_look() {
 #define ONE_LOOK one_look()
 #define EXPERTIER_FAKE_BARRIERS
 #include <cpu_device.h>
-#include <gate.cu>
+#include <device_lookup.cu>
 #include <moves.cu>
 #include <predict.cu>
-EXPERTIER_FAKE_KERNEL(gate)
+EXPERTIER_FAKE_KERNEL(device_lookup)
 EXPERTIER_FAKE_KERNEL(move_rows_by_value)
 EXPERTIER_FAKE_KERNEL(predict)
 
@@ -86,15 +86,15 @@ bool find_bytes(int device, uint64_t & address, size_t size) {
 void run(Stream & stream, Arguments a, unsigned n_threads) {
     for (uint32_t row = 0; row < a.n_rows; row++) {
         const uint64_t id = a.ids + row / a.n_used * a.row_bytes + row % a.n_used * a.column_bytes;
-        touch(stream.device, reinterpret_cast<char *>(id), sizeof(int32_t), false, "a gate's ids");
+        touch(stream.device, reinterpret_cast<char *>(id), sizeof(int32_t), false, "a look-up's ids");
     }
     // The table is no race: the host may change it while the kernel waits for the host's answer, and only then.
-    touch(stream.device, reinterpret_cast<char *>(a.slots), a.n_rows * sizeof(int32_t), true, "a gate's slots");
+    touch(stream.device, reinterpret_cast<char *>(a.slots), a.n_rows * sizeof(int32_t), true, "a look-up's slots");
     for (uint32_t token = 0; token < a.n_tokens; token++) {
         touch(stream.device, reinterpret_cast<char *>(a.hidden + token * a.hidden_row_bytes),
-              a.n_hidden * sizeof(float), false, "a gate's hidden state");
+              a.n_hidden * sizeof(float), false, "a look-up's hidden state");
     }
-    touch(stream.device, reinterpret_cast<char *>(a.kept), a.kept_bytes(), true, "a gate's kept rows");
+    touch(stream.device, reinterpret_cast<char *>(a.kept), a.kept_bytes(), true, "a look-up's kept rows");
     touch(stream.device, reinterpret_cast<char *>(a.orders), sizeof(uint32_t), false, "a graph's number");
     if (a.patience > 1000) {      // not a test's own choice
         a.patience = 200'000'000; // minutes on a machine that has nothing else to do, hours on one that has
@@ -107,7 +107,7 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
     const unsigned grid[] = { 1, 1, 1 };
     const unsigned block[] = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
-    expertier_fake_kernel_gate.run(expertier_fake_kernel_gate.pack(values), grid, block, 32);
+    expertier_fake_kernel_device_lookup.run(expertier_fake_kernel_device_lookup.pack(values), grid, block, 32);
     if (reinterpret_cast<const uint32_t *>(a.door)[MISSING] & 0xffff) {
         stream.acquire_host(); // has filled slots since this was queued
     }
@@ -140,7 +140,7 @@ void run_prediction(Stream & stream, Prediction p, unsigned n_experts, unsigned 
     expertier_fake_kernel_predict.run(expertier_fake_kernel_predict.pack(values), grid, block, 32);
 }
 
-bool launch_gate(Stream & stream, unsigned n_threads, void ** values) {
+bool launch_device_lookup(Stream & stream, unsigned n_threads, void ** values) {
     Arguments a = read(values);
     const size_t span = (a.n_rows - 1) / a.n_used * a.row_bytes + (a.n_used - 1) * a.column_bytes + sizeof(int32_t);
     const size_t rows = a.n_tokens ? (a.n_tokens - 1) * a.hidden_row_bytes + a.n_hidden * sizeof(float) : 0;
@@ -221,13 +221,13 @@ int32_t launch(void * function, uint32_t n_blocks, uint32_t n_rows, uint32_t, ui
     if (const int32_t code = stream.capture_state()) {
         return code;
     }
-    const bool done = function == &expertier_fake_kernel_gate ? launch_gate(stream, n_threads, values)
+    const bool done = function == &expertier_fake_kernel_device_lookup ? launch_device_lookup(stream, n_threads, values)
                       : function == &expertier_fake_kernel_predict
                           ? launch_prediction(stream, n_blocks, n_threads, values)
                           : launch_copies(stream, n_blocks, n_rows, n_threads, values);
     if (!done) {
         fault(stream.device,
-              "a gate, a prediction or copies have addresses outside of the device's memory, a door that is "
+              "a look-up, a prediction or copies have addresses outside of the device's memory, a door that is "
               "not pinned, or too much to do");
     }
     return !done;
@@ -250,13 +250,13 @@ int32_t event_record(void * event, void * stream) {
 
 } // namespace fake_gpu
 
-// As expertier_gate of ggml_proxy/abi/abi.h, with a new stream of the device: all but the numbers.
-EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
+// As expertier_device_lookup of ggml_proxy/abi/abi.h, with a new stream of the device: all but the numbers.
+EXPORT void fake_gpu_open_device_lookup(int32_t device, void ** out) {
     using namespace fake_gpu;
     out[0] = reinterpret_cast<void *>(launch);
     out[1] = reinterpret_cast<void *>(stream_wait);
     out[2] = reinterpret_cast<void *>(event_record);
-    out[3] = &expertier_fake_kernel_gate;
+    out[3] = &expertier_fake_kernel_device_lookup;
     out[4] = new Stream(device);
     out[6] = &expertier_fake_kernel_predict; // after the patience
     out[7] = reinterpret_cast<void *>(event_query);
@@ -264,4 +264,4 @@ EXPORT void fake_gpu_open_gate(int32_t device, void ** out) {
     get_graph_calls(out + 10);
 }
 
-EXPORT void fake_gpu_close_gate(void * stream) { delete static_cast<fake_gpu::Stream *>(stream); }
+EXPORT void fake_gpu_close_device_lookup(void * stream) { delete static_cast<fake_gpu::Stream *>(stream); }

@@ -1,4 +1,4 @@
-"""Archives of arrays that are written whole or not at all."""
+"""Archives of arrays, each written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from expertier.whole_file import output
+from expertier.atomic_file import output
 
 
 def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:

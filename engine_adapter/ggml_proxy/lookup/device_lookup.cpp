@@ -1,4 +1,4 @@
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 
 #include "lookup/captured.h"
 #include "ggml-backend-impl.h"
@@ -15,7 +15,7 @@ namespace expertier {
 
 namespace {
 
-// Words of a door, as in hip/kernels/gate.cu; below the ticket's half where the device writes.
+// Words of a door, as in hip/kernels/device_lookup.cu; below the ticket's half where the device writes.
 constexpr int answered = 0, go = 1, late = 2, missing = 3, rows = 8;
 constexpr size_t door_words = 128;
 constexpr uint32_t below = 0xffff;
@@ -39,7 +39,8 @@ void store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __AT
 
 } // namespace
 
-Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts)
+DeviceLookup::DeviceLookup(const expertier_device_lookup & driver, ggml_backend_dev_t device,
+                           const std::vector<int> & n_experts)
     : driver_(driver), patience_(usual_patience), n_rows_(n_experts.size(), 0) {
     size_t n = 0;
     for (int experts : n_experts) {
@@ -73,28 +74,28 @@ Gate::Gate(const expertier_gate & driver, ggml_backend_dev_t device, const std::
     patience_ = driver.patience ? driver.patience : usual_patience;
 }
 
-uint32_t * Gate::door(int layer) const {
+uint32_t * DeviceLookup::door(int layer) const {
     return static_cast<uint32_t *>(ggml_backend_buffer_get_base(doors_.get())) + layer * door_words;
 }
 
-void Gate::begin_graph() {
+void DeviceLookup::begin_graph() {
     graph_ += 1;
     host_orders()[0] = graph_;
 }
 
-uint64_t Gate::device_orders(int layer) const {
+uint64_t DeviceLookup::device_orders(int layer) const {
     const auto base = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(device_orders_.get()));
     return base + (layer + 1) * n_orders * sizeof(uint32_t);
 }
 
-void Gate::expect(int layer, uint32_t n_rows) {
+void DeviceLookup::expect(int layer, uint32_t n_rows) {
     n_rows_[layer] = n_rows;
-    const uint32_t unlike = ~(graph_ << 16); // nothing that is there may be taken for what this graph's gate writes
+    const uint32_t unlike = ~(graph_ << 16); // nothing that is there may be taken for what this graph's look-up writes
     door(layer)[missing] = unlike;
     std::fill_n(door(layer) + rows, n_rows, unlike);
 }
 
-bool Gate::send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
+bool DeviceLookup::send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
     rows_.assign(1, { device_orders(-1), reinterpret_cast<uint64_t>(host_orders()),
                       ggml_backend_buffer_get_size(host_orders_.get()) });
     rows_.insert(rows_.end(), rows.begin(), rows.end());
@@ -109,19 +110,19 @@ bool Gate::send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows
     return hold(compute);
 }
 
-bool Gate::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
-                 const KeptRows & keep) {
+bool DeviceLookup::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
+                         const KeptRows & keep) {
     const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
     return follow(compute) && launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, keep) &&
            hold(compute);
 }
 
-bool Gate::follow(ggml_backend_t compute) {
+bool DeviceLookup::follow(ggml_backend_t compute) {
     ggml_backend_event_record(before_.get(), compute);
     return driver_.stream_wait(driver_.stream, before_->context, 0) == 0;
 }
 
-bool Gate::hold(ggml_backend_t compute) {
+bool DeviceLookup::hold(ggml_backend_t compute) {
     if (driver_.event_record(after_->context, driver_.stream) != 0) {
         return false;
     }
@@ -129,7 +130,7 @@ bool Gate::hold(ggml_backend_t compute) {
     return true;
 }
 
-bool Gate::launch_copies(const CopyRow * rows, uint32_t n) {
+bool DeviceLookup::launch_copies(const CopyRow * rows, uint32_t n) {
     CopyRows given = {};
     std::copy_n(rows, n, given.row);
     const uint64_t longest = std::max_element(rows, rows + n, [](const CopyRow & a, const CopyRow & b) {
@@ -141,8 +142,8 @@ bool Gate::launch_copies(const CopyRow * rows, uint32_t n) {
                           driver_.stream, arguments, nullptr) == 0;
 }
 
-bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
-                  const KeptRows & keep) {
+bool DeviceLookup::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows,
+                          void * slots, const KeptRows & keep) {
     uint64_t ids_address = reinterpret_cast<uint64_t>(ids);
     uint64_t column_bytes = nb[0], row_bytes = nb[1];
     uint64_t table_address = reinterpret_cast<uint64_t>(device_table(layer));
@@ -161,7 +162,7 @@ bool Gate::launch(int layer, const void * ids, const size_t * nb, uint32_t n_use
     return driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) == 0;
 }
 
-bool Gate::has_arrived(int layer) const {
+bool DeviceLookup::has_arrived(int layer) const {
     const uint32_t * words = door(layer);
     const uint32_t mark = graph_ << 16;
     const auto came = [mark](uint32_t word) { return (word & ~below) == mark; };
@@ -176,16 +177,16 @@ bool Gate::has_arrived(int layer) const {
     return true;
 }
 
-int Gate::n_missing(int layer) const { return (int) (load(door(layer) + missing) & below); }
+int DeviceLookup::n_missing(int layer) const { return (int) (load(door(layer) + missing) & below); }
 
-void Gate::experts(int layer, std::vector<int32_t> & experts) const {
+void DeviceLookup::experts(int layer, std::vector<int32_t> & experts) const {
     experts.resize(n_rows_[layer]);
     for (uint32_t row = 0; row < n_rows_[layer]; row++) {
         experts[row] = (int32_t) (load(door(layer) + rows + row) & below);
     }
 }
 
-bool Gate::answer(int layer, bool is_go) {
+bool DeviceLookup::answer(int layer, bool is_go) {
     store(door(layer) + go, is_go);
     store(door(layer) + answered, graph_);
     // The kernel says that it gives up before it goes on, and we answer before we look whether it did: one sees the other.
@@ -193,20 +194,20 @@ bool Gate::answer(int layer, bool is_go) {
     return load(door(layer) + late) != graph_;
 }
 
-void Gate::upload_table(int layer) {
+void DeviceLookup::upload_table(int layer) {
     const size_t n_bytes = tables_[layer].size() * sizeof(int32_t);
     memcpy(host_table(layer), tables_[layer].data(), n_bytes);
     ggml_tensor target = bytes_at(device_tables_.get(), device_table(layer), n_bytes);
     ggml_backend_tensor_set_async(uploads_.get(), &target, host_table(layer), 0, n_bytes);
 }
 
-void Gate::upload_entry(int layer, int32_t expert) {
+void DeviceLookup::upload_entry(int layer, int32_t expert) {
     store(reinterpret_cast<uint32_t *>(host_table(layer) + expert), (uint32_t) tables_[layer][expert]);
     ggml_tensor target = bytes_at(device_tables_.get(), device_table(layer) + expert, sizeof(int32_t));
     ggml_backend_tensor_set_async(uploads_.get(), &target, host_table(layer) + expert, 0, sizeof(int32_t));
 }
 
-std::string Gate::try_capture(ggml_backend_dev_t device) {
+std::string DeviceLookup::try_capture(ggml_backend_dev_t device) {
     if (driver_.capture_begin == nullptr) {
         return {};
     }
@@ -223,7 +224,7 @@ std::string Gate::try_capture(ggml_backend_dev_t device) {
 }
 
 // One row asks for expert 0, which is missing; the answer puts it into slot 7, and of a graph that is launched again into 8.
-void Gate::try_out(ggml_backend_dev_t device, bool captured) {
+void DeviceLookup::try_out(ggml_backend_dev_t device, bool captured) {
     std::unique_ptr<ggml_backend, FreeBackend> compute(ggml_backend_dev_init(device, nullptr));
     Buffer memory = new_device_buffer(device, 256); // ids at 0, slots at 128
     if (!compute || !memory) {
