@@ -14,7 +14,8 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.native import entry_points
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
+from residency_arrays import ARRAYS
 from waits import joined
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
