@@ -31,7 +31,7 @@ from expertier.units import MIB
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
-from context_sizes import measure_context
+from engine_runs.context_sizes import measure_context
 
 _QWEN = ModelShape(
     layers=4, experts=128, top_k=8, n_embd=2048, n_ff=768, heads=32, kv_heads=4, head_dim=128, vocab=151936,

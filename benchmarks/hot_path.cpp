@@ -19,7 +19,7 @@ constexpr int MAX_TOP_K = 64;
 double thread_us() {
     timespec now;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-    return now.tv_sec * 1e6 + now.tv_nsec * 1e-3;
+    return (double) now.tv_sec * 1e6 + (double) now.tv_nsec * 1e-3;
 }
 
 struct Run {

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
+from expertier.added_flags import CPP_VARIABLE, added_flags
 from expertier.planner.policy.calls.native import entry_points
 from expertier.planner.policy.kind import PolicyKind
 from expertier.planner.policy.residency import Residency
@@ -62,7 +63,7 @@ def compile_by_hand(folder: str) -> ctypes.CDLL:
     if compiler is None:
         raise SystemExit("no C++ compiler found: install one, or name it in CXX")
     library = Path(folder) / "hot_path.so"
-    flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC"]
+    flags = ["-std=c++17", "-O3", "-march=native", "-shared", "-fPIC", *added_flags(CPP_VARIABLE)]
     subprocess.run([compiler, *flags, str(SOURCE), "-o", str(library)], check=True)
     loaded = ctypes.CDLL(str(library))
     for function in (loaded.compiled_policy, loaded.by_hand_hits, loaded.by_hand_lru):

@@ -13,13 +13,14 @@ from numba.core.config import reload_config
 
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.tiers.host_pool.budget import process_budget
-from time_limits import (  # noqa: F401 - hooks
+from limits.time_limits import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_runtest_protocol,
     pytest_unconfigure,
 )
-from time_limits import pytest_configure as configure_limits
-from warm_commands import WarmCommands
+from limits.time_limits import pytest_configure as configure_limits
+from servers.warm_commands import WarmCommands
+from strict_flags import make_strict
 
 settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile(
@@ -31,6 +32,7 @@ settings.load_profile("default")
 def pytest_configure(config: pytest.Config) -> None:
     """Keep compiled functions between runs, whatever cache folder a test gives to a command: all take half a minute."""
     configure_limits()
+    make_strict()
     if config.pluginmanager.hasplugin("cacheprovider"):
         os.environ.setdefault("NUMBA_CACHE_DIR", str(config.cache.mkdir("numba")))
     reload_config()  # a filter of warnings has imported Numba already

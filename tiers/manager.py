@@ -30,19 +30,20 @@ from expertier.interrupts import (
     opening,
     raise_pending,
 )
-from expertier.planner.budget.allocate import LayerPlan, full_bytes, plan_layers
+from expertier.planner.budget.allocate import LayerPlan, full_bytes
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.quotas import Proposal
-from expertier.planner.budget.shrink import shrink
+from expertier.planner.budget.sizing import slab_slots
+from expertier.planner.budget.sizing_split import ram_of_part
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.access.lease import Lease, MatrixView
 from expertier.tiers.access.usage import Usage
 from expertier.tiers.config.advice import advise
-from expertier.tiers.config.budget import HEADROOM_BYTES, experts_by_size, resolve
+from expertier.tiers.config.budget import experts_by_size, resolve
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.binding import EngineBinding, EngineLayout
-from expertier.tiers.engine.staged_batches import resolve_stream_tokens
+from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
 from expertier.tiers.engine.use import EngineUse
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.counted_source import CountedSource
@@ -121,7 +122,7 @@ class TierManager:
         self._device = device
         self._has_streams = device.has_streams
         self.stream_tokens = resolve_stream_tokens(config, device)
-        """An engine's batches of so many tokens and more are staged layer by layer; 0: none are."""
+        """An engine's batches of so many tokens and more go through the prefill stream; 0: none do."""
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_capture = config.decode_capture
@@ -132,9 +133,8 @@ class TierManager:
         budgets = resolve(
             config,
             table,
-            int(available_bytes() * (share.part if share is not None else 1)),
+            ram_of_part(available_bytes(), share.fraction if share is not None else 1),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
-            headroom_bytes=HEADROOM_BYTES,
             needs=needs,
         )
         self.ledger = budgets.ledger
@@ -145,10 +145,14 @@ class TierManager:
         demands = table.layer_demands()
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         slab_bytes = budgets.expert_cache_bytes + compute_bytes
-        plan = plan_layers(demands, budget_bytes=slab_bytes, profile=profile.plan_uses)
-        slots = plan.slots
-        if compute_bytes:
-            slots = shrink(plan.slots, demands, budget_bytes=budgets.expert_cache_bytes).slots
+        planned = slab_slots(
+            demands,
+            arena_bytes=budgets.expert_cache_bytes,
+            wide_bytes=compute_bytes,
+            alignment=RANGE_ALIGNMENT,
+            profile=profile.plan_uses,
+        )
+        slots = planned.wide.slots
         layouts = table.slot_layouts
         self.engine_computes = compute_bytes > 0
         """Whether an engine's compute buffers lie in the slab."""
@@ -219,7 +223,7 @@ class TierManager:
             demands,
             self._demand_bytes,
             slab_bytes,
-            plan.slots,
+            planned.quotas.slots,
         )
         self._prefetcher = Prefetcher(
             self._residency,
@@ -283,7 +287,7 @@ class TierManager:
         """Bring experts of a layer into slots and hold them there until the lease is released.
 
         `experts` is any sequence of ints or integer array; duplicates count once, and none at all is a lease
-        without parts. More than the layer has slots come in several parts (`Lease.parts`).
+        without groups. More than the layer has slots come in several groups (`Lease.groups`).
 
         On a device with streams, work that is queued on `stream` from now on finds the experts' bytes, and
         what is queued there before the release may still read them after it; the host waits for neither.
@@ -297,7 +301,7 @@ class TierManager:
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
         if self._boundary.pays_at is not None or self._slab.stale_guards:
-            self._settle_before_use()
+            self._finish_moves()
         wanted = distinct_array(experts)
         if wanted is None:
             numbers = distinct(experts)
@@ -308,7 +312,7 @@ class TierManager:
         lease = Lease(self, layer, threading.get_ident(), stream, wanted, held)
         try:
             self._usage.add(lease)
-            if not len(wanted) or self._residency.take_hits(self._locks_address, layer, wanted, held) != 0:
+            if not len(wanted) or self._residency.try_pin_hits(self._locks_address, layer, wanted, held) != 0:
                 self._table.check_experts(layer, wanted.tolist())
                 lease.open(self._groups(layer, wanted))
             elif self._has_streams:
@@ -319,25 +323,25 @@ class TierManager:
             raise
         return lease
 
-    def take_part(self, lease: Lease, experts: I32, held: I32) -> None:
-        """Bring one part's experts into slots; for `Lease`."""
-        self._admission.take(lease.layer, experts, held, lambda: not self._usage.holds_slots(lease.thread))
+    def acquire_group(self, lease: Lease, experts: I32, held: I32) -> None:
+        """Bring one group's experts into slots; for `Lease`."""
+        self._admission.acquire(lease.layer, experts, held, lambda: not self._usage.holds_slots(lease.thread))
         if self._has_streams:
             self._fences.before_read(lease.layer, held[:-1].tolist(), lease.stream)
 
-    def drop_part(self, lease: Lease, held: I32) -> None:
-        """Unpin a part's slots; for `Lease`."""
+    def release_group(self, lease: Lease, held: I32) -> None:
+        """Unpin a group's slots; for `Lease`."""
         if not self._has_streams:
-            self._admission.drop(lease.layer, held)
+            self._admission.release(lease.layer, held)
             return
         with interrupts_deferred():
             if held[-1]:
                 self._fences.after_read(lease.layer, held[:-1].tolist(), lease.stream)
-            self._admission.drop(lease.layer, held)
+            self._admission.release(lease.layer, held)
 
-    def abandon_part(self, lease: Lease, held: I32) -> None:
-        """Unpin a part's slots that nobody has read; for `Lease`."""
-        self._admission.drop(lease.layer, held)
+    def abandon_group(self, lease: Lease, held: I32) -> None:
+        """Unpin a group's slots that nobody has read; for `Lease`."""
+        self._admission.release(lease.layer, held)
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended; for `Lease`."""
@@ -445,7 +449,7 @@ class TierManager:
 
     @deferring
     def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
-        """Copy experts to device memory outside the slots, where an engine stages a whole layer.
+        """Copy experts to device memory outside the slots, into a place of the prefill stream.
 
         Expert `e` lies there as slot `e` of a range of all experts would, from `address` on. L1 is neither used
         nor changed. May be called from several threads. Raises what a read or a copy raises, and keeps it in
@@ -496,17 +500,17 @@ class TierManager:
     def release_compute(self, n_bytes: int = 0) -> None:
         """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
 
-        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `settle` does it now.
+        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `lower_boundary` does it now.
         """
         self._boundary.release(n_bytes)
 
     @deferring
-    def settle(self) -> bool:
+    def lower_boundary(self) -> bool:
         """Move the boundary down to what is still reserved, now; return whether it moved.
 
         Raises what `reserve_compute` raises.
         """
-        return self._boundary.settle(now=True)
+        return self._boundary.lower(now=True)
 
     # ---- prefetches
 
@@ -569,7 +573,7 @@ class TierManager:
         seen yet, the saving is not worth the move (`planner/budget/quotas.py`), or someone holds slots. The policy
         must keep heat, as LFU-decay does; with LRU nothing ever pays.
         """
-        return self._rebalance.settle(self.arena_bytes)
+        return self._rebalance.move_if_it_pays(self.arena_bytes)
 
     @deferring
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
@@ -661,7 +665,7 @@ class TierManager:
         assert filled <= misses + prefetched, (
             f"{filled} fills for {misses} misses and {prefetched} prefetches"
         )
-        if not self.stream_tokens:  # staged layers ask L2 too, and never L1
+        if not self.stream_tokens:  # the prefill stream asks L2, too, and never L1
             # An engine's prefetches are not asked for here; those that it gives up end as aborts.
             asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]
             assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
@@ -701,9 +705,9 @@ class TierManager:
     # ---- inside
 
     @deferring
-    def _settle_before_use(self) -> None:
+    def _finish_moves(self) -> None:
         """Do what moves of the boundary have left to do."""
-        self._boundary.settle(now=False)
+        self._boundary.lower(now=False)
         if self._slab.stale_guards:
             self._engine.restore_guards()
 
@@ -734,7 +738,7 @@ class TierManager:
         return sum(n * layer.expert_bytes for n, layer in zip(experts_by_layer, layers, strict=True))
 
     def _groups(self, layer: int, experts: I32) -> tuple[I32, ...]:
-        """Cut experts into parts that fit the layer's slots; with several, resident ones come first."""
+        """Cut experts into groups that fit the layer's slots; with several, resident ones come first."""
         n_slots = self.slots[layer]
         if len(experts) > n_slots:
             self._admission.resident_first(layer, experts)

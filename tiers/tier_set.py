@@ -11,18 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TypeAlias
 
 from expertier.errors import BudgetError, BusyError
 from expertier.hip.device import Device
 from expertier.interrupts import completing, not_interrupted_at_entry, opening
-from expertier.planner.budget.allocate import full_bytes, plan_layers
 from expertier.planner.budget.ledger import DeviceNeeds
-from expertier.tiers.config.budget import all_copies_bytes, resolve
+from expertier.planner.budget.sizing_split import wishes_by_layers
+from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.config.variable import AutoBytes
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.host_pool.pool_share import PoolShare
@@ -33,7 +32,7 @@ from expertier.tiers.shared.stats import TierStats, summed
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePart:
+class DeviceShare:
     """A device and the layers whose experts it holds, with what an engine takes of it beside them.
 
     `compute_bytes` of that are an engine's compute buffers in the slab, as `TierManager` takes them.
@@ -49,7 +48,7 @@ class TierSet:
     """The managers of one model, opened and closed together. Thread-safe, as they are."""
 
     managers: tuple[TierManager, ...] = ()
-    """One for each device, in the order of the parts."""
+    """One for each device, in the order of the shares."""
 
     _file: FileSource | None = None
 
@@ -57,12 +56,12 @@ class TierSet:
     def __init__(
         self,
         table: ExpertTable,
-        parts: Sequence[DevicePart],
+        shares: Sequence[DeviceShare],
         *,
         config: TierConfig | None = None,
         source: ByteSource | None = None,
     ) -> None:
-        """Allocate the tiers of every device; each layer is in exactly one part, and each part has one.
+        """Allocate the tiers of every device; each layer is in exactly one share, and each share has one.
 
         Budgets in `config` are those of the whole: the bytes for slots are shared out as one plan over all layers has
         them, the host pool's in proportion to the experts. `auto` is resolved device by device. Without `source`, the
@@ -71,37 +70,37 @@ class TierSet:
         Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
-        placed = sorted(layer for part in parts for layer in part.layers)
-        if placed != list(range(table.n_layers)) or not all(part.layers for part in parts):
-            raise ValueError(f"layers {placed} of {table.n_layers} in {len(parts)} parts, each needs some")
+        placed = sorted(layer for share in shares for layer in share.layers)
+        if placed != list(range(table.n_layers)) or not all(share.layers for share in shares):
+            raise ValueError(f"layers {placed} of {table.n_layers} in {len(shares)} shares, each needs some")
         self._table = table
-        self._layers = tuple(part.layers for part in parts)
+        self._layers = tuple(share.layers for share in shares)
         profile = ModelProfile.of(config.profile, table)
-        configs = _part_configs(table, config, self._layers, profile)
+        configs = _share_configs(table, config, self._layers, profile)
         with ExitStack() as undo:
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
                 undo.callback(file.close)
                 self._file, source = file, file
             managers: list[TierManager] = []
-            for part, own in zip(parts, configs, strict=True):
-                of_part = table.of_layers(part.layers)
+            for share, own in zip(shares, configs, strict=True):
+                of_share = table.of_layers(share.layers)
                 try:
                     manager = TierManager(
-                        of_part,
-                        device=part.device,
+                        of_share,
+                        device=share.device,
                         config=own,
                         source=source,
-                        needs=part.needs,
-                        compute_bytes=part.compute_bytes,
+                        needs=share.needs,
+                        compute_bytes=share.compute_bytes,
                         profile=profile.of_layers(
-                            part.layers, max(layer.n_experts for layer in of_part.layers)
+                            share.layers, max(layer.n_experts for layer in of_share.layers)
                         ),
-                        share=PoolShare(self, of_part.expert_bytes_total / table.expert_bytes_total),
+                        share=PoolShare(self, of_share.expert_bytes_total / table.expert_bytes_total),
                     )
                 except BudgetError as error:
                     raise BudgetError(
-                        f"{part.device.name}, which has {len(part.layers)} of {table.n_layers} layers with "
+                        f"{share.device.name}, which has {len(share.layers)} of {table.n_layers} layers with "
                         f"experts: {error}"
                     ) from error
                 undo.callback(manager.close)
@@ -203,38 +202,10 @@ def managers(tiers: Tiers) -> tuple[TierManager, ...]:
     return tiers.managers if isinstance(tiers, TierSet) else (tiers,)
 
 
-def _part_configs(
+def _share_configs(
     table: ExpertTable, config: TierConfig, layers: Sequence[Sequence[int]], profile: ModelProfile
 ) -> list[TierConfig]:
-    """Return the config of each part: what `config` gives as numbers, shared out."""
-    tables = [table.of_layers(part) for part in layers]
-    arenas: Sequence[AutoBytes] = [config.expert_cache_bytes] * len(tables)
-    caps: Sequence[AutoBytes] = [config.cap_bytes] * len(tables)
-    pools: Sequence[AutoBytes] = [config.host_pool_bytes] * len(tables)
-    if config.expert_cache_bytes != "auto":
-        resolve(config, table, 0)  # says which variable is too small
-        arenas = _share_of_slots(table, config.expert_cache_bytes, layers, profile)
-    if config.cap_bytes != "auto":
-        resolve(replace(config, expert_cache_bytes=full_bytes(table.layer_demands())), table, 0)
-        caps = _share_of_slots(table, config.cap_bytes, layers, profile)
-    if config.host_pool_bytes != "auto":
-        copies = [all_copies_bytes(part) for part in tables]
-        pools = [config.host_pool_bytes * each // sum(copies) for each in copies]
-    return [
-        replace(config, expert_cache_bytes=arena, cap_bytes=cap, host_pool_bytes=pool)
-        for arena, cap, pool in zip(arenas, caps, pools, strict=True)
-    ]
-
-
-def _share_of_slots(
-    table: ExpertTable, n_bytes: int, layers: Sequence[Sequence[int]], profile: ModelProfile
-) -> list[int]:
-    """Return what each part takes of a budget for slots: its layers' slots in one plan for all of them.
-
-    Raises `BudgetError` below one slot a layer.
-    """
-    demands = table.layer_demands()
-    if n_bytes >= full_bytes(demands):
-        return [full_bytes(part.layer_demands()) for part in map(table.of_layers, layers)]
-    slots = plan_layers(demands, budget_bytes=n_bytes, profile=profile.plan_uses).slots
-    return [sum(demands[layer].bytes_for(slots[layer]) for layer in part) for part in layers]
+    """Return the config of each share: the sizes that `config` gives as numbers, shared out."""
+    copies = [all_copies_bytes(table.of_layers(share)) for share in layers]
+    wishes = wishes_by_layers(config.wishes(), table.layer_demands(), layers, copies, profile.plan_uses)
+    return [config.with_wishes(own) for own in wishes]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 10  # EXPERTIER_ABI in abi.h
+PROXY_ABI = 11  # EXPERTIER_ABI in abi.h
 HOST_ABI = 9  # EXPERTIER_HOST_ABI in llama_host/abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -50,8 +50,8 @@ class Policy(ct.Structure):
     _fields_ = tuple((name, ct.c_void_p) for name in POLICY_FUNCTIONS)
 
 
-class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of kernels and of a stream; patience, look-ahead, captures."""
+class DeviceLookup(ct.Structure):
+    """expertier_device_lookup: driver calls, kernels and a stream, by address; limits and captures."""
 
     _fields_ = (
         ("launch", ct.c_void_p),
@@ -199,12 +199,12 @@ class Counters(ct.Structure):
             "passes",
             "whole_calls",
             "host_fills",
-            "gated_calls",
-            "gate_waits",
+            "device_lookups",
+            "device_lookup_waits",
             "captures",
             "captured_runs",
-            "gate_retreats",
-            "gates_late",
+            "device_lookup_fallbacks",
+            "device_lookups_late",
             "predicted",
             "predicted_right",
             "missing",
@@ -342,7 +342,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_proxy_block_size": _BLOCK_SIZE,
     "expertier_proxy_device_name": (ct.c_char_p, (ct.c_int32,)),
     "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
-    "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
+    "expertier_tiers_open_device_lookup": (ct.c_int32, (ct.c_void_p, ct.POINTER(DeviceLookup), *_TEXT)),
     "expertier_proxy_can_wrap": (ct.c_int32, ()),
     "expertier_tiers_open_compute": (ct.c_int32, (ct.c_void_p, ct.POINTER(Compute), *_TEXT)),
     "expertier_tiers_compute_counts": (None, (ct.c_void_p, ct.POINTER(ComputeCounts))),

@@ -14,7 +14,7 @@ from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred
 from expertier.tiers.manager import TierManager
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.tier_set import Tiers, TierSet
 
 
@@ -40,7 +40,7 @@ class BindingSet:
                 undo.callback(part.close)
                 parts.append(part)
             undo.pop_all()
-        if isinstance(tiers, SliceSet):
+        if isinstance(tiers, ShardSet):
             tiers.complete_layers()
         self.parts = tuple(parts)
         """The bindings of the single devices, in the order of the placement."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.binding.bound_structs import BoundStructs
-from expertier.engine_adapter.binding.decode_gate import DecodeGate, open_gate
+from expertier.engine_adapter.binding.device_lookup import DeviceLookup, open_device_lookup
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.binding.miss_costs import miss_costs
 from expertier.engine_adapter.binding.slab_compute import ComputeCounts, SlabCompute, follows_demand
@@ -42,12 +42,12 @@ class ProxyCounters:
     passes: int
     whole_calls: int
     host_fills: int
-    gated_calls: int
-    gate_waits: int
+    device_lookups: int
+    device_lookup_waits: int
     captures: int
     captured_runs: int
-    gate_retreats: int
-    gates_late: int
+    device_lookup_fallbacks: int
+    device_lookups_late: int
     predicted: int
     predicted_right: int
     missing: int
@@ -80,7 +80,7 @@ class TierBinding:
     """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
 
     _handle: int | None = None
-    _gate: DecodeGate | None = None
+    _device_lookup: DeviceLookup | None = None
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class TierBinding:
                     self._note_error,
                     self._miss_costs if follows else None,
                 )
-            self._gate = open_gate(
+            self._device_lookup = open_device_lookup(
                 engine.proxy,
                 self._handle,
                 inner_device,
@@ -265,8 +265,8 @@ class TierBinding:
                 if self._serves_all_loads:
                     self._engine.proxy.expertier_tiers_set_default(None)
                 self._engine.proxy.expertier_tiers_unbind(handle)
-                if self._gate is not None:
-                    self._gate.close()
+                if self._device_lookup is not None:
+                    self._device_lookup.close()
 
     __del__ = closed_when_dropped
 

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from expertier.added_flags import CPP_VARIABLE, added_flags
 from expertier.children import Children
 from expertier.engine_adapter.build.header_root import HEADER_FOLDERS
 from expertier.engine_adapter.build.progress import Progress, silent
@@ -85,6 +86,16 @@ def find_compiler(environ: Mapping[str, str] = os.environ) -> Compiler:
     )
 
 
+def compile_flags(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the options for each file of the plugin."""
+    return (*COMPILE_FLAGS, *added_flags(CPP_VARIABLE, environ))
+
+
+def link_flags(environ: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Return the options for each library of the plugin."""
+    return (*LINK_FLAGS, *added_flags(CPP_VARIABLE, environ))
+
+
 def list_sources(folder: Path) -> tuple[list[Path], list[Path]]:
     """Return the C++ files of the proxy library and those of the host library, below `folder`, sorted.
 
@@ -122,7 +133,7 @@ def compile_libraries(
 
     def compile_one(source: Path) -> Path:
         made = objects / f"{source.parent.name}-{source.stem}.o"
-        command = [*compiler.command, *COMPILE_FLAGS, *includes, "-c", str(source), "-o", str(made)]
+        command = [*compiler.command, *compile_flags(), *includes, "-c", str(source), "-o", str(made)]
         _require_done(_run(command, children))
         return made
 
@@ -136,7 +147,7 @@ def compile_libraries(
             raise
     libraries = (output / PROXY_LIBRARY, output / HOST_LIBRARY)
     for library, parts in zip(libraries, (made[: len(proxy)], made[len(proxy) :]), strict=True):
-        _require_done(_run([*compiler.command, *LINK_FLAGS, *map(str, parts), "-o", str(library)]))
+        _require_done(_run([*compiler.command, *link_flags(), *map(str, parts), "-o", str(library)]))
     return libraries
 
 

@@ -28,15 +28,15 @@ from expertier.engine_adapter.build.cache import (
     staging,
 )
 from expertier.engine_adapter.build.compiler import (
-    COMPILE_FLAGS,
     HOST_FOLDER,
     HOST_LIBRARY,
-    LINK_FLAGS,
     PROXY_FOLDER,
     PROXY_LIBRARY,
     Compiler,
+    compile_flags,
     compile_libraries,
     find_compiler,
+    link_flags,
     list_compilers,
 )
 from expertier.engine_adapter.build.defaults import Defaults, differences
@@ -50,8 +50,6 @@ from expertier.errors import BuildError, EngineMismatchError
 
 Selftest = Callable[[Engine, Path, Path], SelftestReport]
 """Tries (engine, proxy library, host library) and reports, or raises EngineMismatchError."""
-
-_FLAGS = " ".join((*COMPILE_FLAGS, *LINK_FLAGS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +156,12 @@ def require_pinned(engine: Engine) -> None:
 
 def _folder_name(engine: Engine, sources: Path) -> str:
     """Name the cache folder after everything but the compiler."""
-    inputs = hash_text(_hash_sources(sources), _headers_id(engine), engine.library_sha256, _FLAGS)
+    inputs = hash_text(_hash_sources(sources), _headers_id(engine), engine.library_sha256, _flags())
     return f"{engine.package}-{engine.version}-{inputs[:16]}".replace(" ", "_")
+
+
+def _flags() -> str:
+    return " ".join((*compile_flags(), *link_flags()))
 
 
 def _compiler_key(compiler: Compiler) -> str:
@@ -210,7 +212,7 @@ def _build(
         devices=report.devices,
         sources=_hash_sources(sources),
         compiler=str(compiler),
-        flags=_FLAGS,
+        flags=_flags(),
         proxy_sha256=hash_file(proxy),
         host_sha256=hash_file(host),
     ).write(folder)

@@ -17,7 +17,7 @@ from expertier.tiers.config.room import require_host_room
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import DevicePart, Tiers, TierSet
+from expertier.tiers.tier_set import DeviceShare, Tiers, TierSet
 
 
 class EngineTiers(NamedTuple):
@@ -54,7 +54,7 @@ def open_engine_tiers(
             placement.devices, devices, placement.layers(table), placement.blocks(), strict=True
         ):
             needs = choice.part(device, blocks)
-            parts.append(DevicePart(device, layers, needs, compute_bytes(name, needs)))
+            parts.append(DeviceShare(device, layers, needs, compute_bytes(name, needs)))
         return EngineTiers(TierSet(table, parts, config=config), placement)
     (device,) = devices
     if not device.has_own_memory:

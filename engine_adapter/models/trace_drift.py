@@ -126,7 +126,7 @@ def make_drifting_codes(
     assert np.allclose(np.linalg.norm(start, axis=1), np.linalg.norm(end, axis=1)), (
         "a norm changes on the way"
     )
-    return DriftingCodes(TraceCodes(end * size, ids, shape.experts, slices=True), start * size, shape)
+    return DriftingCodes(TraceCodes(end * size, ids, shape.experts, per_layer=True), start * size, shape)
 
 
 def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[float, float]) -> I32:
@@ -140,8 +140,8 @@ def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[fl
     recent = np.zeros_like(used)
     for back in range(1, RARE_STEPS + 1):
         recent[back:] |= used[:-back]
-    kept = np.where(np.take_along_axis(recent, ids, axis=2), *recalls)
-    guesses = np.where(rng.random(ids.shape) < kept, ids, others)
+    recalled = np.where(np.take_along_axis(recent, ids, axis=2), *recalls)
+    guesses = np.where(rng.random(ids.shape) < recalled, ids, others)
     guesses[:, 0] = ids[:, 0]  # no layer comes before it
     return np.asarray(guesses, np.int32)
 

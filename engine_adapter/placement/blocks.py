@@ -6,20 +6,25 @@ import ctypes as ct
 import logging
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from expertier.engine_adapter.placement.engine_device import device_names, device_of, has_own_memory
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import ConfigError
 from expertier.hip.device import Device
-from expertier.planner.budget.allocate import full_bytes
 from expertier.planner.budget.context_memory import ContextShape
-from expertier.planner.budget.layer_split import units_by_room, units_of_shares
+from expertier.planner.budget.layer_split import BlockNeeds
 from expertier.planner.budget.ledger import DeviceNeeds
-from expertier.tiers.config.budget import HEADROOM_BYTES
+from expertier.planner.budget.sizing_split import (
+    devices_with_room,
+    fits_on_one,
+    room_for_blocks,
+    smallest_block_bytes,
+    split_blocks,
+)
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine.staged_batches import resolve_stream_tokens, staged_bytes
-from expertier.tiers.model.needs import ModelNeeds, room_for_blocks
+from expertier.tiers.engine.prefill_stream import prefill_stream_bytes
+from expertier.tiers.model.needs import ModelNeeds
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import mib
 
@@ -41,35 +46,26 @@ class DeviceChoice:
 
     def whole(self, device: Device) -> DeviceNeeds:
         """Return what all of the model takes of a device, beside its experts."""
-        return self.model.whole(device.free_bytes(), staging_bytes=self._staging(device))
+        return self.model.needs_on_one_device(
+            device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
+        )
 
     def part(self, device: Device, units: range) -> DeviceNeeds:
         """Return what some of its units take of a device, beside their experts."""
-        return self.model.part(units, device.free_bytes(), staging_bytes=self._staging(device))
-
-    def room(self, device: Device) -> int:
-        """Return what a device has for blocks and their experts, whichever these are."""
-        return room_for_blocks(self._reserved(self.whole(device)))
-
-    def fits_on_one(self, device: Device) -> bool:
-        """Whether one device has room for all of it: every expert that may have a slot has one."""
-        needs = self._reserved(self.whole(device))
-        wanted = full_bytes(self.model.table.layer_demands())
-        for bound in (self.config.expert_cache_bytes, self.config.cap_bytes):
-            wanted = wanted if bound == "auto" else min(wanted, bound)
-        return wanted <= needs.total - sum(needs.reserved().values())
-
-    def _reserved(self, needs: DeviceNeeds) -> DeviceNeeds:
-        """Return needs with what `budget.resolve` keeps free as well."""
-        headroom, rail = self.config.headroom_bytes, self.config.rail_bytes
-        return replace(
-            needs,
-            headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
-            rail=0 if rail == "auto" else rail,
+        return self.model.needs_of_share(
+            units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 
-    def _staging(self, device: Device) -> int:
-        return staged_bytes(self.model.table) if resolve_stream_tokens(self.config, device) else 0
+    def room(self, device: Device) -> int:
+        """Return the bytes that a device has for blocks and their experts, whichever blocks these are."""
+        return room_for_blocks(self.whole(device), self.config.wishes())
+
+    def fits_on_one(self, device: Device) -> bool:
+        """Whether one device has room for all of the model: every expert that may have a slot has one."""
+        return fits_on_one(self.whole(device), self.model.table.layer_demands(), self.config.wishes())
+
+    def _prefill_stream_bytes(self, device: Device) -> int:
+        return prefill_stream_bytes(self.config, self.model.table, has_own_memory=device.has_own_memory)
 
 
 def place_blocks(
@@ -90,17 +86,18 @@ def place_blocks(
     choice = DeviceChoice.of(table, config, shape)
     model = choice.model
     devices = {name: device_of(proxy, name) for name in names}
+    blocks = model.blocks()
     if config.tensor_split != "auto":
-        return _by_shares(model, names, config.tensor_split)
+        units = split_blocks(blocks, model.output_bytes, names=names, rooms=(), shares=config.tensor_split)
+        return Placement(tuple(names), units) if len(names) > 1 else Placement.on_one(names[0])
     if config.engine_device == "auto" and choice.fits_on_one(devices[names[0]]):
         return Placement.on_one(names[0])  # before the others are asked, which takes memory of a GPU
     rooms = [choice.room(devices[name]) for name in names]
     if config.engine_device == "auto":
-        names, rooms = _with_room(model, names, rooms)
+        names, rooms = _with_room(blocks, names, rooms)
         if len(names) == 1:
             return Placement.on_one(names[0])
-    units = units_by_room(rooms, model.blocks(), model.output_bytes)
-    return _checked(model, Placement(tuple(names), units))
+    return Placement(tuple(names), split_blocks(blocks, model.output_bytes, names=names, rooms=rooms))
 
 
 def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
@@ -121,45 +118,21 @@ def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
     return [name for name in names if re.sub(r"\d+$", "", name) == kind and has_own_memory(proxy, name)]
 
 
-def _with_room(model: ModelNeeds, names: Sequence[str], rooms: Sequence[int]) -> tuple[list[str], list[int]]:
-    """Return the devices without those that have no room for one block with a slot; at least the roomiest stays."""
-    blocks = model.blocks()
-    smallest = min(
-        block.fixed_bytes + block.demand.bytes_for(1) for block in blocks if block.demand is not None
-    )
-    pairs = list(zip(names, rooms, strict=True))
-    kept = [pair for pair in pairs if pair[1] >= smallest] or [max(pairs, key=lambda pair: pair[1])]
-    most = sum(block.demand is not None for block in blocks)
-    for name, room in pairs:
-        if (name, room) not in kept:
+def _with_room(
+    blocks: Sequence[BlockNeeds], names: Sequence[str], rooms: Sequence[int]
+) -> tuple[list[str], list[int]]:
+    """Return the devices with room for one block with a slot, no more of them than there are blocks with experts.
+
+    A warning names each device that is left out for want of room.
+    """
+    roomy = devices_with_room(rooms, blocks)
+    for number, (name, room) in enumerate(zip(names, rooms, strict=True)):
+        if number not in roomy:
             _log.warning(
                 "%s is left out: %s of it are left for layers, and the smallest takes %s",
                 name,
                 mib(max(room, 0)),
-                mib(smallest),
+                mib(smallest_block_bytes(blocks)),
             )
-    return [name for name, _ in kept[:most]], [room for _, room in kept[:most]]
-
-
-def _by_shares(model: ModelNeeds, names: Sequence[str], shares: Sequence[float]) -> Placement:
-    if len(shares) != len(names):
-        raise ConfigError(
-            f"MOE_TENSOR_SPLIT has {len(shares)} shares for {len(names)} devices ({', '.join(names)}): give one for "
-            "each, or leave it out"
-        )
-    if len(names) == 1:
-        return Placement.on_one(names[0])
-    units = units_of_shares(shares, model.n_units)
-    return _checked(model, Placement(tuple(names), units))
-
-
-def _checked(model: ModelNeeds, placement: Placement) -> Placement:
-    """Return the placement where every device has a layer with experts that the engine loads."""
-    used = [layer for layer in model.table.layers if layer.block < model.weights.n_used]
-    for name, blocks in zip(placement.devices, placement.blocks(), strict=True):
-        if not any(layer.block in blocks for layer in used):
-            raise ConfigError(
-                f"{name} would have {len(blocks)} of {sum(placement.units)} layers, and none with experts: leave it "
-                "out of MOE_DEVICE, or give it a larger share in MOE_TENSOR_SPLIT"
-            )
-    return placement
+    chosen = roomy[: sum(block.demand is not None for block in blocks)]
+    return [names[number] for number in chosen], [rooms[number] for number in chosen]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from expertier.added_flags import C_VARIABLE, CPP_VARIABLE, added_flags
 from expertier.children import Children
 from expertier.errors import BuildError
 from expertier.hip.driver.vendor import TRAITS, Vendor
@@ -21,7 +22,7 @@ from expertier.work_folder import work_folder
 
 CORE = ("settings.c", "ranges.c", "memory.c", "pinned.c", "virtual.c", "streams.c", "work.c", "modules.c")
 _FLAGS = ("-std=c11", "-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread")
-_COMPILER_FLAGS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-fvisibility=default")
+_COMPILER_FLAGS = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-shared", "-fPIC", "-fvisibility=default")
 _PARALLEL = 2
 _SOURCES = (*CORE, "hip_names.c", "cuda_names.c", "rtc.cpp", "fake.h", "cpu_device.h")
 
@@ -54,7 +55,12 @@ def build(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -
     """
     sources = {name: files("expertier.hip.fake").joinpath(name).read_bytes() for name in _SOURCES}
     cc, cxx = shlex.split(environ.get("CC") or "cc"), shlex.split(environ.get("CXX") or "c++")
-    parts = [*(name.encode() + sources[name] for name in _SOURCES), *(word.encode() for word in (*cc, *cxx))]
+    c_flags = (*_FLAGS, *added_flags(C_VARIABLE, environ))
+    cpp_flags = (*_COMPILER_FLAGS, *added_flags(CPP_VARIABLE, environ))
+    parts = [
+        *(name.encode() + sources[name] for name in _SOURCES),
+        *(word.encode() for word in (*cc, *c_flags, *cxx, *cpp_flags)),
+    ]
     digest = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
     try:
         parent = folder or cache_subfolder("fake-gpu", environ)
@@ -67,7 +73,7 @@ def build(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -
         )
         if not target.is_dir():
             parent.mkdir(parents=True, exist_ok=True)
-            _build_into(parent, target, sources, cc, cxx)
+            _build_into(parent, target, sources, [*cc, *c_flags], [*cxx, *cpp_flags])
     except OSError as error:
         raise BuildError(
             f"the fake GPU libraries cannot be made: {error}; they need a C and a C++ compiler and a folder to "
@@ -85,7 +91,7 @@ def _build_into(
         commands = [
             # Symbolic binding: HIP's and CUDA's fake in one process must not share their cores. No library has its
             # vendor's soname, or whoever asks the loader for the vendor's own would get the fake that is loaded.
-            [*cc, *_FLAGS, *CORE, names, "-Wl,-Bsymbolic", "-o", library, "-ldl"]
+            [*cc, *CORE, names, "-Wl,-Bsymbolic", "-o", library, "-ldl"]
             for library, names in (("libamdhip64.so.7", "hip_names.c"), ("libcuda.so.1", "cuda_names.c"))
         ]
         for library, prefix, size, code in (
@@ -94,7 +100,7 @@ def _build_into(
         ):
             words = {"PREFIX": prefix, "CODE_SIZE": size, "CODE": code}
             defines = [f"-DEXPERTIER_FAKE_{key}={value}" for key, value in words.items()]
-            commands.append([*cxx, *_COMPILER_FLAGS, *defines, "rtc.cpp", "-o", library, "-ldl"])
+            commands.append([*cxx, *defines, "rtc.cpp", "-o", library, "-ldl"])
         with Children() as children, ThreadPoolExecutor(_PARALLEL) as pool:
             try:
                 list(pool.map(lambda command: _run(command, staging, children), commands))

@@ -148,9 +148,11 @@ struct Function {
 static inline void __syncthreads() { expertier_fake::barrier(); }
 
 #define EXPERTIER_FAKE_KERNEL(name)                                                                                    \
-    extern "C" __attribute__((visibility("default"))) expertier_fake::Function expertier_fake_kernel_##name = {        \
+    extern "C" {                                                                                                       \
+    __attribute__((visibility("default"))) expertier_fake::Function expertier_fake_kernel_##name = {                   \
         [](void ** values) { return expertier_fake::pack(&name, values); },                                            \
         [](void * packed, const unsigned * grid, const unsigned * block, unsigned warp) {                              \
             expertier_fake::run(&name, packed, grid, block, warp);                                                     \
         }                                                                                                              \
-    };
+    };                                                                                                                 \
+    }

@@ -80,7 +80,7 @@ extern pthread_cond_t fake_changed;
 extern pthread_rwlock_t
     fake_touch; // read while work touches memory, written to take memory away; taken before fake_lock
 
-void fake_settle(void);            // reads the environment, once
+void fake_read_settings(void);     // reads the environment, once
 int fake_begin(const char * call); // 0, or the code that this call must fail with
 extern int fake_default_version, fake_default_warp;
 

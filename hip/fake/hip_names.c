@@ -192,9 +192,8 @@ int hipPointerGetAttributes(Attributes * out, const void * address) {
     Range * range = range_at((uintptr_t) address, DEVICE | MAPPED | PINNED | REGISTERED);
     if (range) {
         int is_device = range->kind == DEVICE || range->kind == MAPPED;
-        *out = (Attributes){
-            is_device ? 2 : 1, range->device, (void *) address, is_device ? NULL : (void *) address, 0, 0
-        };
+        void * found = (void *) (uintptr_t) address;
+        *out = (Attributes){ is_device ? 2 : 1, range->device, found, is_device ? NULL : found, 0, 0 };
     }
     pthread_mutex_unlock(&fake_lock);
     return OK;

@@ -3,7 +3,7 @@
 // includes nothing, and nothing in it depends on the wave size.
 //
 // One block an expert. The block that is done last ranks all scores. For each expert to be fetched it takes the next of
-// the candidates, the experts that the layer's table can do without, out of the table: the layer's gate, which runs later on
+// the candidates, the experts that the layer's table can do without, out of the table: the layer's look-up, which runs later on
 // this stream, will not lead to their slots any more, so the host may fill these at once.
 
 typedef unsigned short u16;

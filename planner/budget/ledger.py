@@ -1,7 +1,7 @@
 """The ledger of a device's memory: who takes how much, and so how much is left for experts.
 
-    │ weights │ kv │ draft │ staging │ peers │ headroom │ rail │ compute narrow │ compute wide │ arena │ unused │
-                                                               └─────────────── the slab ──────────────┘
+    weights │ kv │ draft │ prefill stream │ peers │ headroom │ reserve │ compute narrow │ compute wide │ arena │ unused
+                                                                        └───────────── the slab ───────────────┘
 
 Every byte stands in one entry, and the entries with what is unused are the device's memory. A wide batch computes
 where a narrow one does, so `compute wide` is only what it needs beyond `compute narrow`; while batches are narrow,
@@ -32,8 +32,8 @@ class Consumer(StrEnum):
     DRAFT = "draft"
     """A draft model, with its context."""
 
-    STAGING = "staging"
-    """Where experts pass through that do not stay."""
+    PREFILL_STREAM = "prefill stream"
+    """Where large batches' layers pass through."""
 
     PEERS = "peers"
     """Buffers for copies between devices."""
@@ -41,7 +41,7 @@ class Consumer(StrEnum):
     HEADROOM = "headroom"
     """The driver, its kernels and the BLAS libraries."""
 
-    RAIL = "rail"
+    RESERVE = "reserve"
     """What the user wants to be left free."""
 
     COMPUTE_NARROW = "compute narrow"
@@ -68,9 +68,9 @@ class DeviceNeeds:
     compute_wide: int = 0
     draft: int = 0
     headroom: int = 0
-    staging: int = 0
+    prefill_stream: int = 0
     peers: int = 0
-    rail: int = 0
+    reserve: int = 0
     taken: Mapping[Consumer, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -94,10 +94,10 @@ class DeviceNeeds:
             Consumer.WEIGHTS: self.weights,
             Consumer.KV: self.kv,
             Consumer.DRAFT: self.draft,
-            Consumer.STAGING: self.staging,
+            Consumer.PREFILL_STREAM: self.prefill_stream,
             Consumer.PEERS: self.peers,
             Consumer.HEADROOM: self.headroom,
-            Consumer.RAIL: self.rail,
+            Consumer.RESERVE: self.reserve,
             Consumer.COMPUTE_NARROW: self.compute_narrow,
             Consumer.COMPUTE_WIDE: max(self.compute_wide - self.compute_narrow, 0),
         }
@@ -105,7 +105,10 @@ class DeviceNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DeviceLedger:
-    """Who gets how much of a device. `arena_bytes` are those of the wide boundary, the narrow one's are more."""
+    """Who gets how much of a device. The arena is what a wide batch leaves of the slab; a narrow one leaves more.
+
+    An engine whose buffers do not lie in the slab (`computes_in_slab`) keeps them apart, and the arena never grows.
+    """
 
     total_bytes: int
     entries: Mapping[Consumer, int]
@@ -113,6 +116,7 @@ class DeviceLedger:
     limited_by: LimitedBy
     full_bytes: int
     floor_bytes: int
+    computes_in_slab: bool = True
 
     @property
     def arena_bytes(self) -> int:
@@ -122,11 +126,15 @@ class DeviceLedger:
     @property
     def arena_narrow_bytes(self) -> int:
         """Bytes for slots while batches are narrow."""
+        if not self.computes_in_slab:
+            return self.arena_bytes
         return min(self.arena_bytes + self.entries[Consumer.COMPUTE_WIDE], self.full_bytes)
 
     @property
     def slab_bytes(self) -> int:
-        """Bytes of one allocation that holds the compute region and the slots."""
+        """Bytes of one allocation for the slots, and for the engine's compute buffers where these lie below them."""
+        if not self.computes_in_slab:
+            return self.arena_bytes
         return self.arena_bytes + self.entries[Consumer.COMPUTE_NARROW] + self.entries[Consumer.COMPUTE_WIDE]
 
     @property
@@ -141,7 +149,7 @@ class DeviceLedger:
         assert self.unused_bytes >= 0, "more is shared out than there is"
         assert self.floor_bytes <= self.arena_bytes <= self.full_bytes, "the arena is within its bounds"
         assert (self.limited_by is LimitedBy.SLOTS) == (self.arena_bytes == self.full_bytes)
-        if self.limited_by is LimitedBy.RAIL:
+        if self.limited_by is LimitedBy.RESERVE:
             assert self.unused_bytes == 0, "memory binds, and some is left"
         for consumer, n_bytes in self.taken.items():
             assert self.entries[consumer] == n_bytes, f"{consumer} is reserved again"
@@ -186,7 +194,7 @@ def plan_device(
         raise BudgetError(
             f"one expert slot in each of {len(demands)} layers takes {mib(floor)}; of {mib(needs.total)} on the device "
             f"{_shared_out(reserved)} leave {mib(max(room, 0))}: give it at least "
-            f"{mib_needed(sum(reserved.values()) + floor)} MiB, or lower the context length, the batch or the rail"
+            f"{mib_needed(sum(reserved.values()) + floor)} MiB, or lower the context length, the batch or the reserve"
         )
     for bound, name in ((cap_bytes, "MOE_POOL_CAP_MIB"), (asked_bytes, "MOE_EXPERT_CACHE_MIB")):
         if bound is not None and bound < floor:
@@ -200,7 +208,7 @@ def plan_device(
             f"{_shared_out(reserved)} leave {mib(room)}: set MOE_EXPERT_CACHE_MIB to at most {room // MIB}, or to "
             "`auto`"
         )
-    bounds = {LimitedBy.SLOTS: full, LimitedBy.RAIL: room}
+    bounds = {LimitedBy.SLOTS: full, LimitedBy.RESERVE: room}
     if cap_bytes is not None:
         bounds[LimitedBy.CAP] = cap_bytes
     if asked_bytes is not None:

@@ -1,4 +1,4 @@
-"""The ledger of RAM: the engine, the bounce blocks, what the page cache is left, and so the host pool."""
+"""The ledger of RAM: what the engine, bounce blocks, slots and the host pool take, and what the page cache is left."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from expertier.errors import BudgetError
 from expertier.planner.budget.limited_by import LimitedBy
 from expertier.units import mib, mib_needed
 
-PAGE_CACHE_SHARE = 0.5
-"""Share of the available RAM that is left to everyone but the host pool, the page cache above all.
-
-The page cache is a tier: a pool that takes all RAM makes each of its misses a read from the disk.
-"""
+_SMALLER = {
+    True: "or MOE_EXPERT_CACHE_MIB (--expert-cache-mib)",
+    False: "or MOE_HOST_POOL_MIB (--host-pool-mib)",
+}
 
 
 class RamConsumer(StrEnum):
     """Who takes RAM."""
 
     ENGINE = "engine"
-    """The weights that stay in RAM, the engine's own memory, and where there is no device all that a device holds."""
+    """The weights that stay in RAM and the engine's own memory; on the host also what a device would hold."""
 
     BOUNCE = "bounce"
     PAGE_CACHE = "page cache"
     ARENA = "arena"
-    """Slots for experts, where the device is the host."""
+    """Slots for experts on the host device; other devices have them in memory of their own."""
 
     HOST_POOL = "host pool"
 
@@ -47,11 +46,11 @@ class RamLedger:
 
     @property
     def unused_bytes(self) -> int:
-        """What nobody takes; the page cache has it too."""
+        """What no consumer takes, so that the page cache has it too."""
         return self.total_bytes - sum(self.entries.values())
 
     def check_valid(self) -> None:
-        """Assert that every byte stands in one entry and nothing is shared out that is not there."""
+        """Assert that every byte stands in one entry, and that the entries are no more than the RAM."""
         assert set(self.entries) == set(RamConsumer), self.entries
         assert min(self.entries.values()) >= 0, self.entries
         assert self.unused_bytes >= 0, "more is shared out than there is"
@@ -71,31 +70,22 @@ def plan_ram(
     available_bytes: int,
     engine_bytes: int,
     bounce_bytes: int,
-    copies_bytes: int,
-    wanted_bytes: int,
-    asked: bool = False,
+    pool_bytes: int,
+    limited_by: LimitedBy,
     arena_bytes: int = 0,
 ) -> RamLedger:
-    """Share RAM out: the engine, the bounce blocks and the arena get what they need, then the host pool.
+    """Share RAM out: the engine, bounce blocks, slots and the host pool get what they need, the page cache the rest.
 
-    The pool gets `wanted_bytes`, at most `copies_bytes` (a copy of every expert), and where nobody `asked` for that
-    very size at most what leaves `PAGE_CACHE_SHARE` of `available_bytes` to all others. Raises `BudgetError` where
-    engine, bounce blocks and arena do not fit, or a pool that was asked for.
+    `limited_by` is what keeps the pool at `pool_bytes` (`sizing.host_pool`). Raises `BudgetError` where the consumers
+    need more than is available, with what each takes.
     """
-    fixed = engine_bytes + bounce_bytes + arena_bytes
-    kept = max(int(available_bytes * PAGE_CACHE_SHARE), fixed)
-    room = available_bytes - (fixed if asked else kept)
-    needed = fixed + (wanted_bytes if asked else 0)
+    needed = engine_bytes + bounce_bytes + arena_bytes + pool_bytes
     if needed > available_bytes:
-        pool = f", the host pool {mib(wanted_bytes)}" if asked else ""
         raise BudgetError(
             f"the engine needs {mib(engine_bytes)} of RAM, bounce blocks {mib(bounce_bytes)}, expert slots "
-            f"{mib(arena_bytes)}{pool}; {mib(available_bytes)} are available: give at least {mib_needed(needed)} MiB, "
-            "or lower the context length or the pool"
+            f"{mib(arena_bytes)}, the host pool {mib(pool_bytes)}; {mib(available_bytes)} are available: give at least "
+            f"{mib_needed(needed)} MiB, or lower the context length {_SMALLER[arena_bytes > pool_bytes]}"
         )
-    bounds = {LimitedBy.SLOTS: copies_bytes, LimitedBy.POOL: wanted_bytes, LimitedBy.RAM: max(room, 0)}
-    limited_by = min(bounds, key=lambda limit: bounds[limit])
-    pool_bytes = bounds[limited_by]
     ledger = RamLedger(
         available_bytes,
         {
@@ -103,7 +93,7 @@ def plan_ram(
             RamConsumer.BOUNCE: bounce_bytes,
             RamConsumer.ARENA: arena_bytes,
             RamConsumer.HOST_POOL: pool_bytes,
-            RamConsumer.PAGE_CACHE: available_bytes - fixed - pool_bytes,
+            RamConsumer.PAGE_CACHE: available_bytes - needed,
         },
         limited_by,
     )

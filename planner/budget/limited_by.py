@@ -11,8 +11,8 @@ class LimitedBy(StrEnum):
     SLOTS = "slots"
     """Nothing: there is a slot for every expert."""
 
-    RAIL = "rail"
-    """The device's memory, less the other consumers and what the rail leaves free."""
+    RESERVE = "reserve"
+    """The device's memory, less the other consumers and what the reserve leaves free."""
 
     CAP = "cap"
     """The upper bound that the user set (MOE_POOL_CAP_MIB)."""

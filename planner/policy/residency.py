@@ -197,7 +197,7 @@ class Residency:
 
     # ---- the same with the layer's lock, which the caller does not hold: see `locked_calls.py`
 
-    def take_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
+    def try_pin_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
         """Pin `experts` if all are READY and the layer's lock is free; `held` are their slots then.
 
         `locks` is the locks' address. Returns 0, and what `begin` does for hits is done; or another number, and
@@ -205,14 +205,14 @@ class Residency:
         """
         return self._locked.take_hits(self._address, locks, layer, experts, held)
 
-    def give_back(self, locks: int, layer: int, held: I32) -> int:
+    def try_release_held(self, locks: int, layer: int, held: I32) -> int:
         """Unpin what `held` says is pinned and wake waiters, if the layer's lock is free.
 
         Returns 0; BUSY where the lock is taken, or BAD_CALL as `release`, and nothing is done.
         """
         return self._locked.give_back(self._address, locks, layer, held)
 
-    def take(
+    def begin_held(
         self, locks: int, layer: int, experts: I32, held: I32, miss_index: I32, deadline: int, *, waits: bool
     ) -> int:
         """Do what `begin` does, and note in `held` that it is done; wait once where it is BUSY.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,30 +11,24 @@ import numpy.typing as npt
 
 from expertier.errors import BudgetError
 from expertier.planner.budget.allocate import LayerPlan, floor_bytes, full_bytes, plan_layers
-from expertier.planner.budget.allocate_pair import plan_pair
-from expertier.planner.budget.context_memory import ContextShape
-from expertier.planner.budget.demand import LayerDemand
-from expertier.planner.budget.geometry import ModelGeometry
-from expertier.planner.budget.layer_split import units_by_room
-from expertier.planner.budget.ledger import DeviceLedger, DeviceNeeds, plan_device
+from expertier.planner.budget.ledger import DeviceLedger, DeviceNeeds
 from expertier.planner.budget.ledger_ram import RamConsumer, RamLedger, plan_ram
-from expertier.planner.predict.hit_rates import HitRates
-from expertier.planner.predict.rates import MachineRates
-from expertier.planner.predict.speed import Prediction, Workload, predict
-from expertier.tiers.config.budget import (
-    HEADROOM_BYTES,
-    Budgets,
-    all_copies_bytes,
-    resolve,
-    too_small_to_help,
+from expertier.planner.budget.limited_by import LimitedBy
+from expertier.planner.budget.sizing import (
+    PoolSize,
+    device_ledger,
+    host_pool,
+    size_tiers,
+    slab_slots,
 )
-from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine.staged_batches import staged_bytes
-from expertier.tiers.model.block_weights import read_block_weights
+from expertier.planner.predict.hit_rates import HitRates
+from expertier.planner.predict.speed import Prediction, Workload, predict
+from expertier.planning_devices import DeviceShare, Inputs, split_over_devices
+from expertier.tiers.config.budget import Budgets, experts_of, too_small_to_help
+from expertier.tiers.host_pool.bounce_blocks import N_BOUNCE_BLOCKS
+from expertier.tiers.host_pool.chunk_size import block_size
 from expertier.tiers.model.device_needs import device_needs
-from expertier.tiers.model.needs import ModelNeeds, room_for_blocks
-from expertier.tiers.model.slot_layout import SlotLayout
-from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.model.slot_layout import RANGE_ALIGNMENT
 from expertier.units import GIB, MIB
 
 F64 = npt.NDArray[np.float64]
@@ -43,41 +36,7 @@ F64 = npt.NDArray[np.float64]
 ENGINE_RAM_BYTES = 400 * MIB
 """RAM of the process beside weights and buffers: Python, its libraries and the engine's."""
 
-N_BOUNCE_BLOCKS = 2
 _POINTS = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What there is: `vram_bytes` of each device that may be used, none where the host computes; and RAM."""
-
-    ram_bytes: int
-    vram_bytes: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a plan is made from."""
-
-    table: ExpertTable
-    geometry: ModelGeometry
-    shape: ContextShape
-    machine: Machine
-    config: TierConfig
-    rates: MachineRates
-    hits: HitRates
-    uses: F64 | None = None
-    demands: Sequence[LayerDemand] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """What lies on one device: layers with experts, and what is needed beside them; `share` of all layers."""
-
-    demands: list[LayerDemand]
-    layers: list[int]
-    needs: DeviceNeeds
-    share: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,36 +54,54 @@ class Planned:
 
 
 def make_plan(inputs: Inputs) -> Planned:
-    """Plan. Raises `BudgetError` where the machine has less than one slot a layer, and says what works."""
-    parts = _split(inputs)
+    """Plan with the sizes that tiers on this machine would have (`planner/budget/sizing.py`).
+
+    Raises `BudgetError` where the machine has less than one slot a layer, and says what works.
+    """
+    parts = split_over_devices(inputs)
     if not parts:
         return _on_host(inputs)
+    in_slab = inputs.machine.computes_in_slab and inputs.config.slab_compute is not False
     ledgers: list[DeviceLedger] = []
+    pools: list[PoolSize] = []
     narrow_slots: list[int] = []
     wide_slots: list[int] = []
     for part in parts:
-        ledger = plan_device(
-            part.needs, part.demands, cap_bytes=_part(inputs.config.cap_bytes, part.share),
-            asked_bytes=_part(inputs.config.expert_cache_bytes, part.share),
-        )  # fmt: skip
+        ledger = device_ledger(part.experts, part.wishes, part.needs, computes_in_slab=in_slab)
         ledgers.append(ledger)
-        uses = None if inputs.uses is None else inputs.uses[part.layers]
-        pair = plan_pair(part.demands, ledger.arena_narrow_bytes, ledger.arena_bytes, uses)
-        narrow_slots += pair.narrow.slots
-        wide_slots += pair.wide.slots
-    ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0)
+        pools.append(
+            host_pool(
+                part.experts,
+                part.wishes,
+                available_bytes=part.ram_bytes,
+                holds_all=ledger.arena_bytes >= ledger.full_bytes,
+                has_own_memory=True,
+            )
+        )
+        planned = slab_slots(
+            part.experts.demands,
+            arena_bytes=ledger.arena_bytes,
+            wide_bytes=part.needs.compute_wide if in_slab else 0,
+            narrow_bytes=part.needs.compute_narrow,
+            alignment=RANGE_ALIGNMENT,
+            profile=part.uses,
+        )
+        narrow_slots += planned.narrow.slots
+        wide_slots += planned.wide.slots
+    ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0, parts, pools)
     return _finish(inputs, tuple(ledgers), ram, tuple(narrow_slots), tuple(wide_slots))
 
 
 def _on_host(inputs: Inputs) -> Planned:
-    """Plan where the host computes: slots lie in RAM, as `tiers/config/budget.py` sizes them."""
+    """Plan where the host computes: slots lie in RAM."""
     engine = inputs.geometry.host_weight_bytes + inputs.geometry.device_weight_bytes + _context_bytes(inputs)
-    budgets = resolve(
-        inputs.config, inputs.table, max(inputs.machine.ram_bytes - engine - ENGINE_RAM_BYTES, 0)
-    )
-    ram = _ram(inputs, engine, budgets.expert_cache_bytes)
-    plan = plan_layers(inputs.demands, budget_bytes=budgets.expert_cache_bytes, profile=inputs.uses)
-    return _finish(inputs, (), ram, plan.slots, plan.slots)
+    ram_bytes = inputs.machine.ram_bytes
+    experts, wishes = experts_of(inputs.table), inputs.config.wishes()
+    sizes = size_tiers(experts, wishes, available_bytes=ram_bytes)
+    part = DeviceShare(inputs.table, experts, wishes, DeviceNeeds(0), ram_bytes, inputs.uses)
+    ram = _ram(inputs, engine, sizes.arena_bytes, [part], [sizes.pool])
+    plan = slab_slots(inputs.demands, arena_bytes=sizes.arena_bytes, profile=inputs.uses)
+    return _finish(inputs, (), ram, plan.narrow.slots, plan.wide.slots)
 
 
 def _finish(
@@ -174,73 +151,28 @@ def curve(inputs: Inputs, planned: Planned, optimum: HitRates | None = None) -> 
     return points
 
 
-def _split(inputs: Inputs) -> list[_Part]:
-    """Share the blocks out over the devices, as the tiers on them would be."""
-    cards = inputs.machine.vram_bytes
-    n_layers = len(inputs.demands)
-    if not cards:
-        return []
-    staged = 0 if inputs.config.stream_tokens == 0 else staged_bytes(inputs.table)
-    if len(cards) == 1:
-        needs = device_needs(inputs.geometry, inputs.shape, free_bytes=cards[0], staging_bytes=staged)
-        needs = _kept(inputs, needs)
-        return [_Part(list(inputs.demands), list(range(n_layers)), needs, 1.0)]
-    model = ModelNeeds(inputs.table, inputs.geometry, read_block_weights(inputs.table.path), inputs.shape)
-    rooms = [room_for_blocks(_kept(inputs, model.whole(vram, staging_bytes=staged))) for vram in cards]
-    ends = list(accumulate(units_by_room(rooms, model.blocks(), model.output_bytes)))
-    parts = []
-    for begin, end, vram in zip([0, *ends], ends, cards, strict=False):
-        layers = [n for n, layer in enumerate(inputs.table.layers) if begin <= layer.block < end]
-        demands = [_renumbered(inputs.demands[layer], place) for place, layer in enumerate(layers)]
-        needs = _kept(inputs, model.part(range(begin, end), vram, staging_bytes=staged))
-        parts.append(_Part(demands, layers, needs, len(layers) / n_layers))
-    return parts
-
-
-def _kept(inputs: Inputs, needs: DeviceNeeds) -> DeviceNeeds:
-    """Return needs with what is kept free of a device whatever lies there."""
-    headroom, rail = inputs.config.headroom_bytes, inputs.config.rail_bytes
-    return replace(
-        needs,
-        headroom=HEADROOM_BYTES if headroom == "auto" else headroom,
-        rail=0 if rail == "auto" else rail,
-    )
-
-
-def _renumbered(demand: LayerDemand, layer: int) -> LayerDemand:
-    return LayerDemand(
-        layer=layer, n_experts=demand.n_experts, top_k=demand.top_k, slot_bytes=demand.slot_bytes,
-        fixed_bytes=demand.fixed_bytes, weight=demand.weight,
-    )  # fmt: skip
-
-
-def _part(n_bytes: int | str, share: float) -> int | None:
-    return None if isinstance(n_bytes, str) else int(n_bytes * share)
-
-
-def _ram(inputs: Inputs, engine_bytes: int, arena_bytes: int) -> RamLedger:
-    copies = all_copies_bytes(inputs.table)
-    asked = inputs.config.host_pool_bytes
-    if asked != "auto":
-        wanted = asked
-    elif inputs.machine.vram_bytes:
-        wanted = int(inputs.config.host_pool_percent / 100 * copies)
-    else:
-        wanted = 0
-    largest = max(layout.block_bytes for layout in _layouts(inputs))
+def _ram(
+    inputs: Inputs,
+    engine_bytes: int,
+    arena_bytes: int,
+    parts: Sequence[DeviceShare],
+    pools: Sequence[PoolSize],
+) -> RamLedger:
+    """Return the ledger of RAM. A device's pool takes what it may, and no more than a copy of each of its experts."""
+    largest = [max(block_size(layout.block_bytes) for layout in part.table.slot_layouts) for part in parts]
+    limits = {pool.limited_by for pool in pools}
     return plan_ram(
         available_bytes=inputs.machine.ram_bytes,
         engine_bytes=engine_bytes + ENGINE_RAM_BYTES,
-        bounce_bytes=N_BOUNCE_BLOCKS * largest,
-        copies_bytes=copies,
-        wanted_bytes=wanted,
-        asked=asked != "auto",
+        bounce_bytes=N_BOUNCE_BLOCKS * sum(largest),
+        pool_bytes=sum(
+            min(pool.budget_bytes, part.experts.copies_bytes) for pool, part in zip(pools, parts, strict=True)
+        ),
+        limited_by=next(
+            limit for limit in (LimitedBy.RAM, LimitedBy.POOL, LimitedBy.SLOTS) if limit in limits
+        ),
         arena_bytes=arena_bytes,
     )
-
-
-def _layouts(inputs: Inputs) -> Sequence[SlotLayout]:
-    return inputs.table.slot_layouts
 
 
 def _context_bytes(inputs: Inputs) -> int:

@@ -19,7 +19,7 @@ from expertier.errors import ExpertierError
 from expertier.planner.traces.archive import write_trace
 from expertier.planner.traces.recorder import RoutingRecorder
 from expertier.testing.fake_device import FakeDevice
-from expertier.tiers.engine.staged_batches import N_STAGED_LAYERS
+from expertier.tiers.engine.prefill_stream import N_STREAMED_LAYERS
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, MIB
 
@@ -101,7 +101,7 @@ def test_a_card(ours, qwen):
     assert "host pool" in document["notes"][0], "it is smaller than the arena"
     assert sum(ledger["entries"].values()) + ledger["unused_bytes"] == ledger["total_bytes"] == 16 * GIB
     assert ledger["entries"]["kv"] == 3 * GIB
-    assert document["limited_by"] == ["rail"]
+    assert document["limited_by"] == ["reserve"]
     assert len(document["slots"]) == 48
     assert all(
         8 <= wide <= narrow <= 128
@@ -118,7 +118,7 @@ def test_a_card(ours, qwen):
 
     text = ours("plan", qwen, *CARD)
     assert text.status == 0, text.err
-    for words in ("arena", "limited by rail", "kv", "tokens/s", "assumed for the card", "one more GiB"):
+    for words in ("arena", "limited by reserve", "kv", "tokens/s", "assumed for the card", "one more GiB"):
         assert words in text.out
 
 
@@ -127,10 +127,10 @@ def test_what_an_engine_stages_on_a_card_is_planned_for(ours, qwen, monkeypatch)
     layer_bytes = max(
         layout.range_bytes(128) for layout in ExpertTable.from_gguf(qwen).slot_layouts
     )  # a layer with all its experts
-    assert ledger["entries"]["staging"] == N_STAGED_LAYERS * layer_bytes
+    assert ledger["entries"]["prefill stream"] == N_STREAMED_LAYERS * layer_bytes
     monkeypatch.setenv("MOE_PREFILL_STREAM_TOKENS", "0")
     (without,) = ours("plan", qwen, *CARD, "--json").document["devices"]
-    assert without["entries"]["staging"] == 0
+    assert without["entries"]["prefill stream"] == 0
     assert without["entries"]["arena"] > ledger["entries"]["arena"]
 
 
@@ -204,7 +204,7 @@ def test_the_host_and_its_bounds(ours, tiny):
     capped = ours("plan", tiny, "--ram", "2GiB", "--cap-mib", 1, "--json").document
     assert capped["ram"]["entries"]["arena"] <= MIB
     card = ("plan", tiny, "--vram", "1GiB", "--ram", "2GiB", "--json")
-    assert ours(*card, "--rail-mib", 300).document["devices"][0]["entries"]["rail"] == 300 * MIB
+    assert ours(*card, "--rail-mib", 300).document["devices"][0]["entries"]["reserve"] == 300 * MIB
     assert ours(*card, "--headroom-mib", 5).document["devices"][0]["entries"]["headroom"] == 5 * MIB
     assert ours(*card, "--cap-mib", 1).document["limited_by"] == ["cap"]
     assert ours(*card, "--expert-cache-mib", 2).document["limited_by"] == ["pool"]

@@ -7,15 +7,15 @@ from contextlib import ExitStack
 
 import pytest
 
-from device_contract import random_bytes, read, write
+from devices.device_contract import random_bytes, read, write
+from devices.peer_copies import copy_between
+from devices.two_device_tiers import check_both
 from expertier.errors import DeviceError
 from expertier.hip import open_device
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.gpu.slab_memory import VmmSlabMemory, open_slab_memory
 from expertier.hip.gpu.vmm.probe import probe_vmm
 from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
-from peer_copies import copy_between
-from two_device_tiers import check_both
 
 CHUNK = LEAST_CHUNK_BYTES
 

@@ -91,9 +91,9 @@ MOVES = (
     Mutant(
         "the device's table is the one from before a move",
         f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.gate_version = -1;\n",
+        "        layer.device_table_version = -1;\n",
         "",
-        (f"{_COMPUTE}::test_tables_of_the_gate_follow",),
+        (f"{_COMPUTE}::test_tables_on_the_device_follow",),
     ),
     Mutant(
         "the layout of a move that failed is not taken over",
@@ -179,7 +179,7 @@ TOGETHER = (
         (f"{_TENSOR}::test_sums_by_copies_where_the_backend_has_none_of_its_own",),
     ),
     Mutant(
-        "only the first device's slices are told to the engine",
+        "only the first device's shards are told to the engine",
         f"{_PROXY}backend/split_buffer.cpp",
         "split.n_segments * self.devices.size(), state.ne);",
         "split.n_segments, state.ne);",
@@ -204,7 +204,7 @@ TOGETHER = (
         "engine_adapter/llama_host/file.cpp",
         "const int64_t offset = extent.offset + (position_ - extent.begin);",
         "const int64_t offset = extent.offset;",
-        ("tests/engine_adapter/llama_cpp/test_shards.py",),
+        ("tests/engine_adapter/llama_cpp/test_file_shards.py",),
     ),
 )
 

@@ -16,6 +16,8 @@ from pathlib import Path
 from mutants.command import ROOT, Outcome, run_command
 from mutants.mutant import Mutant
 
+from expertier.added_flags import C_VARIABLE, CPP_VARIABLE
+
 LIMIT_S = 150
 FIRST_LIMIT_S = 1800
 _CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
@@ -40,6 +42,9 @@ class Workplace:
             "PYTHONDONTWRITEBYTECODE": "1",
             "NUMBA_CACHE_DIR": str(folder / "numba"),
             _CACHE_VARIABLE: str(self._cache),
+            # A bug may be a warning, too; the suites have to catch it, and not the compiler.
+            C_VARIABLE: "",
+            CPP_VARIABLE: "",
             "CXX": shlex.join([*wrapper, str(objects), *compiler]),
         }
 

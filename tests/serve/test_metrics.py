@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from expertier.engine_adapter.telemetry.metrics import MetricsServer, TierCollector
 from expertier.errors import ConfigError
-from served import complete
+from servers.served import complete
 
 
 @pytest.fixture

@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from expertier.errors import ConfigError
+from expertier.planner.budget.sizing import Wishes
 from expertier.planner.policy.kind import PolicyKind
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.config.split_mode import SplitMode
@@ -20,6 +21,7 @@ from expertier.tiers.config.variable import (
     AutoSwitch,
     AutoTokens,
     Variable,
+    one_of,
     option_name,
     parse_auto_switch,
     parse_device,
@@ -49,7 +51,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable("MOE_FILL_L2", "fill_pool", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
     Variable("MOE_PROFILE", "profile", "the name of a file with a routing profile", parse_path),
-    Variable("MOE_FILE_MODE", "file_mode", "`auto`, `page-cache` or `direct`", parse_file_mode),
+    Variable("MOE_FILE_MODE", "file_mode", one_of(FileMode, "`"), parse_file_mode),
     Variable(
         "MOE_PREFILL_STREAM_TOKENS",
         "stream_tokens",
@@ -78,7 +80,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable("MOE_REBALANCE", "follow_demand", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_SLAB_VMM", "slab_vmm", "`0` or `1`", parse_switch),
     Variable("MOE_SLAB_HEADROOM_MIB", "headroom_bytes", _MIB_FORM, parse_mib),
-    Variable("MOE_POOL_RAIL_MIB", "rail_bytes", _MIB_FORM, parse_mib),
+    Variable("MOE_POOL_RAIL_MIB", "reserve_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_CAP_MIB", "cap_bytes", _MIB_FORM, parse_mib),
 )
 """The variables that work."""
@@ -99,10 +101,10 @@ class TierConfig:
     on devices with memory of their own). `profile` is a file with a routing profile: the slots follow it, and the
     most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
     GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
-    `stream_tokens` tokens and more pass through staged layers and evict nothing (0: none do). With
+    `stream_tokens` tokens and more go through the prefill stream and evict nothing (0: none do). With
     `slab_compute` an engine's compute buffers lie in the slab, below the slots. With `follow_demand` layers whose
     misses cost an engine most get slots of others. Of a device's
-    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `rail_bytes` free (`auto`:
+    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `reserve_bytes` free (`auto`:
     none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
     thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
     `ConfigError` for values that cannot be used.
@@ -126,7 +128,7 @@ class TierConfig:
     follow_demand: AutoSwitch = "auto"
     decode_prefetch: AutoLayers = "auto"
     headroom_bytes: AutoBytes = "auto"
-    rail_bytes: AutoBytes = "auto"
+    reserve_bytes: AutoBytes = "auto"
     cap_bytes: AutoBytes = "auto"
     fill_threads: int = 4
 
@@ -137,7 +139,7 @@ class TierConfig:
                 "MOE_EXPERT_CACHE_MIB=0 (every call streams, without slots) is not available yet: give "
                 "`auto` or the MiB of expert slots"
             )
-        for name in ("expert_cache_bytes", "host_pool_bytes", "headroom_bytes", "rail_bytes", "cap_bytes"):
+        for name in ("expert_cache_bytes", "host_pool_bytes", "headroom_bytes", "reserve_bytes", "cap_bytes"):
             value = getattr(self, name)
             if value != "auto" and (not isinstance(value, int) or value < 0):
                 raise ConfigError(f"{name} is {value!r}: give `auto` or a number of bytes, not below 0")
@@ -145,6 +147,34 @@ class TierConfig:
             raise ConfigError(
                 f"host_pool_percent is {self.host_pool_percent}: give one above 0 and up to 100"
             )
+
+    def wishes(self) -> Wishes:
+        """Return the sizes that the user set, as `planner/budget/sizing.py` takes them."""
+
+        def number(n_bytes: AutoBytes) -> int | None:
+            return None if n_bytes == "auto" else n_bytes
+
+        return Wishes(
+            arena_bytes=number(self.expert_cache_bytes),
+            cap_bytes=number(self.cap_bytes),
+            pool_bytes=number(self.host_pool_bytes),
+            share=self.host_pool_percent / 100,
+            headroom_bytes=number(self.headroom_bytes),
+            reserve_bytes=number(self.reserve_bytes),
+        )
+
+    def with_wishes(self, wishes: Wishes) -> Self:
+        """Return this config with the sizes of `wishes`, such as those of one device among several."""
+
+        def auto(n_bytes: int | None) -> AutoBytes:
+            return "auto" if n_bytes is None else n_bytes
+
+        return replace(
+            self,
+            expert_cache_bytes=auto(wishes.arena_bytes),
+            cap_bytes=auto(wishes.cap_bytes),
+            host_pool_bytes=auto(wishes.pool_bytes),
+        )
 
     @classmethod
     def from_env(

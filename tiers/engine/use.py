@@ -1,4 +1,4 @@
-"""What a bound engine does with a manager's tiers: fills of its own choice, staged layers, moves of the boundary."""
+"""What a bound engine does with a manager's tiers: fills, loads for the prefill stream, moves of the boundary."""
 
 from __future__ import annotations
 

@@ -42,11 +42,13 @@ class ModelNeeds:
         """What lies on the device of the output: weights that belong to no block."""
         return max(self.geometry.device_weight_bytes - sum(self.weights.bytes_by_block), 0)
 
-    def whole(self, free_bytes: int, *, staging_bytes: int = 0) -> DeviceNeeds:
+    def needs_on_one_device(self, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
         """Return what all of the model takes of one device."""
-        return device_needs(self.geometry, self.shape, free_bytes=free_bytes, staging_bytes=staging_bytes)
+        return device_needs(
+            self.geometry, self.shape, free_bytes=free_bytes, prefill_stream_bytes=prefill_stream_bytes
+        )
 
-    def part(self, units: range, free_bytes: int, *, staging_bytes: int = 0) -> DeviceNeeds:
+    def needs_of_share(self, units: range, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
         """Return what some of the units take of a device: a stretch of blocks, the last one with the output."""
         has_output = self.weights.n_blocks in units
         weights = sum(self.weights.bytes_by_block[units.start : units.stop])
@@ -61,7 +63,7 @@ class ModelNeeds:
             geometry,
             self.shape,
             free_bytes=free_bytes,
-            staging_bytes=staging_bytes,
+            prefill_stream_bytes=prefill_stream_bytes,
             peer_bytes=handed_over * _F32_BYTES if units.start else 0,
         )
 
@@ -78,12 +80,3 @@ class ModelNeeds:
             alone = replace(self.geometry, blocks=self.geometry.blocks[block : block + 1])
             found.append(BlockNeeds(weights + cache_bytes(alone, self.shape), by_block.get(block)))
         return found
-
-
-def room_for_blocks(whole: DeviceNeeds) -> int:
-    """Return what a device has for blocks, their experts and the output: what is not taken whatever lies there.
-
-    `whole` is what all of the model would take of it.
-    """
-    reserved = whole.reserved()
-    return whole.total - sum(reserved.values()) + whole.weights + whole.kv

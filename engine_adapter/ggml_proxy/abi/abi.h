@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 10
+#define EXPERTIER_ABI 11
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -34,9 +34,9 @@ struct expertier_policy {
     int32_t (*victims)(const int64_t * directory, int32_t layer, int32_t * slots, int32_t n, int32_t * experts);
 };
 
-// Driver calls and kernels for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery
+// Driver calls and kernels for the device look-up (lookup/device_lookup.h): as cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery
 // are, and HIP's.
-struct expertier_gate {
+struct expertier_device_lookup {
     int32_t (*launch)(void * function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
                       uint32_t block_y, uint32_t block_z, uint32_t shared_bytes, void * stream, void ** arguments,
                       void ** extra);
@@ -44,8 +44,9 @@ struct expertier_gate {
     int32_t (*event_record)(void * event, void * stream);
     void * function;
     void * stream;
-    uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about half a second
-    void * predict;    // the kernel that predicts; null: there is none
+    uint32_t
+        patience; // how often a look-up reads its mailbox for an answer before it gives up; 0: for about half a second
+    void * predict;                       // the kernel that predicts; null: there is none
     int32_t (*event_query)(void * event); // 0: what was recorded is done
     int32_t layers_ahead;                 // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
     int32_t prefetch_pauses;              // 1: only as long as it pays, and as many layers ahead as pays
@@ -184,35 +185,35 @@ struct expertier_compute_counts {
 
 // What the proxy counted since the binding was made. Times are nanoseconds.
 struct expertier_counters {
-    int64_t graphs;                // graphs that held experts of this model
-    int64_t slices;                // slices handed to the inner backend
-    int64_t lookups;               // policy look-ups, one a layer call or pass
-    int64_t lookup_ns;             // time in the policy, fills not included
-    int64_t fills;                 // look-ups that missed
-    int64_t fill_ns;               // time in `fill`
-    int64_t id_reads;              // read-backs of expert ids, one a layer call
-    int64_t pass_calls;            // layer calls that needed more experts than slots
-    int64_t passes;                // passes that these took
-    int64_t whole_calls;           // layer calls whose experts were all in place: neither ids nor policy were asked
-    int64_t host_fills;            // experts that came from the host pool without Python
-    int64_t gated_calls;           // layer calls whose ids were looked up on the device
-    int64_t gate_waits;            // those of them that waited for missing experts
-    int64_t captures;              // graphs that were captured with their gates
-    int64_t captured_runs;         // graphs that ran so, launched at once
-    int64_t gate_retreats;         // graphs that were begun so and run again without
-    int64_t gates_late;            // of these, where the device had given up waiting for an answer
-    int64_t predicted;             // experts that gates were asked for, where a prediction had been made
-    int64_t predicted_right;       // those of them that were predicted
-    int64_t missing;               // those of the first that were in no slot when the prediction was made
-    int64_t missing_predicted;     // those of them that were predicted
-    int64_t prefetches;            // experts whose copies began before anyone had asked for them
-    int64_t prefetches_useful;     // that the layer then asked for
-    int64_t prefetches_in_time;    // those of them whose last byte had been queued by then
-    int64_t prefetch_bytes;        // that were copied ahead
-    int64_t prefetch_wasted_bytes; // those of experts that the layer did not ask for
-    int64_t prefetch_pauses;       // how often it was found not to pay
-    int64_t prefetch_layers;       // how many layers ahead they are made now; 0: none are
-    int64_t staged_calls;          // layer calls that ran on a staged layer
-    int64_t staged_bytes;          // bytes that came from the host for these
-    int64_t dropped_writes;        // bytes that the loader wrote to expert tensors and the buffer dropped
+    int64_t graphs;                  // graphs that held experts of this model
+    int64_t slices;                  // slices handed to the inner backend
+    int64_t lookups;                 // policy look-ups, one a layer call or pass
+    int64_t lookup_ns;               // time in the policy, fills not included
+    int64_t fills;                   // look-ups that missed
+    int64_t fill_ns;                 // time in `fill`
+    int64_t id_reads;                // read-backs of expert ids, one a layer call
+    int64_t pass_calls;              // layer calls that needed more experts than slots
+    int64_t passes;                  // passes that these took
+    int64_t whole_calls;             // layer calls whose experts were all in place: neither ids nor policy were asked
+    int64_t host_fills;              // experts that came from the host pool without Python
+    int64_t device_lookups;          // layer calls whose ids were looked up on the device
+    int64_t device_lookup_waits;     // those of them that waited for missing experts
+    int64_t captures;                // graphs that were captured with their look-ups
+    int64_t captured_runs;           // graphs that ran so, launched at once
+    int64_t device_lookup_fallbacks; // graphs that were begun so and run again without
+    int64_t device_lookups_late;     // of these, where the device had given up waiting for an answer
+    int64_t predicted;               // experts that look-ups were asked for, where a prediction had been made
+    int64_t predicted_right;         // those of them that were predicted
+    int64_t missing;                 // those of the first that were in no slot when the prediction was made
+    int64_t missing_predicted;       // those of them that were predicted
+    int64_t prefetches;              // experts whose copies began before anyone had asked for them
+    int64_t prefetches_useful;       // that the layer then asked for
+    int64_t prefetches_in_time;      // those of them whose last byte had been queued by then
+    int64_t prefetch_bytes;          // that were copied ahead
+    int64_t prefetch_wasted_bytes;   // those of experts that the layer did not ask for
+    int64_t prefetch_pauses;         // how often it was found not to pay
+    int64_t prefetch_layers;         // how many layers ahead they are made now; 0: none are
+    int64_t staged_calls;            // layer calls that ran on a staged layer
+    int64_t staged_bytes;            // bytes that came from the host for these
+    int64_t dropped_writes;          // bytes that the loader wrote to expert tensors and the buffer dropped
 };

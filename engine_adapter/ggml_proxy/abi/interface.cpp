@@ -79,10 +79,11 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
 
 // Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With 1, too, `error` may say
 // why nothing is predicted.
-EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const expertier_gate * driver, char * error,
-                                                   size_t error_size) {
+EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * self,
+                                                            const expertier_device_lookup * driver, char * error,
+                                                            size_t error_size) {
     try {
-        copy_text(self->tiers->open_gate(*driver), error, error_size);
+        copy_text(self->tiers->open_device_lookup(*driver), error, error_size);
         return 1;
     } catch (const std::exception & problem) {
         copy_text(problem.what(), error, error_size);
@@ -194,11 +195,11 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->passes = from.passes;
     out->whole_calls = from.whole_calls;
     out->host_fills = from.host_fills;
-    out->gated_calls = from.gated_calls;
-    out->gate_waits = from.gate_waits;
+    out->device_lookups = from.device_lookups;
+    out->device_lookup_waits = from.device_lookup_waits;
     out->captures = from.captures;
     out->captured_runs = from.captured_runs;
-    out->gate_retreats = from.gate_retreats;
+    out->device_lookup_fallbacks = from.device_lookup_fallbacks;
     out->predicted = from.predicted;
     out->predicted_right = from.predicted_right;
     out->missing = from.missing;
@@ -209,7 +210,7 @@ EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier
     out->prefetch_bytes = from.prefetch_bytes;
     out->prefetch_wasted_bytes = from.prefetch_wasted_bytes;
     out->prefetch_pauses = from.prefetch_pauses;
-    out->gates_late = from.gates_late;
+    out->device_lookups_late = from.device_lookups_late;
     out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
     out->staged_calls = from.staged_calls;
     out->staged_bytes = from.staged_bytes;

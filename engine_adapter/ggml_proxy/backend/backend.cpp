@@ -17,7 +17,7 @@ const char * get_name(ggml_backend_t backend) { return self(backend).device->nam
 
 void free_backend(ggml_backend_t backend) {
     ProxyBackend * proxy = &self(backend);
-    GatePass::Still still(proxy->device->gates);
+    LookupExclusion::DeviceWait wait(proxy->device->lookup_exclusion);
     {
         std::lock_guard<std::mutex> guard(proxy->device->backends_mutex);
         auto & all = proxy->device->backends;
@@ -38,7 +38,7 @@ void free_backend(ggml_backend_t backend) {
     }
     ggml_backend_free(proxy->inner);
     if (proxy->device->n_backends -= 1) {
-        still.linger(); // a context's caches go after its streams, while others decode
+        wait.linger(); // a context's caches go after its streams, while others decode
     }
     delete proxy;
     delete backend;
@@ -122,7 +122,7 @@ ggml_guid guid = { 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x69, 0x65, 0x72, 0x2d, 0
 } // namespace
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
-    const GatePass::Still still(device.gates); // until it counts as one more
+    const LookupExclusion::DeviceWait wait(device.lookup_exclusion); // until it counts as one more
     ggml_backend_t inner = ggml_backend_dev_init(device.inner, params);
     if (inner == nullptr) {
         return nullptr;
@@ -189,7 +189,7 @@ void drain_backends(ProxyDevice & device) {
     for (ProxyBackend * backend : device.backends) {
         std::vector<PinnedSlots> held;
         {
-            std::lock_guard<std::mutex> guard(backend->deferred_mutex);
+            std::lock_guard<std::mutex> deferred_guard(backend->deferred_mutex);
             held.swap(backend->deferred);
         }
         ggml_backend_synchronize(backend->inner);

@@ -3,7 +3,7 @@
 
 #include "lookup/captured.h"
 #include "backend/device.h"
-#include "lookup/gate_plan.h"
+#include "lookup/plan.h"
 #include "backend/group.h"
 #include "residency/layer_ids.h"
 #include "graph/leading_nodes.h"
@@ -25,7 +25,7 @@ struct ProxyBackend {
     std::unordered_map<const ggml_tensor *, LayerIds> ids;
     PinnedInts read_room;    // for the router's ids
     uint64_t served_uid = 0; // of the last graph that was found to be served
-    GatePlan gate_plan;
+    LookupPlan lookup_plan;
     CapturedGraph captured;
     LeadingNodes leading;                // of slices that are captured
     std::mutex deferred_mutex;           // guards `deferred`

@@ -1,7 +1,7 @@
 // The proxy devices: each wraps one real ggml device, with a second, naming device for its expert buffer type.
 #pragma once
 
-#include "lookup/gate_pass.h"
+#include "lookup/exclusion.h"
 #include "ggml-backend-impl.h"
 #include "backend/run_lock.h"
 
@@ -31,7 +31,7 @@ struct ProxyDevice {
     ggml_backend_buffer_type_t (*inner_buffer_type)(ggml_backend_dev_t) = nullptr;
     ggml_backend_buffer_type wrapper; // the compute device's default type while there are compute regions
     RunLock runs;                     // graphs on this device, and moves of its slots
-    GatePass gates;                   // graphs that make the device wait for the host
+    LookupExclusion lookup_exclusion; // graphs that make the device wait for the host
 
     // Where the engine may compute: a region a model whose tiers are bound.
     std::vector<std::shared_ptr<ComputeRegion>> compute_regions();

@@ -47,7 +47,7 @@ size_t get_alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tenso
 
 // Since weights and caches have a call of their own, what comes here is to be computed in.
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    const GatePass::Still still(self(type).gates);
+    const LookupExclusion::DeviceWait wait(self(type).lookup_exclusion);
     const auto regions = self(type).compute_regions();
     for (const std::shared_ptr<ComputeRegion> & region : regions) {
         if (ggml_backend_buffer_t buffer = new_compute_buffer(region, size)) {
@@ -56,7 +56,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     }
     if (!regions.empty()) {
         GGML_LOG_WARN("%s: no place for %.2f MiB to compute in beside one expert slot a layer: allocated apart\n",
-                      self(type).name.c_str(), size / 1024.0 / 1024.0);
+                      self(type).name.c_str(), (double) size / 1024.0 / 1024.0);
     }
     return ggml_backend_buft_alloc_buffer(inner(type), size);
 }
@@ -64,7 +64,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
 // Not every release has the call for the buffers of weights and caches. Templates, as what is missing must not be named.
 template <typename T> auto pass_many_through(T & iface, int) -> decltype(iface.alloc_buffer_n, bool()) {
     iface.alloc_buffer_n = [](ggml_backend_buffer_type_t type, auto * tensors, int n_tensors) {
-        const GatePass::Still still(self(type).gates);
+        const LookupExclusion::DeviceWait wait(self(type).lookup_exclusion);
         return ggml_backend_buft_alloc_buffer_n(inner(type), tensors, n_tensors);
     };
     iface.get_alloc_size_n = [](ggml_backend_buffer_type_t type, auto * tensors, int n_tensors) {

@@ -14,7 +14,7 @@
 #include "graph/expert_call.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
-#include "lookup/gated.h"
+#include "lookup/run.h"
 #include "graph/passes.h"
 #include "graph/slices.h"
 #include "graph/staging.h"
@@ -318,7 +318,7 @@ ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
         }
         backend.device->follow_demand();
         RunLock::Run running(backend.device->runs);
-        if (const std::optional<ggml_status> done = try_gated(backend, graph)) {
+        if (const std::optional<ggml_status> done = try_device_lookup(backend, graph)) {
             return *done;
         }
         return GraphRun(backend, graph).run();

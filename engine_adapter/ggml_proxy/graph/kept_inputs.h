@@ -3,7 +3,7 @@
 #pragma once
 
 #include "backend/device_memory.h"
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 #include "ggml-backend.h"
 #include "ggml.h"
 

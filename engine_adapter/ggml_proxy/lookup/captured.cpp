@@ -8,17 +8,18 @@ constexpr int32_t relaxed = 2; // other threads may call the driver meanwhile: C
 
 } // namespace
 
-bool CapturedGraph::capture(Gate & gate, ggml_backend_t compute, uint64_t key, const std::function<bool()> & queue) {
+bool CapturedGraph::capture(DeviceLookup & lookup, ggml_backend_t compute, uint64_t key,
+                            const std::function<bool()> & queue) {
     if (executable_ != nullptr) {
         ggml_backend_synchronize(compute);
     }
-    const expertier_gate & driver = gate.driver();
+    const expertier_device_lookup & driver = lookup.driver();
     if (driver.capture_begin(driver.stream, relaxed) != 0) {
         drop();
         return false;
     }
-    const bool is_queued = gate.hold(compute) && queue();
-    const bool is_joined = gate.follow(compute); // also after a failure: the engine's stream has to leave the capture
+    const bool is_queued = lookup.hold(compute) && queue();
+    const bool is_joined = lookup.follow(compute); // also after a failure: the engine's stream has to leave the capture
     void * graph = nullptr;
     const bool is_ended = driver.capture_end(driver.stream, &graph) == 0;
     make(driver, is_queued && is_joined && is_ended ? graph : nullptr);
@@ -30,7 +31,7 @@ bool CapturedGraph::capture(Gate & gate, ggml_backend_t compute, uint64_t key, c
 }
 
 // The old one is changed where the new one differs in numbers and addresses only, which takes a fraction of the time.
-void CapturedGraph::make(const expertier_gate & driver, void * graph) {
+void CapturedGraph::make(const expertier_device_lookup & driver, void * graph) {
     uint64_t failure[8] = {};
     if (executable_ != nullptr && graph != nullptr && driver.graph_exec_update != nullptr &&
         driver.graph_exec_update(executable_, graph, failure) == 0) {
@@ -43,9 +44,9 @@ void CapturedGraph::make(const expertier_gate & driver, void * graph) {
     }
 }
 
-bool CapturedGraph::launch(Gate & gate, ggml_backend_t compute) {
-    const expertier_gate & driver = gate.driver();
-    return gate.follow(compute) && driver.graph_launch(executable_, driver.stream) == 0 && gate.hold(compute);
+bool CapturedGraph::launch(DeviceLookup & lookup, ggml_backend_t compute) {
+    const expertier_device_lookup & driver = lookup.driver();
+    return lookup.follow(compute) && driver.graph_launch(executable_, driver.stream) == 0 && lookup.hold(compute);
 }
 
 void CapturedGraph::drop() {

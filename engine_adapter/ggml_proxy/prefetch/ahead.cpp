@@ -24,9 +24,9 @@ PrefetchEvents::PrefetchEvents(ggml_backend_dev_t device) {
     }
 }
 
-Ahead::Ahead(Tiers & tiers, Gate & gate, Predictor & predictor, const PrefetchEvents & events, size_t n_calls)
-    : tiers_(tiers), gate_(gate), predictor_(predictor), events_(events), evicted_(1) {
-    predictions_.reserve(n_calls); // with gates queued, nothing may fail for want of memory
+Ahead::Ahead(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events, size_t n_calls)
+    : tiers_(tiers), lookup_(lookup), predictor_(predictor), events_(events), evicted_(1) {
+    predictions_.reserve(n_calls); // with look-ups queued, nothing may fail for want of memory
     wanted_.reserve(n_calls * Predictor::most_chosen);
     for (Prefetch & prefetch : prefetches_) {
         prefetch.reads = HostReads(tiers.host_copies(), 1);
@@ -58,7 +58,7 @@ void Ahead::attend() {
     }
     take();
     const uint64_t before = n_done_;
-    while (n_done_ < n_queued_ && gate_.driver().event_query(events_[n_done_]->context) == 0) {
+    while (n_done_ < n_queued_ && lookup_.driver().event_query(events_[n_done_]->context) == 0) {
         n_done_ += 1;
     }
     if (n_done_ != before) {
@@ -121,7 +121,7 @@ Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
     }
     note_version(layer);
     if (wanted.leaves >= 0) {
-        gate_.table(layer)[wanted.leaves] = -1; // as the kernel has done on the device
+        lookup_.table(layer)[wanted.leaves] = -1; // as the kernel has done on the device
         evicted_[0] = wanted.leaves;
         tiers_.host_copies().touch(layer, evicted_);
     }
@@ -148,14 +148,14 @@ void Ahead::queue_piece(Prefetch & prefetch, bool is_paced) {
     piece.offset += prefetch.offset;
     piece.n_bytes = n;
     ggml_tensor target = tiers_.slot_piece(prefetch.layer, prefetch.slot, piece);
-    ggml_backend_tensor_set_async(gate_.uploads(), &target, source, 0, n);
+    ggml_backend_tensor_set_async(lookup_.uploads(), &target, source, 0, n);
     is_dirty_ = true;
     tiers_.counters.prefetch_bytes += n;
     prefetch.n_bytes += n;
     prefetch.offset = n < left ? prefetch.offset + n : 0;
     prefetch.piece += n == left;
     if (is_paced) {
-        ggml_backend_event_record(events_[n_queued_], gate_.uploads());
+        ggml_backend_event_record(events_[n_queued_], lookup_.uploads());
         n_queued_ += 1;
         prefetch.last = n_queued_;
     } else {
@@ -163,8 +163,8 @@ void Ahead::queue_piece(Prefetch & prefetch, bool is_paced) {
     }
     if (prefetch.piece == pieces.size()) {
         prefetch.state = State::queued;
-        gate_.table(prefetch.layer)[prefetch.expert] = prefetch.slot;
-        gate_.upload_entry(prefetch.layer, prefetch.expert);
+        lookup_.table(prefetch.layer)[prefetch.expert] = prefetch.slot;
+        lookup_.upload_entry(prefetch.layer, prefetch.expert);
     }
 }
 
@@ -198,13 +198,13 @@ void Ahead::land() {
 
 void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) {
     if (n_ended_ == predictions_.size() || predictions_[n_ended_].layer != layer) {
-        const std::vector<int32_t> & table = gate_.table(layer);
+        const std::vector<int32_t> & table = lookup_.table(layer);
         predictor_.quiet.note(layer, std::count_if(experts.begin(), experts.end(), [&](int32_t expert) {
                                   return (size_t) expert < table.size() && table[expert] < 0;
                               }));
         return;
     }
-    while (n_taken_ == n_ended_) { // it came before the gate, on the same stream
+    while (n_taken_ == n_ended_) { // it came before the look-up, on the same stream
         take();
     }
     count(predictions_[n_ended_], experts);
@@ -217,13 +217,13 @@ void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) 
     }
     for (Prefetch & prefetch : prefetches_) {
         if (prefetch.layer == layer && prefetch.state != State::none && !prefetch.is_over) {
-            end_at_gate(prefetch, std::binary_search(experts.begin(), experts.end(), prefetch.expert));
+            end_at_lookup(prefetch, std::binary_search(experts.begin(), experts.end(), prefetch.expert));
         }
     }
     land();
 }
 
-void Ahead::end_at_gate(Prefetch & prefetch, bool is_used) {
+void Ahead::end_at_lookup(Prefetch & prefetch, bool is_used) {
     prefetch.is_over = true;
     const bool in_time = is_used && prefetch.state != State::copying;
     tiers_.counters.prefetches_useful += is_used;
@@ -243,7 +243,7 @@ void Ahead::end_at_gate(Prefetch & prefetch, bool is_used) {
         prefetch.state = State::none;
     }
     if (is_used && prefetch.state == State::queued) {
-        // Nobody else sees the slot before the gate has been answered, which waits for the bytes.
+        // Nobody else sees the slot before the look-up has been answered, which waits for the bytes.
         tiers_.policy().complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
         tiers_.policy().release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
         note_version(prefetch.layer);
@@ -265,7 +265,7 @@ bool Ahead::make_room(int layer) {
         return prefetch.layer == layer && (prefetch.state == State::queued || prefetch.state == State::dropped);
     });
     if (has_some) {
-        ggml_backend_synchronize(gate_.uploads());
+        ggml_backend_synchronize(lookup_.uploads());
         synchronized();
     }
     return has_some;
@@ -277,7 +277,7 @@ void Ahead::stop() {
     }
     is_stopped_ = true;
     for (Prefetch & prefetch : prefetches_) {
-        if (prefetch.state != State::none && !prefetch.is_over) { // its gate was not served
+        if (prefetch.state != State::none && !prefetch.is_over) { // its look-up was not served
             tiers_.counters.prefetch_wasted_bytes += prefetch.n_bytes;
         }
         prefetch.is_over = true;
@@ -288,33 +288,33 @@ void Ahead::stop() {
         }
     }
     if (is_dirty_) {
-        ggml_backend_synchronize(gate_.uploads());
+        ggml_backend_synchronize(lookup_.uploads());
     }
     synchronized();
 }
 
 void Ahead::end() {
     stop();
-    for (; n_ended_ < n_launched_; n_ended_++) { // their gates were not served
+    for (; n_ended_ < n_launched_; n_ended_++) { // their look-ups were not served
         const int layer = predictions_[n_ended_].layer;
         while (!predictor_.has_arrived(layer)) {
             std::this_thread::yield();
         }
-        tiers_.gate_version(layer) = -1;
+        tiers_.device_table_version(layer) = -1;
     }
 }
 
 // The device's table lost an expert that stays after all.
 void Ahead::restore(const Wanted & wanted) {
     if (wanted.leaves >= 0) {
-        gate_.upload_entry(wanted.layer, wanted.leaves);
+        lookup_.upload_entry(wanted.layer, wanted.leaves);
         is_dirty_ = true;
     }
 }
 
 void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & experts) {
     const int32_t * first = predictor_.predicted(prediction.layer);
-    const std::vector<int32_t> & table = gate_.table(prediction.layer);
+    const std::vector<int32_t> & table = lookup_.table(prediction.layer);
     int64_t n_missing = 0;
     for (int32_t expert : experts) {
         if (expert < 0 || (size_t) expert >= table.size()) {
@@ -337,6 +337,8 @@ void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & ex
     predictor_.quiet.note(prediction.layer, n_missing);
 }
 
-void Ahead::note_version(int layer) { tiers_.gate_version(layer) = tiers_.policy().version(tiers_.directory(), layer); }
+void Ahead::note_version(int layer) {
+    tiers_.device_table_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
+}
 
 } // namespace expertier

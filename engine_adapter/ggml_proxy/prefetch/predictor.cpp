@@ -15,7 +15,7 @@ namespace {
 // Words of a door, and limits, as in hip/kernels/predict.cu.
 constexpr int posted = 0, number = 1, first_chosen = 2, first_predicted = 16;
 constexpr int first_candidate = 1; // in a layer's orders, behind their number
-static_assert(first_candidate + Predictor::n_candidates <= (int) Gate::n_orders);
+static_assert(first_candidate + Predictor::n_candidates <= (int) DeviceLookup::n_orders);
 constexpr size_t door_words = 128;
 constexpr int64_t max_experts = 512, max_scores = 4096;
 
@@ -64,9 +64,10 @@ bool Payoff::note(bool was_useful) {
     return false;
 }
 
-Predictor::Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts)
-    : payoff(gate.driver().prefetch_pauses != 0), reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0),
-      quiet(n_experts.size()), gate_(gate), device_(device) {
+Predictor::Predictor(DeviceLookup & lookup, ggml_backend_dev_t device, const std::vector<int> & n_experts)
+    : payoff(lookup.driver().prefetch_pauses != 0),
+      reach(lookup.driver().layers_ahead, lookup.driver().prefetch_pauses != 0), quiet(n_experts.size()),
+      lookup_(lookup), device_(device) {
     scores_ = new_device_buffer(device, (max_scores + 1) * sizeof(float)); // the last word counts blocks
     doors_ = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
     if (!scores_ || !doors_) {
@@ -81,7 +82,7 @@ uint32_t * Predictor::door(int layer) const {
 
 bool Predictor::can(const Router & from, const Router & to, int64_t n_used, int64_t n_tokens) {
     return from.input && to.input && from.input->ne[0] == to.matrix->ne[0] && from.input->ne[1] == n_tokens &&
-           n_tokens <= max_tokens && n_used * n_tokens <= Gate::max_rows && to.matrix->ne[1] <= max_experts &&
+           n_tokens <= max_tokens && n_used * n_tokens <= DeviceLookup::max_rows && to.matrix->ne[1] <= max_experts &&
            to.matrix->ne[1] * n_tokens <= max_scores;
 }
 
@@ -100,8 +101,8 @@ KeptRows Predictor::keep(const Router & from, const Router & to) const {
 }
 
 void Predictor::expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n) {
-    gate_.orders(layer)[0] = (uint32_t) n;
-    std::copy_n(candidates.begin(), n, gate_.orders(layer) + first_candidate);
+    lookup_.orders(layer)[0] = (uint32_t) n;
+    std::copy_n(candidates.begin(), n, lookup_.orders(layer) + first_candidate);
 }
 
 bool Predictor::queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes) {
@@ -121,20 +122,20 @@ bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_
     uint32_t type = (uint32_t) to.matrix->type, is_sigmoid = to.is_sigmoid, spared = n_spared;
     uint64_t bias = address(to.bias), late_bias = address(to.late_bias);
     float epsilon = to.epsilon;
-    uint64_t ticket = gate_.device_number(), orders = gate_.device_orders(layer);
+    uint64_t ticket = lookup_.device_number(), orders = lookup_.device_orders(layer);
     uint64_t scores = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(scores_.get()));
     uint64_t n_done = scores + max_scores * sizeof(float);
-    uint64_t table = reinterpret_cast<uint64_t>(gate_.device_table(layer)),
+    uint64_t table = reinterpret_cast<uint64_t>(lookup_.device_table(layer)),
              at = reinterpret_cast<uint64_t>(door(layer));
     void * arguments[] = { &hidden,  &n_hidden, &n_tokens,   &router,    &row_bytes, &type,   &factors,
                            &epsilon, &bias,     &is_sigmoid, &late_bias, &n_used,    &spared, &ticket,
                            &orders,  &most,     &scores,     &n_done,    &table,     &at };
-    const expertier_gate & driver = gate_.driver();
+    const expertier_device_lookup & driver = lookup_.driver();
     const unsigned threads = n_hidden < small_hidden ? n_threads_of_small : n_threads;
     return driver.launch(driver.predict, n_experts, 1, 1, threads, 1, 1, 0, driver.stream, arguments, nullptr) == 0;
 }
 
-bool Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == gate_.number(); }
+bool Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == lookup_.number(); }
 int Predictor::n_chosen(int layer) const { return (int) load(door(layer) + number); }
 int32_t Predictor::chosen(int layer, int i) const { return (int32_t) load(door(layer) + first_chosen + 2 * i); }
 int Predictor::candidate(int layer, int i) const { return (int) load(door(layer) + first_chosen + 2 * i + 1); }
@@ -156,10 +157,10 @@ void Predictor::try_out(ggml_backend_dev_t device, int n_experts) {
     router.matrix = &row;
     std::array<int32_t, n_candidates> candidates{};
     candidates[0] = -1;
-    gate_.begin_graph();
+    lookup_.begin_graph();
     expect(0, candidates, 1);
     const Stream compute(ggml_backend_dev_init(device, nullptr));
-    if (n_experts > max_experts || !compute || !gate_.send_orders(compute.get()) ||
+    if (n_experts > max_experts || !compute || !lookup_.send_orders(compute.get()) ||
         !launch(0, router, nullptr, n_hidden, 1, 1, (uint32_t) n_experts, 1)) {
         throw std::runtime_error("the driver refused to queue a prediction");
     }

@@ -1,15 +1,15 @@
 // Predictions of a layer's experts by its own router, from the hidden state of the layer before it.
 //
-//     gate's stream   gate of layer l ─ record ─ predict for l + 1 (hip/kernels/predict.cu) ─ ... ─ gate of layer l + 1
+//     look-up's stream   look-up of layer l ─ record ─ predict for l + 1 (hip/kernels/predict.cu) ─ ... ─ look-up of layer l + 1
 //     engine's stream                  └ wait ─ experts of l ─ attention and router of l + 1 ─ ...
 //
-// The kernel takes the candidates that it replaces out of the device's table, before the gate of layer l + 1 reads it:
+// The kernel takes the candidates that it replaces out of the device's table, before the look-up of layer l + 1 reads it:
 // so nothing that was queued will read their slots, and they may be filled at once.
 #pragma once
 
 #include "abi/abi.h"
 #include "backend/device_memory.h"
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 #include "ggml-backend.h"
 #include "prefetch/quiet_layers.h"
 #include "prefetch/reach.h"
@@ -44,19 +44,19 @@ class Predictor {
     static constexpr int n_candidates = 8;
 
     // Throws std::runtime_error where memory is missing, or where the kernel does not do in a trial what it should.
-    Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts);
+    Predictor(DeviceLookup & lookup, ggml_backend_dev_t device, const std::vector<int> & n_experts);
 
     // Whether the experts of a layer whose router is `to` can be predicted where the router `from` is.
     static bool can(const Router & from, const Router & to, int64_t n_used, int64_t n_tokens);
     // Has room for states of so many floats; to be called while nothing is queued. False when there is no memory.
     bool reserve(size_t n_floats);
-    // What the gate of the layer before has to keep for a prediction.
+    // What the look-up of the layer before has to keep for a prediction.
     KeptRows keep(const Router & from, const Router & to) const;
 
     // Orders of the graph that has begun: experts of `layer` that are in no slot may take the places of `candidates`, so
     // many and in this order (-1: of a FREE slot).
     void expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n);
-    // Queues a prediction behind the gate that was queued last, which has kept the rows. An expert's bytes decide how many
+    // Queues a prediction behind the look-up that was queued last, which has kept the rows. An expert's bytes decide how many
     // are chosen. False when the driver refused.
     bool queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes);
 
@@ -80,7 +80,7 @@ class Predictor {
                 uint32_t n_experts, uint32_t most);
     void try_out(ggml_backend_dev_t device, int n_experts);
 
-    Gate & gate_;
+    DeviceLookup & lookup_;
     ggml_backend_dev_t device_;
     size_t n_kept_ = 0;
     Buffer kept_, scores_, doors_;

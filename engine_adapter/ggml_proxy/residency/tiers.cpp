@@ -4,7 +4,7 @@
 #include "abi/block_size.h"
 #include "backend/device.h"
 #include "abi/embedded.h"
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 #include "ggml-backend-impl.h"
 #include "residency/layer_lock.h"
 #include "prefetch/predictor.h"
@@ -129,7 +129,7 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
 
 Tiers::~Tiers() = default;
 
-std::string Tiers::open_gate(const expertier_gate & driver) {
+std::string Tiers::open_device_lookup(const expertier_device_lookup & driver) {
     if (sees_all_) {
         throw std::runtime_error("every look-up is being recorded, on the host");
     }
@@ -137,9 +137,9 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
     for (const Layer & layer : layers_) {
         n_experts.push_back(layer.n_experts);
     }
-    gate_ = std::make_unique<Gate>(driver, device_.inner, n_experts);
+    device_lookup_ = std::make_unique<DeviceLookup>(driver, device_.inner, n_experts);
     std::string without;
-    if (const std::string problem = gate_->try_capture(device_.inner); !problem.empty()) {
+    if (const std::string problem = device_lookup_->try_capture(device_.inner); !problem.empty()) {
         without += "capture\t" + problem + "\n";
     }
     if (driver.predict == nullptr || driver.layers_ahead <= 0) {
@@ -147,8 +147,8 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
     }
     try {
         prefetch_events_ = std::make_unique<PrefetchEvents>(device_.inner);
-        predictor_ = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
-    } catch (const std::runtime_error & problem) { // the gate does without
+        predictor_ = std::make_unique<Predictor>(*device_lookup_, device_.inner, n_experts);
+    } catch (const std::runtime_error & problem) { // look-ups work without predictions
         prefetch_events_.reset();
         without += std::string("prefetch\t") + problem.what() + "\n";
     }

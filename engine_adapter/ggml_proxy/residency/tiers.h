@@ -24,7 +24,7 @@ struct MatrixRef {
 };
 
 class ComputeRegion;
-class Gate;
+class DeviceLookup;
 class PrefetchEvents;
 class Predictor;
 class Staging;
@@ -119,13 +119,15 @@ class Tiers {
     // The layers that pass by in large batches; null when they are not to.
     Staging * staging() const { return staging_.get(); }
     // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
-    Gate * gate() const { return gate_.get(); }
+    DeviceLookup * device_lookup() const { return device_lookup_.get(); }
     // Empty, or a line for each part that was asked for and does not work: its name, a tab, and why.
-    std::string open_gate(const expertier_gate & driver);
-    // Tells what a gate will be asked for; null when there is none.
+    std::string open_device_lookup(const expertier_device_lookup & driver);
+    // Predicts what the next look-ups will ask for; null when there is none.
     Predictor * predictor() const { return predictor_.get(); }
     const PrefetchEvents & prefetch_events() const { return *prefetch_events_; }
-    int32_t & gate_version(int layer) { return layers_[layer].gate_version; } // of the device's table
+    int32_t & device_table_version(int layer) {
+        return layers_[layer].device_table_version;
+    } // of the table on the device
     bool serves_fills() const { return fills_ == EXPERTIER_FILLS_SERVED; }
     int32_t stream_tokens() const { return stream_tokens_; }
     HostCopies & host_copies() { return host_copies_; }
@@ -155,11 +157,11 @@ class Tiers {
 
     struct Counters {
         std::atomic<int64_t> graphs{ 0 }, slices{ 0 }, lookups{ 0 }, lookup_ns{ 0 }, fills{ 0 }, fill_ns{ 0 },
-            id_reads{ 0 }, pass_calls{ 0 }, passes{ 0 }, whole_calls{ 0 }, host_fills{ 0 }, gated_calls{ 0 },
-            gate_waits{ 0 }, captures{ 0 }, captured_runs{ 0 }, gate_retreats{ 0 }, gates_late{ 0 }, predicted{ 0 },
-            predicted_right{ 0 }, missing{ 0 }, missing_predicted{ 0 }, prefetches{ 0 }, prefetches_useful{ 0 },
-            prefetches_in_time{ 0 }, prefetch_bytes{ 0 }, prefetch_wasted_bytes{ 0 }, prefetch_pauses{ 0 },
-            staged_calls{ 0 }, staged_bytes{ 0 }, dropped_writes{ 0 };
+            id_reads{ 0 }, pass_calls{ 0 }, passes{ 0 }, whole_calls{ 0 }, host_fills{ 0 }, device_lookups{ 0 },
+            device_lookup_waits{ 0 }, captures{ 0 }, captured_runs{ 0 }, device_lookup_fallbacks{ 0 },
+            device_lookups_late{ 0 }, predicted{ 0 }, predicted_right{ 0 }, missing{ 0 }, missing_predicted{ 0 },
+            prefetches{ 0 }, prefetches_useful{ 0 }, prefetches_in_time{ 0 }, prefetch_bytes{ 0 },
+            prefetch_wasted_bytes{ 0 }, prefetch_pauses{ 0 }, staged_calls{ 0 }, staged_bytes{ 0 }, dropped_writes{ 0 };
     };
     Counters counters;
 
@@ -193,7 +195,7 @@ class Tiers {
         std::vector<expertier_copy> copies;
         std::atomic<bool> is_fully_resident{ false };
         std::atomic<int64_t> blank_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
-        int32_t gate_version = -1;
+        int32_t device_table_version = -1;
         std::vector<int> placed;          // the engine's tensors of each matrix
         std::vector<ggml_tensor *> slots; // one 3-d tensor a matrix, over all slots of the layer
     };
@@ -226,7 +228,7 @@ class Tiers {
     ggml_backend_buffer_t slab_ = nullptr;
     void * slab_base_;
     std::unique_ptr<Staging> staging_;
-    std::unique_ptr<Gate> gate_;
+    std::unique_ptr<DeviceLookup> device_lookup_;
     std::shared_ptr<ComputeRegion> region_;
     std::atomic<int> epoch_{ 0 };
     std::unique_ptr<PrefetchEvents> prefetch_events_;

@@ -29,8 +29,8 @@ from expertier.engine_adapter.hosts.server.guard import ServerGuard, bound_socke
 from expertier.engine_adapter.hosts.server.sockets import shut_sockets
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
-from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.override_pattern import placed_regex
 from expertier.engine_adapter.placement.placement import Placement
@@ -119,7 +119,7 @@ class TieredServer:
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
             if config.split_mode is SplitMode.TENSOR:
-                tiers, placement = open_slice_tiers(engine, table, config, shape)
+                tiers, placement = open_shard_tiers(engine, table, config, shape)
             else:
                 tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
             closing.callback(tiers.close)

@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from expertier.cli.report import escape, spread
-from expertier.planning import Inputs, Planned
+from expertier.planning import Planned
+from expertier.planning_devices import Inputs
 from expertier.units import mib
 
 _MEANINGS = {
     "slots": "nothing: every expert has a slot",
-    "rail": "the device's memory",
+    "reserve": "the device's memory",
     "cap": "MOE_POOL_CAP_MIB",
     "pool": "the size that was asked for, or the share of the experts that `auto` takes",
     "ram": "the RAM, half of which is left to the engine and the page cache",

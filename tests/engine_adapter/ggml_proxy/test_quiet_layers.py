@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.native_build import build_library
 from expertier.engine_adapter.build.plugin import installed_sources
-from native_build import build_library
 
-SOURCES = Path(__file__).parents[2] / "support"
+SOURCES = Path(__file__).parents[2] / "support" / "engine_runs"
 PROXY = installed_sources() / "ggml_proxy"
 MIB = 1 << 20
 

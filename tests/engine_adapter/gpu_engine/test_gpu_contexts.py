@@ -8,8 +8,7 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
-from at_once import run_at_once
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from fake_ggml_gpu.models import (
     assert_same,
     gpu_model,
@@ -20,7 +19,8 @@ from fake_ggml_gpu.models import (
     stock_logits,
 )
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
+from limits.at_once import run_at_once
+from model_files.architecture_models import MODELS
 
 POOL_BYTES = 64 << 20
 SMALL_POOL_BYTES = 3 << 20

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from architecture_models import MODELS, slot_counts
+from engine_runs.tiered_runs import prompt_tokens
 from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import prompt_tokens
+from model_files.architecture_models import MODELS, slot_counts
 
 KINDS = ("qwen3moe", "gpt-oss", "deepseek2", "qwen3moe, mixed")
 PREFILL, DECODE = 80, 16

@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.llama_cpp import LoadedEngine
-from tiered_runs import (
+from engine_runs.tiered_runs import (
     DECODE_TOKENS,
     PREFILL_TOKENS,
     SHAPES,
@@ -20,6 +19,7 @@ from tiered_runs import (
     run_model,
     write_small_model,
 )
+from expertier.engine_adapter.llama_cpp import LoadedEngine
 
 SLOTS = {
     "one": 1,

@@ -26,7 +26,7 @@ from expertier.hip.driver.vendor import TRAITS, Vendor
 from expertier.hip.fake import FakeDriver, FakeLibraries
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.open import open_driver_gpu
-from waits import joined
+from limits.waits import joined
 
 OpenFake = Callable[..., GpuDevice]
 

@@ -12,7 +12,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from device_contract import random_bytes, read, write
+from devices.device_contract import random_bytes, read, write
+from devices.peer_copies import copy_between
 from expertier.errors import DeviceError, DriverError
 from expertier.hip import Device
 from expertier.hip.driver.codes import Code
@@ -26,7 +27,6 @@ from expertier.hip.gpu.slab_memory import PlainSlabMemory, VmmSlabMemory, open_s
 from expertier.hip.gpu.vmm.probe import ProbeStep, probe_vmm
 from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES, MOST_CHUNKS, VirtualRange, chunk_bytes_for
 from expertier.units import KIB, MIB
-from peer_copies import copy_between
 
 OpenFake = Callable[..., GpuDevice]
 CHUNK = LEAST_CHUNK_BYTES

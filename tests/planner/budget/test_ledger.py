@@ -22,13 +22,13 @@ DEMANDS = [
 FLOOR, FULL = floor_bytes(DEMANDS), full_bytes(DEMANDS)
 NEEDS = DeviceNeeds(
     free=60 * MIB, weights=10 * MIB, kv=8 * MIB, compute_narrow=1 * MIB, compute_wide=5 * MIB, draft=2 * MIB,
-    headroom=4 * MIB, staging=3 * MIB, peers=1 * MIB, rail=6 * MIB,
+    headroom=4 * MIB, prefill_stream=3 * MIB, peers=1 * MIB, reserve=6 * MIB,
 )  # fmt: skip
 
 sizes = st.integers(0, 40 * MIB)
 needs = st.builds(
     DeviceNeeds, free=st.integers(0, 400 * MIB), weights=sizes, kv=sizes, compute_narrow=sizes, compute_wide=sizes,
-    draft=sizes, headroom=sizes, staging=sizes, peers=sizes, rail=sizes,
+    draft=sizes, headroom=sizes, prefill_stream=sizes, peers=sizes, reserve=sizes,
     taken=st.dictionaries(st.sampled_from([c for c in Consumer if c is not Consumer.ARENA]), sizes, max_size=3),
 )  # fmt: skip
 bounds = st.none() | st.integers(0, 2 * FULL)
@@ -44,15 +44,15 @@ def test_every_byte_stands_once() -> None:
         Consumer.WEIGHTS: 10 * MIB,
         Consumer.KV: 8 * MIB,
         Consumer.DRAFT: 2 * MIB,
-        Consumer.STAGING: 3 * MIB,
+        Consumer.PREFILL_STREAM: 3 * MIB,
         Consumer.PEERS: 1 * MIB,
         Consumer.HEADROOM: 4 * MIB,
-        Consumer.RAIL: 6 * MIB,
+        Consumer.RESERVE: 6 * MIB,
         Consumer.COMPUTE_NARROW: 1 * MIB,
         Consumer.COMPUTE_WIDE: 4 * MIB,  # beyond the narrow one
         Consumer.ARENA: 21 * MIB,
     }
-    assert ledger.limited_by is LimitedBy.RAIL
+    assert ledger.limited_by is LimitedBy.RESERVE
     assert ledger.slab_bytes == 26 * MIB
     assert ledger.arena_narrow_bytes == 25 * MIB
 
@@ -104,7 +104,7 @@ def test_what_is_allocated_is_not_reserved_again(needs: DeviceNeeds, name: str, 
 @pytest.mark.parametrize(
     ("free", "cap", "asked", "limit", "arena"),
     [
-        (60, None, None, LimitedBy.RAIL, 21 * MIB),
+        (60, None, None, LimitedBy.RESERVE, 21 * MIB),
         (60, 20 * MIB, None, LimitedBy.CAP, 20 * MIB),
         (60, 20 * MIB, 19 * MIB, LimitedBy.POOL, 19 * MIB),
         (60, 20 * MIB, 21 * MIB, LimitedBy.CAP, 20 * MIB),
@@ -115,7 +115,7 @@ def test_what_is_allocated_is_not_reserved_again(needs: DeviceNeeds, name: str, 
 def test_what_binds(free: int, cap: int | None, asked: int | None, limit: LimitedBy, arena: int) -> None:
     ledger = plan_device(replace(NEEDS, free=free * MIB), DEMANDS, cap_bytes=cap, asked_bytes=asked)
     assert (ledger.limited_by, ledger.arena_bytes) == (limit, arena)
-    assert (ledger.unused_bytes == 0) == (limit is LimitedBy.RAIL)
+    assert (ledger.unused_bytes == 0) == (limit is LimitedBy.RESERVE)
 
 
 def test_no_admission_of_zero() -> None:
@@ -148,11 +148,11 @@ def test_numbers_that_make_no_sense() -> None:
 def test_as_one_line() -> None:
     line = plan_device(NEEDS, DEMANDS).line()
     assert line.startswith("60.0 MiB of the device: weights 10.0 MiB, kv 8.0 MiB")
-    assert line.endswith("arena 21.0 MiB; limited by rail")
+    assert line.endswith("arena 21.0 MiB; limited by reserve")
     assert "peers" not in plan_device(replace(NEEDS, peers=0), DEMANDS).line()
 
 
 def test_as_json() -> None:
     document = plan_device(NEEDS, DEMANDS).as_dict()
     assert sum(document["entries"].values()) + document["unused_bytes"] == document["total_bytes"]
-    assert document["limited_by"] == "rail"
+    assert document["limited_by"] == "reserve"

@@ -18,7 +18,7 @@ from expertier.planner.policy.repack import choose_survivors
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import COMPILED
 from expertier.tiers.shared.layer_locks import LayerLocks
-from residency_arrays import ARRAYS
+from policy_runs.residency_arrays import ARRAYS
 
 SUPPORT = Path(__file__).parents[2] / "support"
 

@@ -16,7 +16,7 @@ import expertier
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import RANK_SPECULATIVE, SLOT_BITS
-from played_steps import play
+from policy_runs.played_steps import play
 
 KINDS = list(PolicyKind)
 

@@ -10,7 +10,7 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.residency import Residency
-from residency_arrays import ARRAYS
+from policy_runs.residency_arrays import ARRAYS
 
 I32 = npt.NDArray[np.int32]
 

@@ -12,6 +12,7 @@ from expertier.planner import plan_layers
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
 from expertier.planner.budget.ledger import Consumer, DeviceNeeds
 from expertier.planner.budget.limited_by import LimitedBy
+from expertier.planner.budget.sizing import HEADROOM_BYTES
 from expertier.tiers.config.budget import (
     Budgets,
     all_copies_bytes,
@@ -24,7 +25,7 @@ from expertier.tiers.host_pool.chunk_size import block_size
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.shared.host_memory import available_bytes
 from expertier.units import GIB, MIB
-from gguf_files import Block, write_model
+from model_files.gguf_files import Block, write_model
 
 
 @pytest.fixture(scope="module")
@@ -89,18 +90,24 @@ def test_auto_takes_the_device_s_free_memory_and_a_share_of_the_experts_for_the_
     everything = all_copies_bytes(table)
     assert sorted(experts_by_size(table).values()) == [16, 16]
     assert everything == sum(16 * block_size(layout.block_bytes) for layout in table.slot_layouts)
-    assert resolve(
-        TierConfig(), table, 64 * GIB, device_free_bytes=floor + 100, headroom_bytes=100
-    ) == Budgets(floor, everything // 4)
+    assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=floor + HEADROOM_BYTES) == Budgets(
+        floor, everything // 4
+    )
     for percent in (50, 100):
-        budgets = resolve(TierConfig(host_pool_percent=percent), table, 64 * GIB, device_free_bytes=floor)
+        config = TierConfig(host_pool_percent=percent, headroom_bytes=0)
+        budgets = resolve(config, table, 64 * GIB, device_free_bytes=floor)
         assert budgets.host_pool_bytes == everything * percent // 100
 
 
 def test_where_all_experts_have_slots_auto_keeps_no_copies_of_them(table: ExpertTable) -> None:
     full = full_bytes(table.layer_demands())
     assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=GIB) == Budgets(full, 0)
-    assert resolve(TierConfig(), table, 64 * GIB, device_free_bytes=full - 1).host_pool_bytes > 0
+    config = TierConfig(headroom_bytes=0)
+    assert resolve(config, table, 64 * GIB, device_free_bytes=full - 1).host_pool_bytes > 0
+    capped = TierConfig(expert_cache_bytes=GIB, cap_bytes=full - 1)
+    assert resolve(capped, table, 64 * GIB, device_free_bytes=GIB).host_pool_bytes > 0, (
+        "the cap keeps some out"
+    )
     asked = TierConfig(host_pool_bytes=MIB)
     assert resolve(asked, table, 64 * GIB, device_free_bytes=GIB) == Budgets(full, MIB)
 
@@ -108,7 +115,8 @@ def test_where_all_experts_have_slots_auto_keeps_no_copies_of_them(table: Expert
 def test_the_pool_leaves_half_of_the_memory_to_the_file_cache(table: ExpertTable) -> None:
     available = all_copies_bytes(table) // 4
     floor = floor_bytes(table.layer_demands())
-    budgets = resolve(TierConfig(host_pool_percent=100), table, available, device_free_bytes=floor)
+    config = TierConfig(host_pool_percent=100, headroom_bytes=0)
+    budgets = resolve(config, table, available, device_free_bytes=floor)
     assert budgets.host_pool_bytes == available // 2
 
 
@@ -124,19 +132,20 @@ def test_too_little_device_memory_says_what_is_missing(table: ExpertTable) -> No
         BudgetError,
         match=r"one expert slot in each of 2 layers takes .* headroom \(.* leave .* give it at least 1 MiB",
     ):
-        resolve(TierConfig(), table, 64 * GIB, device_free_bytes=floor + 99, headroom_bytes=100)
+        resolve(TierConfig(headroom_bytes=100), table, 64 * GIB, device_free_bytes=floor + 99)
 
 
-def test_headroom_rail_and_cap(table: ExpertTable) -> None:
+def test_headroom_reserve_and_cap(table: ExpertTable) -> None:
     floor, full = floor_bytes(table.layer_demands()), full_bytes(table.layer_demands())
     free = full + 4 * MIB - 1000
-    ours = TierConfig(headroom_bytes=2 * MIB, rail_bytes=2 * MIB)
-    budgets = resolve(ours, table, 64 * GIB, device_free_bytes=free, headroom_bytes=17 * MIB + free)
+    ours = TierConfig(headroom_bytes=2 * MIB, reserve_bytes=2 * MIB)
+    budgets = resolve(ours, table, 64 * GIB, device_free_bytes=free)
     assert budgets.expert_cache_bytes == full - 1000
     assert budgets.ledger is not None
-    assert budgets.ledger.limited_by is LimitedBy.RAIL
+    assert budgets.ledger.limited_by is LimitedBy.RESERVE
     for free_bytes in (None, free):  # the cap is the host device's too
-        capped = resolve(TierConfig(cap_bytes=floor + 5), table, 64 * GIB, device_free_bytes=free_bytes)
+        config = TierConfig(cap_bytes=floor + 5, headroom_bytes=0)
+        capped = resolve(config, table, 64 * GIB, device_free_bytes=free_bytes)
         assert capped.expert_cache_bytes == floor + 5
         asked = TierConfig(cap_bytes=floor + 5, expert_cache_bytes=full)
         assert resolve(asked, table, 64 * GIB, device_free_bytes=free_bytes).expert_cache_bytes == floor + 5
@@ -150,7 +159,7 @@ def test_the_engine_s_needs_are_left_to_it(table: ExpertTable) -> None:
         free=0, weights=5 * MIB, kv=3 * MIB, compute_wide=2 * MIB, taken={Consumer.KV: 4 * MIB}
     )
     free = full + 7 * MIB - 1000  # weights and compute need 7 MiB, the cache is allocated already
-    budgets = resolve(TierConfig(), table, 64 * GIB, device_free_bytes=free, needs=needs)
+    budgets = resolve(TierConfig(headroom_bytes=0), table, 64 * GIB, device_free_bytes=free, needs=needs)
     assert budgets.expert_cache_bytes == full - 1000
     assert budgets.ledger is not None
     assert budgets.ledger.entries[Consumer.KV] == 4 * MIB

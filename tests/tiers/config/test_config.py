@@ -44,7 +44,7 @@ def test_nothing_set_is_the_default() -> None:
         ("MOE_SLAB_VMM", "1", "slab_vmm", True),
         ("MOE_SLAB_HEADROOM_MIB", "256", "headroom_bytes", 256 * MIB),
         ("MOE_SLAB_HEADROOM_MIB", "auto", "headroom_bytes", "auto"),
-        ("MOE_POOL_RAIL_MIB", "0", "rail_bytes", 0),
+        ("MOE_POOL_RAIL_MIB", "0", "reserve_bytes", 0),
         ("MOE_POOL_CAP_MIB", "8192", "cap_bytes", 8192 * MIB),
         ("MOE_SLAB_VMM", " 0", "slab_vmm", False),
         ("MOE_DEVICE", "CUDA0", "engine_device", "CUDA0"),

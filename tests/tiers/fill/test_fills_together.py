@@ -18,7 +18,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.fill import filler
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 SLOTS, EXPERTS = 6, 18
 ONE_PIECE, ARRAYS = ("Q4_0", "Q4_0", "Q4_0"), ("Q4_0", "Q4_0", "Q8_0")

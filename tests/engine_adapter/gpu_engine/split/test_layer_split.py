@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from architecture_models import slot_counts
+from engine_runs.tiered_runs import prompt_tokens
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import (
@@ -16,7 +16,7 @@ from fake_ggml_gpu.split_models import (
     split_tiers,
     stock_split_logits,
 )
-from tiered_runs import prompt_tokens
+from model_files.architecture_models import slot_counts
 
 PROMPT, TOKENS = prompt_tokens(40), 12
 POOLS = {"no pool": 0, "small pool": 3 << 20, "pool": 64 << 20}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from at_once import run_at_once
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.cli import app as cli
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer, _only_ours
@@ -30,7 +30,7 @@ from fake_ggml_gpu.split_models import (
     split_tiers,
     stock_split_logits,
 )
-from tiered_runs import SMALL, prompt_tokens
+from limits.at_once import run_at_once
 
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8
