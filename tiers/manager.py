@@ -34,7 +34,7 @@ from expertier.planner.budget.allocate import LayerPlan, full_bytes
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.quotas import Proposal
 from expertier.planner.budget.sizing import slab_slots
-from expertier.planner.budget.sizing_split import ram_of_part
+from expertier.planner.budget.sizing_split import ram_of_share
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.access.lease import Lease, MatrixView
@@ -133,7 +133,7 @@ class TierManager:
         budgets = resolve(
             config,
             table,
-            ram_of_part(available_bytes(), share.fraction if share is not None else 1),
+            ram_of_share(available_bytes(), share.fraction if share is not None else 1),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
             needs=needs,
         )

@@ -178,7 +178,7 @@ class TierBinding:
         return self._open_handle()
 
     @property
-    def parts(self) -> tuple[TierBinding, ...]:
+    def bindings(self) -> tuple[TierBinding, ...]:
         """The bindings of the single devices: this one."""
         return (self,)
 

@@ -28,7 +28,7 @@ from gguf import MODEL_TENSOR, GGUFWriter
 
 from expertier.engine_adapter.models.model_shape import N_SPECIAL_TOKENS, ModelShape
 from expertier.engine_adapter.models.synth import Progress, model_tensors, write_tensors
-from expertier.engine_adapter.models.synth_arch import ARCHITECTURES, Tensor, WritableTensor, parts
+from expertier.engine_adapter.models.synth_arch import ARCHITECTURES, Tensor, WritableTensor, common
 from expertier.engine_adapter.models.synth_arch.given import GivenTensor, given_kind
 from expertier.engine_adapter.models.synth_arch.repeated import repeat_experts
 from expertier.engine_adapter.models.synth_blocks import WeightType, block_elements
@@ -140,7 +140,7 @@ def _with_codes(
     """
     n_steps, n_embd = codes.codes.shape
     vocab = FIRST_TOKEN + n_steps
-    embedding, output = parts.name(MODEL_TENSOR.TOKEN_EMBD), parts.name(MODEL_TENSOR.OUTPUT)
+    embedding, output = common.name(MODEL_TENSOR.TOKEN_EMBD), common.name(MODEL_TENSOR.OUTPUT)
     tensors: list[WritableTensor] = []
     n_routers = 0
     for tensor in random:

@@ -44,25 +44,27 @@ class DeviceChoice:
         shape = shape if shape is not None else ContextShape(full_windows=True)
         return cls(ModelNeeds.of(table, shape), config)
 
-    def whole(self, device: Device) -> DeviceNeeds:
-        """Return what all of the model takes of a device, beside its experts."""
+    def needs_on_one_device(self, device: Device) -> DeviceNeeds:
+        """Return what the full model takes of one device, beside its experts."""
         return self.model.needs_on_one_device(
             device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 
-    def part(self, device: Device, units: range) -> DeviceNeeds:
-        """Return what some of its units take of a device, beside their experts."""
+    def needs_of_share(self, device: Device, units: range) -> DeviceNeeds:
+        """Return what some of the units of the model take of a device, beside their experts."""
         return self.model.needs_of_share(
             units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 
     def room(self, device: Device) -> int:
         """Return the bytes that a device has for blocks and their experts, whichever blocks these are."""
-        return room_for_blocks(self.whole(device), self.config.wishes())
+        return room_for_blocks(self.needs_on_one_device(device), self.config.wishes())
 
     def fits_on_one(self, device: Device) -> bool:
         """Whether one device has room for all of the model: every expert that may have a slot has one."""
-        return fits_on_one(self.whole(device), self.model.table.layer_demands(), self.config.wishes())
+        return fits_on_one(
+            self.needs_on_one_device(device), self.model.table.layer_demands(), self.config.wishes()
+        )
 
     def _prefill_stream_bytes(self, device: Device) -> int:
         return prefill_stream_bytes(self.config, self.model.table, has_own_memory=device.has_own_memory)

@@ -58,8 +58,8 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool,
     ):
         for _ in range(1 if pool == "no pool" else 2):
             assert_same(logits_of(model, PROMPT, TOKENS, n_ubatch=n_ubatch), expected)
-        counted = [part.counters() for part in model.binding.parts]
-    assert all(counters.graphs > TOKENS for counters in counted), "each device runs its part of each graph"
+        counted = [each.counters() for each in model.binding.bindings]
+    assert all(counters.graphs > TOKENS for counters in counted), "each device runs its share of each graph"
     assert all((counters.staged_calls > 0) == staged or slots == "all" for counters in counted)
 
 

@@ -17,11 +17,11 @@ PROMPT, TOKENS = prompt_tokens(20), 24
 KIND = "qwen3moe"
 
 
-def open_device_lookup(gpus: GpuSession, part: TierBinding, calls: abi.DeviceLookup) -> str:
+def open_device_lookup(gpus: GpuSession, binding: TierBinding, calls: abi.DeviceLookup) -> str:
     """Give a device's tiers a device look-up; return why they got none, if they did not."""
     error = ct.create_string_buffer(4096)
     opened = gpus.engine.proxy.expertier_tiers_open_device_lookup(
-        part._open_handle(), ct.byref(calls), error, len(error)
+        binding._open_handle(), ct.byref(calls), error, len(error)
     )
     return "" if opened else error.value.decode()
 
@@ -40,12 +40,12 @@ def test_logits_are_bit_identical(gpus: GpuSession, pool_bytes, with_lookup):
         split_tiers(gpus, path, SMALL.top_k + 1, placement, host_pool_bytes=pool_bytes) as tiers,
         split_model(gpus, tiers, placement) as model,
     ):
-        parts = model.binding.parts
+        bindings = model.binding.bindings
         for i in with_lookup:
-            assert open_device_lookup(gpus, parts[i], (first, second)[i]) == ""
+            assert open_device_lookup(gpus, bindings[i], (first, second)[i]) == ""
         for _ in range(2):  # what the first one misses is on disk
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        counted = [part.counters() for part in parts]
+        counted = [binding.counters() for binding in bindings]
         for manager in tiers.managers:
             assert_nothing_held(manager)
     for i, counters in enumerate(counted):
