@@ -39,22 +39,6 @@ if TYPE_CHECKING:
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-ARRAYS = (
-    "slot_of",
-    "heat",
-    "owner",
-    "state",
-    "pins",
-    "order",
-    "evicted_by",
-    "counters",
-    "notes",
-    "first",
-    "n_slots",
-    "n_experts",
-)
-"""The names of the arrays."""
-
 MOST_SLOTS = 1 << 16
 """A layer's slots must fit the low bits of `order`."""
 
@@ -273,11 +257,6 @@ class Residency:
 
     # ---- what Python asks besides
 
-    def is_filling(self, layer: int, experts: I32) -> bool:
-        """Whether one of `experts` is being filled: a wait for it ends without anyone's help."""
-        slots = self.slot_of[layer, experts]
-        return bool((self.state[self.first[layer] + slots[slots >= 0]] & self._tables.READY == 0).any())
-
     def is_chosen(self, layer: int, experts: I32, slots: I32) -> bool:
         """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for one's own."""
         if not 0 <= layer < len(self.n_slots) or experts.shape != slots.shape or experts.ndim != 1:
@@ -331,12 +310,6 @@ class Residency:
     def fills_by_layer(self) -> list[int]:
         """Return how many fills each layer completed, prefetches included."""
         return self.by_layer("fills")
-
-    @property
-    def ready(self) -> npt.NDArray[np.bool_]:
-        """Which of all slots are READY, as a copy."""
-        ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
-        return ready
 
     def choose_survivors(
         self, n_slots: I32, shifts: I64, survivors: I32, *, in_order_where_all_fit: bool

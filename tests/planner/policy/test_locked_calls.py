@@ -14,10 +14,11 @@ from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
 from expertier.planner.policy.calls.python_calls import python_calls
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
 from limits.waits import joined
+from policy_runs.residency_arrays import ARRAYS
 
 I32 = npt.NDArray[np.int32]
 CALLS = locked_calls()
