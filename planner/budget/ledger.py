@@ -142,11 +142,6 @@ class DeviceLedger:
         """What nobody takes: experts have all slots, or a bound of the user's was reached."""
         return self.total_bytes - sum(self.entries.values())
 
-    @property
-    def smallest_total_bytes(self) -> int:
-        """The memory with which one slot a layer would still fit."""
-        return sum(self.entries.values()) - self.arena_bytes + self.floor_bytes
-
     def check_valid(self) -> None:
         """Assert that every byte stands in one entry and nothing is shared out that is not there."""
         assert set(self.entries) == set(Consumer), self.entries

@@ -4,7 +4,7 @@ namespace expertier {
 
 namespace {
 
-constexpr int32_t relaxed = 2; // other threads may call the driver meanwhile: CU_STREAM_CAPTURE_MODE_RELAXED, and HIP's
+constexpr int32_t relaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED and HIP's: other threads may call the driver meanwhile
 
 } // namespace
 
@@ -18,8 +18,9 @@ bool CapturedGraph::capture(DeviceLookup & lookup, ggml_backend_t compute, uint6
         drop();
         return false;
     }
-    const bool is_queued = lookup.hold(compute) && queue();
-    const bool is_joined = lookup.follow(compute); // also after a failure: the engine's stream has to leave the capture
+    const bool is_queued = lookup.make_wait(compute) && queue();
+    const bool is_joined =
+        lookup.wait_for(compute); // also after a failure: the engine's stream has to leave the capture
     void * graph = nullptr;
     const bool is_ended = driver.capture_end(driver.stream, &graph) == 0;
     make(driver, is_queued && is_joined && is_ended ? graph : nullptr);
@@ -30,7 +31,8 @@ bool CapturedGraph::capture(DeviceLookup & lookup, ggml_backend_t compute, uint6
     return executable_ != nullptr;
 }
 
-// The old one is changed where the new one differs in numbers and addresses only, which takes a fraction of the time.
+// Where the new graph differs from the old executable in numbers and addresses only, the executable is updated, which
+// takes a fraction of the time of an instantiation.
 void CapturedGraph::make(const expertier_device_lookup & driver, void * graph) {
     uint64_t failure[8] = {};
     if (executable_ != nullptr && graph != nullptr && driver.graph_exec_update != nullptr &&
@@ -46,7 +48,8 @@ void CapturedGraph::make(const expertier_device_lookup & driver, void * graph) {
 
 bool CapturedGraph::launch(DeviceLookup & lookup, ggml_backend_t compute) {
     const expertier_device_lookup & driver = lookup.driver();
-    return lookup.follow(compute) && driver.graph_launch(executable_, driver.stream) == 0 && lookup.hold(compute);
+    return lookup.wait_for(compute) && driver.graph_launch(executable_, driver.stream) == 0 &&
+           lookup.make_wait(compute);
 }
 
 void CapturedGraph::drop() {

@@ -1,25 +1,25 @@
 // How many layers ahead of its own a layer's experts are predicted, by what comes of it.
 //
-// The farther, the more copies are there in time, and the less is predicted right; what weighs more depends on the link,
-// on the device and on the model. So another distance is tried now and then, and kept where more of what was begun came
-// in time.
+// The farther, the more copies are there in time, and the less is predicted right; what weighs more depends on the
+// link, on the device and on the model. So another distance is tried now and then, and kept where more of what was
+// begun came in time.
 #pragma once
 
 #include <atomic>
 
 namespace expertier {
 
-class Reach {
+class PrefetchDistance {
   public:
     static constexpr int most = 4;
 
-    Reach(int layers, bool may_change) : layers_(layers), may_change_(may_change) {}
+    PrefetchDistance(int layers, bool may_change) : layers_(layers), may_change_(may_change) {}
 
     int layers() const { return layers_; }
     // One that was begun has ended.
     void note(bool is_used, bool in_time);
     // To be called between graphs: only there the distance changes.
-    void settle();
+    void update();
 
   private:
     std::atomic<int> layers_;
