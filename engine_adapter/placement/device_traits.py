@@ -6,7 +6,7 @@ A setting that is `auto` asks its column here, and no other code matches a devic
 device is one row with `looks_up`, and one seam: the driver that opens the device for our kernels, which `driver` names
 (`hip/driver/vendor.py`).
 
-Two settings are not here. `MOE_PREFILL_STREAM_TOKENS` asks the device where its memory is (`Device.has_own_memory`), and
+Two settings are not here. `MOE_PREFILL_STREAM_TOKENS` asks the device where its memory is (`Device.has_own_memory`).
 `MOE_DECODE_PREFETCH` depends on the size of experts, wherever decode looks experts up on the device.
 """
 
