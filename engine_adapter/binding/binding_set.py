@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import TypeAlias
 
+from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.binding.slab_compute import ComputeCounts
-from expertier.engine_adapter.binding.tier_binding import ProxyCounters, ProxyHolder, TierBinding
+from expertier.engine_adapter.binding.tier_binding import ProxyHolder, TierBinding
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred
@@ -100,13 +101,7 @@ class BindingSet:
 
     def counters(self) -> ProxyCounters:
         """Return the sums of what the proxy has counted on each device; each device runs its share of a graph."""
-        counted = [binding.counters() for binding in self.bindings]
-        return ProxyCounters(
-            **{
-                field.name: sum(getattr(each, field.name) for each in counted)
-                for field in fields(ProxyCounters)
-            }
-        )
+        return ProxyCounters.total(binding.counters() for binding in self.bindings)
 
     def compute_counts(self) -> ComputeCounts | None:
         """Return the sums of what the engine computes in of the devices' slabs; None where it does so elsewhere."""

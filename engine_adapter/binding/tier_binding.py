@@ -6,12 +6,12 @@ import ctypes as ct
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.binding.bound_structs import BoundStructs
 from expertier.engine_adapter.binding.device_lookup import DeviceLookup, open_device_lookup
 from expertier.engine_adapter.binding.lookup_log import LookupLog
@@ -25,47 +25,6 @@ from expertier.tiers.manager import TierManager
 _log = logging.getLogger(__name__)
 
 _ERROR_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class ProxyCounters:
-    """What the proxy counted for one model: calls, and nanoseconds where a name ends in `_ns`."""
-
-    graphs: int
-    slices: int
-    lookups: int
-    lookup_ns: int
-    fills: int
-    fill_ns: int
-    id_reads: int
-    pass_calls: int
-    passes: int
-    whole_calls: int
-    host_fills: int
-    device_lookups: int
-    device_lookup_waits: int
-    captures: int
-    captured_runs: int
-    device_lookup_fallbacks: int
-    device_lookups_late: int
-    predicted: int
-    predicted_right: int
-    missing: int
-    missing_predicted: int
-    prefetches: int
-    prefetches_useful: int
-    prefetches_in_time: int
-    prefetch_bytes: int
-    prefetch_wasted_bytes: int
-    prefetch_pauses: int
-    prefetch_layers: int
-    staged_calls: int
-    staged_bytes: int
-    dropped_writes: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counters by name."""
-        return asdict(self)
 
 
 class ProxyHolder(Protocol):
@@ -115,7 +74,7 @@ class TierBinding:
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
-            self._load = abi.LoadCallback(self._serve_staged)
+            self._load = abi.LoadCallback(self._serve_streamed)
             self._read = abi.ReadCallback(self._serve_read)
             self._structs = BoundStructs(described, self._fill, self._load, self._read, lookups, layers)
             self._structs.binding.stream_tokens = manager.stream_tokens
@@ -204,7 +163,7 @@ class TierBinding:
 
         For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
         """
-        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_BLANK)
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_ZEROS)
 
     def refuse_misses(self) -> None:
         """Have batches that miss fail instead of asking Python; returns once no fill is running."""
@@ -228,9 +187,7 @@ class TierBinding:
 
     def counters(self) -> ProxyCounters:
         """Return what the proxy has counted so far."""
-        counters = abi.Counters()
-        self._engine.proxy.expertier_tiers_counters(self._open_handle(), ct.byref(counters))
-        return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
+        return ProxyCounters.read(self._engine.proxy, self._open_handle())
 
     def compute_counts(self) -> ComputeCounts | None:
         """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""
@@ -283,8 +240,10 @@ class TierBinding:
 
         self._serve(n, experts, done, fill)
 
-    def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
-        """Copy experts into a staged layer for the engine, which believes in them as above."""
+    def _serve_streamed(
+        self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any
+    ) -> None:
+        """Copy experts into a streamed layer for the engine, which believes in them as above."""
         self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
 
     def _serve_read(

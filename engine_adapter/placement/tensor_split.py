@@ -105,12 +105,12 @@ def ask_tensor_split(
         is_measured=1,
     )
     tensors = [
-        (matrix.name, abi.WholeTensor(matrix.name.encode(), matrix.ggml_type, (matrix.ne0, matrix.ne1, n, 1)))
+        (matrix.name, abi.FullTensor(matrix.name.encode(), matrix.ggml_type, (matrix.ne0, matrix.ne1, n, 1)))
         for layer in table.layers
         for n, matrices in [(layer.n_experts, layer.matrices)]
         for matrix in matrices
     ]
-    asked = (abi.WholeTensor * len(tensors))(*(tensor for _, tensor in tensors))
+    asked = (abi.FullTensor * len(tensors))(*(tensor for _, tensor in tensors))
     splits = (abi.Split * len(tensors))()
     error = ct.create_string_buffer(_ERROR_BYTES)
     with interrupts_deferred():

@@ -21,11 +21,11 @@ typedef unsigned long long u64;
 #define TYPE_F16 1
 #define TYPE_BF16 30
 
-// Words of a layer's orders, which the host writes before each graph.
+// Words of a layer's launch parameters, which the host writes before each graph.
 #define N_CANDIDATES 0
 #define CANDIDATES 1 // experts; -1: a slot with nobody in it
 
-// Words of a door.
+// Words of a mailbox.
 #define POSTED 0 // the ticket, written last
 #define N_CHOSEN 1
 #define CHOSEN 2     // an expert to be fetched, and the index of the candidate that it replaces; up to 4 of these
@@ -79,8 +79,8 @@ static __device__ Sums sums_of(const float * state, const float * norm, const ch
 extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tokens, const char * router,
                                    u64 router_row_bytes, u32 router_type, const float * norm, float epsilon,
                                    const float * bias, u32 is_sigmoid, const float * late_bias, u32 n_used,
-                                   u32 n_spared, const u32 * ticket, const u32 * orders, u32 most, float * scores,
-                                   u32 * n_done, int * table, u32 * door_memory) {
+                                   u32 n_spared, const u32 * ticket, const u32 * launch_params, u32 most,
+                                   float * scores, u32 * n_done, int * table, u32 * mailbox_memory) {
     __shared__ float products[MOST_THREADS];
     __shared__ float squares[MOST_THREADS];
     __shared__ u32 is_last;
@@ -135,9 +135,9 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
     __shared__ unsigned char is_there[MOST_EXPERTS];
     __shared__ unsigned char is_spared[MOST_EXPERTS];
     __shared__ int candidates[MOST_CANDIDATES];
-    u32 n_candidates = orders[N_CANDIDATES];
+    u32 n_candidates = launch_params[N_CANDIDATES];
     if (thread < n_candidates && thread < MOST_CANDIDATES) {
-        candidates[thread] = (int) orders[CANDIDATES + thread];
+        candidates[thread] = (int) launch_params[CANDIDATES + thread];
     }
     u32 n_rows = n_tokens * n_used;
     volatile float * of_all_blocks = scores;
@@ -170,9 +170,9 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
     }
     __syncthreads();
 
-    volatile u32 * door = door_memory;
+    volatile u32 * mailbox = mailbox_memory;
     for (u32 i = thread; i < n_rows; i += n_threads) {
-        door[PREDICTED + i] = (u32) order[i];
+        mailbox[PREDICTED + i] = (u32) order[i];
     }
     if (thread == 0) {
         u32 n = 0, candidate = 0;
@@ -192,17 +192,17 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
                 table[leaves] = -1;
             }
             is_there[expert] = 1;
-            door[CHOSEN + 2 * n] = (u32) expert;
-            door[CHOSEN + 2 * n + 1] = candidate;
+            mailbox[CHOSEN + 2 * n] = (u32) expert;
+            mailbox[CHOSEN + 2 * n + 1] = candidate;
             candidate++;
             n++;
         }
-        door[N_CHOSEN] = n;
+        mailbox[N_CHOSEN] = n;
         *n_done = 0;
     }
     __threadfence_system();
     __syncthreads();
     if (thread == 0) {
-        door[POSTED] = *ticket;
+        mailbox[POSTED] = *ticket;
     }
 }

@@ -11,9 +11,11 @@
 #include "backend/wrapper_type.h"
 #include "residency/tiers.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 
 using namespace expertier;
@@ -182,37 +184,19 @@ EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
     return !text.empty();
 }
 
-EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier_counters * out) {
-    const Tiers::Counters & from = self->tiers->counters;
-    out->graphs = from.graphs;
-    out->slices = from.slices;
-    out->lookups = from.lookups;
-    out->lookup_ns = from.lookup_ns;
-    out->fills = from.fills;
-    out->fill_ns = from.fill_ns;
-    out->id_reads = from.id_reads;
-    out->pass_calls = from.pass_calls;
-    out->passes = from.passes;
-    out->whole_calls = from.whole_calls;
-    out->host_fills = from.host_fills;
-    out->device_lookups = from.device_lookups;
-    out->device_lookup_waits = from.device_lookup_waits;
-    out->captures = from.captures;
-    out->captured_runs = from.captured_runs;
-    out->device_lookup_fallbacks = from.device_lookup_fallbacks;
-    out->predicted = from.predicted;
-    out->predicted_right = from.predicted_right;
-    out->missing = from.missing;
-    out->missing_predicted = from.missing_predicted;
-    out->prefetches = from.prefetches;
-    out->prefetches_useful = from.prefetches_useful;
-    out->prefetches_in_time = from.prefetches_in_time;
-    out->prefetch_bytes = from.prefetch_bytes;
-    out->prefetch_wasted_bytes = from.prefetch_wasted_bytes;
-    out->prefetch_pauses = from.prefetch_pauses;
-    out->device_lookups_late = from.device_lookups_late;
-    out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
-    out->staged_calls = from.staged_calls;
-    out->staged_bytes = from.staged_bytes;
-    out->dropped_writes = from.dropped_writes;
+// Writes what was counted since the binding was made, in the order of abi/counters.h, as far as `out` has room for `n`
+// numbers. Returns how many there are.
+EXPERTIER_EXPORT int32_t expertier_tiers_counters(expertier_tiers * self, int64_t * out, int32_t n) {
+    const Counters & counters = self->tiers->counters;
+    const Predictor * predictor = self->tiers->predictor();
+    const int64_t prefetch_layers = predictor ? predictor->layers_ahead() : 0;
+    const int64_t values[] = {
+#define EXPERTIER_COUNTER(name, meaning) counters.name,
+#define EXPERTIER_GAUGE(name, meaning) name,
+        EXPERTIER_COUNTERS(EXPERTIER_COUNTER) EXPERTIER_GAUGES(EXPERTIER_GAUGE)
+#undef EXPERTIER_COUNTER
+#undef EXPERTIER_GAUGE
+    };
+    std::copy_n(values, std::min<size_t>(std::size(values), std::max(n, 0)), out);
+    return (int32_t) std::size(values);
 }

@@ -8,14 +8,14 @@
 #define EXPERTIER_NOT_LOADED (-1) // an axis: the engine has no such tensor, of a layer for drafting for instance
 
 // A tensor that may be split, as the GGUF has it.
-struct expertier_whole_tensor {
+struct expertier_full_tensor {
     const char * name;
     int32_t type; // ggml_type
     int64_t ne[4];
 };
 
 // Along `axis`, each of the segments is there `repeats` times in a row, and of each such piece device `d` of `n` gets the
-// next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every device the whole tensor.
+// next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every device the full tensor.
 struct expertier_split {
     int32_t axis;
     int32_t n_segments;

@@ -3,7 +3,7 @@
 #include "slab/compute_buffer.h"
 #include "backend/expert_buffer.h"
 #include "graph/graph.h"
-#include "graph/staging.h"
+#include "graph/prefill_stream.h"
 
 #include <algorithm>
 
@@ -24,8 +24,8 @@ void free_backend(ggml_backend_t backend) {
         all.erase(std::remove(all.begin(), all.end(), proxy), all.end());
     }
     release_deferred(*proxy);
-    if (const std::shared_ptr<Tiers> tiers = proxy->staged.lock()) {
-        tiers->staging()->forget(proxy->inner);
+    if (const std::shared_ptr<Tiers> tiers = proxy->streamed.lock()) {
+        tiers->prefill_stream()->forget(proxy->inner);
     }
     ggml_backend_synchronize(proxy->inner);
     proxy->captured.drop();

@@ -27,12 +27,12 @@ struct ProxyBackend {
     uint64_t served_uid = 0; // of the last graph that was found to be served
     LookupPlan lookup_plan;
     CapturedGraph captured;
-    LeadingNodes leading;                // of slices that are captured
+    LeadingNodes leading;                // of segments that are captured
     std::mutex deferred_mutex;           // guards `deferred`
     std::shared_ptr<BackendGroup> group; // null: it is alone
     ggml_backend_event_t idle = nullptr; // of what others of the group wait for
     std::vector<PinnedSlots> deferred;   // slots that what is queued may still read
-    std::weak_ptr<Tiers> staged;         // whose staged layers it has computed on
+    std::weak_ptr<Tiers> streamed;       // whose streamed layers it has computed on
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);

@@ -1,4 +1,4 @@
-// Memory of the engine's own devices, handed to Python by address: the slab, the staged layers, pinned host memory.
+// Memory of the engine's own devices, handed to Python by address: the slab, the streamed layers, pinned host memory.
 #pragma once
 
 #include "ggml-backend.h"

@@ -39,7 +39,7 @@ bool is_expert_memory(const ggml_tensor * tensor);
 bool is_view_op(const ggml_tensor * op);
 
 // The source of `op` that is an expert tensor, or a part of one, whose bytes `op` cannot get: they are in the slots,
-// and only MUL_MAT_ID on a whole tensor is redirected to them. Null when there is none.
+// and only MUL_MAT_ID on a full tensor is redirected to them. Null when there is none.
 const ggml_tensor * find_unserved_source(const ggml_tensor * op);
 
 } // namespace expertier

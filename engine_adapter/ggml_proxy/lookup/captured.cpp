@@ -18,8 +18,9 @@ bool CapturedGraph::capture(DeviceLookup & lookup, ggml_backend_t compute, uint6
         drop();
         return false;
     }
-    const bool is_queued = lookup.hold(compute) && queue();
-    const bool is_joined = lookup.follow(compute); // also after a failure: the engine's stream has to leave the capture
+    const bool is_queued = lookup.make_wait(compute) && queue();
+    const bool is_joined =
+        lookup.wait_for(compute); // also after a failure: the engine's stream has to leave the capture
     void * graph = nullptr;
     const bool is_ended = driver.capture_end(driver.stream, &graph) == 0;
     make(driver, is_queued && is_joined && is_ended ? graph : nullptr);
@@ -46,7 +47,8 @@ void CapturedGraph::make(const expertier_device_lookup & driver, void * graph) {
 
 bool CapturedGraph::launch(DeviceLookup & lookup, ggml_backend_t compute) {
     const expertier_device_lookup & driver = lookup.driver();
-    return lookup.follow(compute) && driver.graph_launch(executable_, driver.stream) == 0 && lookup.hold(compute);
+    return lookup.wait_for(compute) && driver.graph_launch(executable_, driver.stream) == 0 &&
+           lookup.make_wait(compute);
 }
 
 void CapturedGraph::drop() {

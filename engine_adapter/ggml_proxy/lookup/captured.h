@@ -1,4 +1,4 @@
-// A decode graph with all of its look-ups, captured once and from then on launched whole: in one graph of the driver's a look-up
+// A decode graph with all of its look-ups, captured once and from then on launched at once: in one graph of the driver's a look-up
 // is one more kernel, where by itself it has two streams wait for each other and the graph cut in two.
 //
 // The look-up's stream begins the capture, and the engine's joins it by waiting for an event of that (lookup/device_lookup.h). What the engine's

@@ -15,9 +15,9 @@ namespace expertier {
 
 namespace {
 
-// Words of a door, as in hip/kernels/device_lookup.cu; below the ticket's half where the device writes.
+// Words of a mailbox, as in hip/kernels/device_lookup.cu; below the ticket's half where the device writes.
 constexpr int answered = 0, go = 1, late = 2, missing = 3, rows = 8;
-constexpr size_t door_words = 128;
+constexpr size_t mailbox_words = 128;
 constexpr uint32_t below = 0xffff;
 
 constexpr int most_experts = 0xfffe; // one number stands for all that are out of range
@@ -28,9 +28,9 @@ struct CopyRows {
     CopyRow row[rows_by_value];
 };
 
-constexpr unsigned threads_that_keep = 256, threads_that_copy = 256; // both are on the engine's way
+constexpr unsigned threads_that_save = 256, threads_that_copy = 256; // both are on the engine's way
 
-constexpr uint32_t usual_patience = 500'000; // reads of host memory, about a microsecond each
+constexpr uint32_t default_spin_limit = 500'000; // reads of host memory, about a microsecond each
 
 constexpr auto trial_limit = std::chrono::seconds(5);
 
@@ -41,7 +41,7 @@ void store(uint32_t * word, uint32_t value) { __atomic_store_n(word, value, __AT
 
 DeviceLookup::DeviceLookup(const expertier_device_lookup & driver, ggml_backend_dev_t device,
                            const std::vector<int> & n_experts)
-    : driver_(driver), patience_(usual_patience), n_rows_(n_experts.size(), 0) {
+    : driver_(driver), spin_limit_(default_spin_limit), n_rows_(n_experts.size(), 0) {
     size_t n = 0;
     for (int experts : n_experts) {
         if (experts > most_experts) {
@@ -55,14 +55,15 @@ DeviceLookup::DeviceLookup(const expertier_device_lookup & driver, ggml_backend_
     n_table_words_ = n;
     device_tables_ = new_device_buffer(device, (n + 1) * sizeof(int32_t)); // the last word: the graph that gave up
     host_tables_ = new_pinned_buffer(device, n * sizeof(int32_t));
-    doors_ = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
-    const size_t order_bytes = (n_experts.size() + 1) * n_orders * sizeof(uint32_t); // the graph's number comes first
-    device_orders_ = new_device_buffer(device, order_bytes);
-    host_orders_ = new_pinned_buffer(device, order_bytes);
+    mailboxes_ = new_pinned_buffer(device, n_experts.size() * mailbox_words * sizeof(uint32_t));
+    const size_t launch_param_bytes =
+        (n_experts.size() + 1) * n_launch_params * sizeof(uint32_t); // the graph's number comes first
+    device_launch_params_ = new_device_buffer(device, launch_param_bytes);
+    host_launch_params_ = new_pinned_buffer(device, launch_param_bytes);
     uploads_.reset(ggml_backend_dev_init(device, nullptr));
     before_.reset(ggml_backend_event_new(device));
     after_.reset(ggml_backend_event_new(device));
-    if (!device_tables_ || !device_orders_ || !uploads_ || !before_ || !after_) {
+    if (!device_tables_ || !device_launch_params_ || !uploads_ || !before_ || !after_) {
         throw std::runtime_error("the device gave no memory, stream or event for it");
     }
     ggml_backend_buffer_clear(device_tables_.get(), 0);
@@ -71,35 +72,35 @@ DeviceLookup::DeviceLookup(const expertier_device_lookup & driver, ggml_backend_
         upload_table((int) layer);
     }
     ggml_backend_synchronize(uploads_.get());
-    patience_ = driver.patience ? driver.patience : usual_patience;
+    spin_limit_ = driver.spin_limit ? driver.spin_limit : default_spin_limit;
 }
 
-uint32_t * DeviceLookup::door(int layer) const {
-    return static_cast<uint32_t *>(ggml_backend_buffer_get_base(doors_.get())) + layer * door_words;
+uint32_t * DeviceLookup::mailbox(int layer) const {
+    return static_cast<uint32_t *>(ggml_backend_buffer_get_base(mailboxes_.get())) + layer * mailbox_words;
 }
 
 void DeviceLookup::begin_graph() {
     graph_ += 1;
-    host_orders()[0] = graph_;
+    host_launch_params()[0] = graph_;
 }
 
-uint64_t DeviceLookup::device_orders(int layer) const {
-    const auto base = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(device_orders_.get()));
-    return base + (layer + 1) * n_orders * sizeof(uint32_t);
+uint64_t DeviceLookup::device_launch_params(int layer) const {
+    const auto base = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(device_launch_params_.get()));
+    return base + (layer + 1) * n_launch_params * sizeof(uint32_t);
 }
 
 void DeviceLookup::expect(int layer, uint32_t n_rows) {
     n_rows_[layer] = n_rows;
     const uint32_t unlike = ~(graph_ << 16); // nothing that is there may be taken for what this graph's look-up writes
-    door(layer)[missing] = unlike;
-    std::fill_n(door(layer) + rows, n_rows, unlike);
+    mailbox(layer)[missing] = unlike;
+    std::fill_n(mailbox(layer) + rows, n_rows, unlike);
 }
 
-bool DeviceLookup::send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
-    rows_.assign(1, { device_orders(-1), reinterpret_cast<uint64_t>(host_orders()),
-                      ggml_backend_buffer_get_size(host_orders_.get()) });
+bool DeviceLookup::send_launch_params(ggml_backend_t compute, const std::vector<CopyRow> & rows) {
+    rows_.assign(1, { device_launch_params(-1), reinterpret_cast<uint64_t>(host_launch_params()),
+                      ggml_backend_buffer_get_size(host_launch_params_.get()) });
     rows_.insert(rows_.end(), rows.begin(), rows.end());
-    if (!follow(compute)) {
+    if (!wait_for(compute)) {
         return false;
     }
     for (size_t first = 0; first < rows_.size(); first += rows_by_value) {
@@ -107,22 +108,22 @@ bool DeviceLookup::send_orders(ggml_backend_t compute, const std::vector<CopyRow
             return false;
         }
     }
-    return hold(compute);
+    return make_wait(compute);
 }
 
 bool DeviceLookup::queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
-                         const KeptRows & keep) {
+                         const SavedRows & saved) {
     const uint32_t n_rows = (uint32_t) (ids->ne[0] * ids->ne[1]);
-    return follow(compute) && launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, keep) &&
-           hold(compute);
+    return wait_for(compute) && launch(layer, ids->data, ids->nb, (uint32_t) ids->ne[0], n_rows, slots->data, saved) &&
+           make_wait(compute);
 }
 
-bool DeviceLookup::follow(ggml_backend_t compute) {
+bool DeviceLookup::wait_for(ggml_backend_t compute) {
     ggml_backend_event_record(before_.get(), compute);
     return driver_.stream_wait(driver_.stream, before_->context, 0) == 0;
 }
 
-bool DeviceLookup::hold(ggml_backend_t compute) {
+bool DeviceLookup::make_wait(ggml_backend_t compute) {
     if (driver_.event_record(after_->context, driver_.stream) != 0) {
         return false;
     }
@@ -143,27 +144,42 @@ bool DeviceLookup::launch_copies(const CopyRow * rows, uint32_t n) {
 }
 
 bool DeviceLookup::launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows,
-                          void * slots, const KeptRows & keep) {
+                          void * slots, const SavedRows & saved) {
     uint64_t ids_address = reinterpret_cast<uint64_t>(ids);
     uint64_t column_bytes = nb[0], row_bytes = nb[1];
     uint64_t table_address = reinterpret_cast<uint64_t>(device_table(layer));
     uint32_t n_experts = (uint32_t) tables_[layer].size();
     uint64_t slots_address = reinterpret_cast<uint64_t>(slots);
-    uint64_t door_address = reinterpret_cast<uint64_t>(door(layer));
-    uint64_t orders = device_number();
-    uint32_t until = patience_;
-    KeptRows kept = keep;
+    uint64_t mailbox_address = reinterpret_cast<uint64_t>(mailbox(layer));
+    uint64_t launch_params = device_number();
+    uint32_t until = spin_limit_;
+    SavedRows rows_given = saved;
     uint64_t gave_up = reinterpret_cast<uint64_t>(device_table(0) + n_table_words_);
-    uint64_t hidden = reinterpret_cast<uint64_t>(kept.rows), kept_address = reinterpret_cast<uint64_t>(kept.kept);
-    void * arguments[] = { &ids_address,    &column_bytes,  &row_bytes,     &n_used,       &n_rows, &table_address,
-                           &n_experts,      &slots_address, &door_address,  &orders,       &until,  &hidden,
-                           &kept.row_bytes, &kept.n_hidden, &kept.n_tokens, &kept_address, &gave_up };
-    const unsigned n_threads = kept.n_tokens ? threads_that_keep : (unsigned) max_rows;
+    uint64_t hidden = reinterpret_cast<uint64_t>(rows_given.rows),
+             saved_address = reinterpret_cast<uint64_t>(rows_given.copy);
+    void * arguments[] = { &ids_address,
+                           &column_bytes,
+                           &row_bytes,
+                           &n_used,
+                           &n_rows,
+                           &table_address,
+                           &n_experts,
+                           &slots_address,
+                           &mailbox_address,
+                           &launch_params,
+                           &until,
+                           &hidden,
+                           &rows_given.row_bytes,
+                           &rows_given.n_hidden,
+                           &rows_given.n_tokens,
+                           &saved_address,
+                           &gave_up };
+    const unsigned n_threads = rows_given.n_tokens ? threads_that_save : (unsigned) max_rows;
     return driver_.launch(driver_.function, 1, 1, 1, n_threads, 1, 1, 0, driver_.stream, arguments, nullptr) == 0;
 }
 
 bool DeviceLookup::has_arrived(int layer) const {
-    const uint32_t * words = door(layer);
+    const uint32_t * words = mailbox(layer);
     const uint32_t mark = graph_ << 16;
     const auto came = [mark](uint32_t word) { return (word & ~below) == mark; };
     if (!came(load(words + missing))) {
@@ -177,21 +193,21 @@ bool DeviceLookup::has_arrived(int layer) const {
     return true;
 }
 
-int DeviceLookup::n_missing(int layer) const { return (int) (load(door(layer) + missing) & below); }
+int DeviceLookup::n_missing(int layer) const { return (int) (load(mailbox(layer) + missing) & below); }
 
 void DeviceLookup::experts(int layer, std::vector<int32_t> & experts) const {
     experts.resize(n_rows_[layer]);
     for (uint32_t row = 0; row < n_rows_[layer]; row++) {
-        experts[row] = (int32_t) (load(door(layer) + rows + row) & below);
+        experts[row] = (int32_t) (load(mailbox(layer) + rows + row) & below);
     }
 }
 
 bool DeviceLookup::answer(int layer, bool is_go) {
-    store(door(layer) + go, is_go);
-    store(door(layer) + answered, graph_);
+    store(mailbox(layer) + go, is_go);
+    store(mailbox(layer) + answered, graph_);
     // The kernel says that it gives up before it goes on, and we answer before we look whether it did: one sees the other.
     std::atomic_thread_fence(std::memory_order_seq_cst);
-    return load(door(layer) + late) != graph_;
+    return load(mailbox(layer) + late) != graph_;
 }
 
 void DeviceLookup::upload_table(int layer) {
@@ -211,7 +227,7 @@ std::string DeviceLookup::try_capture(ggml_backend_dev_t device) {
     if (driver_.capture_begin == nullptr) {
         return {};
     }
-    const uint32_t patience = std::exchange(patience_, usual_patience);
+    const uint32_t spin_limit = std::exchange(spin_limit_, default_spin_limit);
     std::string problem;
     try {
         try_out(device, true);
@@ -219,7 +235,7 @@ std::string DeviceLookup::try_capture(ggml_backend_dev_t device) {
         driver_.capture_begin = nullptr;
         problem = found.what();
     }
-    patience_ = patience;
+    spin_limit_ = spin_limit;
     return problem;
 }
 
@@ -235,15 +251,17 @@ void DeviceLookup::try_out(ggml_backend_dev_t device, bool captured) {
     ggml_tensor slots = bytes_at(memory.get(), base + 128, sizeof(int32_t));
     ids.ne[0] = 1;
     ids.nb[0] = ids.nb[1] = sizeof(int32_t);
-    CapturedGraph whole;
+    CapturedGraph graph;
     for (int32_t wanted = 7; wanted < (captured ? 9 : 8); wanted++) {
         upload_table(0);
         ggml_backend_synchronize(uploads_.get());
         begin_graph();
         expect(0, 1);
-        const auto queue = [&] { return send_orders(compute.get()) && this->queue(compute.get(), 0, &ids, &slots); };
+        const auto queue = [&] {
+            return send_launch_params(compute.get()) && this->queue(compute.get(), 0, &ids, &slots);
+        };
         if (captured
-                ? !(whole.is(1) || whole.capture(*this, compute.get(), 1, queue)) || !whole.launch(*this, compute.get())
+                ? !(graph.is(1) || graph.capture(*this, compute.get(), 1, queue)) || !graph.launch(*this, compute.get())
                 : !queue()) {
             throw std::runtime_error(captured ? "the driver refused to capture it" : "the driver refused to queue it");
         }

@@ -3,7 +3,7 @@
 //     engine's stream  ── router ─ record ┐                                  ┌ wait ─ experts ─ ...
 //     look-up's stream                       └ wait ─ kernel (hip/kernels/device_lookup.cu) ─ record ┘
 //
-// Everything is queued ahead. The kernel writes what it found to a door in host memory; where experts are missing it
+// Everything is queued ahead. The kernel writes what it found to a mailbox in host memory; where experts are missing it
 // holds both streams until the host has filled the slots and the table, on a third stream, and has answered.
 #pragma once
 
@@ -19,13 +19,13 @@
 
 namespace expertier {
 
-// Rows of a hidden state that a look-up keeps a copy of, for whoever predicts from them.
-struct KeptRows {
+// Rows of a hidden state that a look-up copies, for the kernel that predicts from them.
+struct SavedRows {
     const void * rows = nullptr;
     uint64_t row_bytes = 0;
     uint32_t n_hidden = 0; // floats a row
     uint32_t n_tokens = 0; // 0: none
-    float * kept = nullptr;
+    float * copy = nullptr;
 };
 
 // Bytes that are copied within the device, as in hip/kernels/moves.cu.
@@ -47,26 +47,26 @@ class DeviceLookup {
     // Begins a graph, whose look-ups bear its number: once one has given up waiting, others of the graph do not wait either.
     // To be called when all look-ups of the one before have been answered.
     void begin_graph();
-    // What changes with each graph, on its way to whoever is queued for the layer: as many words as `n_orders`.
-    static constexpr size_t n_orders = 16;
-    uint32_t * orders(int layer) const { return host_orders() + (layer + 1) * n_orders; }
-    uint64_t device_orders(int layer) const;
-    uint64_t device_number() const { return device_orders(-1); } // the graph's
+    // What changes with each graph, on its way to whoever is queued for the layer: as many words as `n_launch_params`.
+    static constexpr size_t n_launch_params = 16;
+    uint32_t * launch_params(int layer) const { return host_launch_params() + (layer + 1) * n_launch_params; }
+    uint64_t device_launch_params(int layer) const;
+    uint64_t device_number() const { return device_launch_params(-1); } // the graph's
     uint32_t number() const { return graph_; }
     // The graph will ask for so many rows of the layer.
     void expect(int layer, uint32_t n_rows);
 
-    // Queues the orders, and copies that they are to be followed by, behind what is queued on `compute`, which waits for
+    // Queues the launch parameters, and copies that they are to be followed by, behind what is queued on `compute`, which waits for
     // them. No look-up may be queued before that. False when the driver refused.
-    bool send_orders(ggml_backend_t compute, const std::vector<CopyRow> & rows = {});
+    bool send_launch_params(ggml_backend_t compute, const std::vector<CopyRow> & rows = {});
 
     // Queues the look-up of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as the
     // ids are) gets the slot ids. False when the driver refused.
     bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
-               const KeptRows & keep = {});
+               const SavedRows & saved = {});
 
-    bool follow(ggml_backend_t compute); // our stream waits for what is queued there
-    bool hold(ggml_backend_t compute);   // what is queued there from now on waits for our stream
+    bool wait_for(ggml_backend_t compute);  // our stream waits for what is queued there
+    bool make_wait(ggml_backend_t compute); // what is queued there from now on waits for our stream
 
     // What came of the layer's look-up in this graph.
     bool has_arrived(int layer) const;
@@ -94,25 +94,27 @@ class DeviceLookup {
         void operator()(ggml_backend_event_t event) const { ggml_backend_event_free(event); }
     };
 
-    uint32_t * door(int layer) const;
-    uint32_t * host_orders() const { return static_cast<uint32_t *>(ggml_backend_buffer_get_base(host_orders_.get())); }
+    uint32_t * mailbox(int layer) const;
+    uint32_t * host_launch_params() const {
+        return static_cast<uint32_t *>(ggml_backend_buffer_get_base(host_launch_params_.get()));
+    }
     bool launch_copies(const CopyRow * rows, uint32_t n);
     bool launch(int layer, const void * ids, const size_t * nb, uint32_t n_used, uint32_t n_rows, void * slots,
-                const KeptRows & keep);
+                const SavedRows & saved);
     int32_t * host_table(int layer) const {
         return static_cast<int32_t *>(ggml_backend_buffer_get_base(host_tables_.get())) + first_[layer];
     }
     void try_out(ggml_backend_dev_t device, bool captured);
 
     expertier_device_lookup driver_;
-    uint32_t patience_;
+    uint32_t spin_limit_;
     uint32_t graph_ = 0;
     std::vector<std::vector<int32_t>> tables_;
     std::vector<size_t> first_; // of each layer, in the tables' buffers
     size_t n_table_words_ = 0;
     std::vector<uint32_t> n_rows_; // of each layer's look-up
     std::vector<CopyRow> rows_;
-    Buffer device_tables_, host_tables_, doors_, device_orders_, host_orders_;
+    Buffer device_tables_, host_tables_, mailboxes_, device_launch_params_, host_launch_params_;
     std::unique_ptr<ggml_backend, FreeBackend> uploads_;
     std::unique_ptr<ggml_backend_event, FreeEvent> before_, after_;
 };

@@ -3,7 +3,7 @@
 #include "graph/expert_call.h"
 #include "lookup/device_lookup.h"
 #include "ggml-impl.h"
-#include "graph/slices.h"
+#include "graph/segments.h"
 #include "residency/tiers.h"
 
 #include <cstring>
@@ -44,7 +44,7 @@ bool is_fit(LookupPlan & plan, const ggml_cgraph * graph) {
         const bool is_next = plan.calls.empty() || plan.calls.back().layer != layer || node->src[2] != ids;
         if (is_next) {
             for (const LookupPlan::Call & call : plan.calls) {
-                if (call.layer == layer) { // a layer has one door, and one look-up a graph
+                if (call.layer == layer) { // a layer has one mailbox, and one look-up a graph
                     return false;
                 }
             }
@@ -52,7 +52,7 @@ bool is_fit(LookupPlan & plan, const ggml_cgraph * graph) {
             plan.calls.push_back({ i, layer, ids->ne[0], ids->ne[1], find_router(ids) });
         }
         if (n_rows > DeviceLookup::max_rows || n_rows > plan.tiers->n_slots(layer) || ids->type != GGML_TYPE_I32 ||
-            (plan.tiers->staging() && ids->ne[1] >= plan.tiers->stream_tokens())) {
+            (plan.tiers->prefill_stream() && ids->ne[1] >= plan.tiers->stream_tokens())) {
             return false;
         }
         plan.nodes.push_back({ i, layer, expert->ref.matrix, (int) plan.calls.size() - 1 });
@@ -75,7 +75,7 @@ void look_at(LookupPlan & plan, const ggml_cgraph * graph) {
     plan.nodes.clear();
     plan.calls.clear();
     plan.may_be_captured = true;
-    plan.is_settled = false;
+    plan.rare_miss_layers_are_chosen = false;
     plan.is_fit = uid != 0 && is_fit(plan, graph);
     plan.epoch = plan.tiers ? plan.tiers->epoch() : 0;
     if (plan.is_fit) {

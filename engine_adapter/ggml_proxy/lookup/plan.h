@@ -1,7 +1,7 @@
 // Which graphs may look experts up on the device: those that were seen often enough, of the decode shape.
 #pragma once
 
-#include "graph/kept_inputs.h"
+#include "graph/input_backup.h"
 #include "prefetch/router.h"
 
 #include <cstdint>
@@ -33,14 +33,14 @@ struct LookupPlan {
     int n_seen = 0;   // how often it came
     int n_of_uid = 0; // the same, with whatever slots
     bool is_fit = false;
-    bool is_settled = false;         // which layers are predicted in it
-    bool may_be_captured = false;    // the backend waits for nothing while it queues it
-    bool cannot_be_captured = false; // it was tried
+    bool rare_miss_layers_are_chosen = false; // which layers are predicted in it
+    bool may_be_captured = false;             // the backend waits for nothing while it queues it
+    bool cannot_be_captured = false;          // it was tried
     std::shared_ptr<Tiers> tiers;
     std::vector<Node> nodes; // that multiply by experts, in the graph's order
     std::vector<Call> calls;
-    KeptInputs inputs; // for a retreat
-    int pause = 0;     // graphs to come that are not tried: the last retreat was just now
+    InputBackup inputs; // for a fallback
+    int pause = 0;      // graphs to come that are not tried: the last fallback was just now
 };
 
 // Looks at `graph`, unless it is the one that `plan` is about.

@@ -10,12 +10,12 @@ namespace expertier {
 
 LookupQueue::LookupQueue(ProxyBackend & backend, ggml_cgraph * graph)
     : backend_(backend), graph_(graph), plan_(backend.lookup_plan), tiers_(*plan_.tiers),
-      lookup_(*tiers_.device_lookup()), slices_(backend, graph) {
+      lookup_(*tiers_.device_lookup()), segments_(backend, graph) {
     steps_.reserve(plan_.calls.size()); // with look-ups queued, nothing may fail for want of memory
     queued_.reserve(plan_.calls.size());
 }
 
-LookupQueue::~LookupQueue() { tiers_.counters.slices += slices_.n_slices(); }
+LookupQueue::~LookupQueue() { tiers_.counters.segments += segments_.n_segments(); }
 
 bool LookupQueue::can_capture(const LookupPlan & plan) {
     return plan.tiers->device_lookup()->driver().capture_begin && plan.may_be_captured && !plan.cannot_be_captured;
@@ -41,7 +41,7 @@ size_t LookupQueue::n_predicted_floats() const {
 }
 
 ggml_status LookupQueue::queue_all(const std::function<void()> & after_lookup) {
-    return queue_all(slices_, after_lookup);
+    return queue_all(segments_, after_lookup);
 }
 
 std::pair<size_t, size_t> LookupQueue::predicted_by(size_t i) const {
@@ -56,7 +56,7 @@ bool LookupQueue::can_predict(size_t from, size_t to) const {
     const LookupPlan::Call & call = plan_.calls[from];
     const LookupPlan::Call & next = plan_.calls[to];
     const int n = tiers_.n_slots(next.layer);
-    return !tiers_.predictor()->quiet.has(next.layer) && n < tiers_.n_experts(next.layer) &&
+    return !tiers_.predictor()->rare_miss_layers.has(next.layer) && n < tiers_.n_experts(next.layer) &&
            n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
            Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
 }
@@ -75,13 +75,13 @@ bool LookupQueue::find_lookups() {
         if (step.slot_ids == nullptr) {
             return false;
         }
-        if (ahead_ != nullptr) {
+        if (prefetch_run_ != nullptr) {
             std::tie(step.next, step.last) = predicted_by(i);
             while (step.next <= step.last && !can_predict(i, step.next)) {
                 step.next += 1;
             }
             if (step.next <= step.last) {
-                step.keep = tiers_.predictor()->keep(call.router, plan_.calls[step.next].router);
+                step.saved = tiers_.predictor()->rows_to_save(call.router, plan_.calls[step.next].router);
             }
         }
         steps_.push_back(step);
@@ -92,17 +92,18 @@ bool LookupQueue::find_lookups() {
 bool LookupQueue::predicts(const Step & step, size_t to) const {
     const LookupPlan::Call & call = plan_.calls[step.call];
     return can_predict(step.call, to) &&
-           tiers_.predictor()->keep(call.router, plan_.calls[to].router).rows == step.keep.rows;
+           tiers_.predictor()->rows_to_save(call.router, plan_.calls[to].router).rows == step.saved.rows;
 }
 
 void LookupQueue::expect() {
-    tiers_.counters.whole_calls += plan_.calls.size() - steps_.size();
+    tiers_.counters.fully_resident_calls += plan_.calls.size() - steps_.size();
     for (const Step & step : steps_) {
         const LookupPlan::Call & call = plan_.calls[step.call];
         lookup_.expect(call.layer, (uint32_t) (call.n_used * call.n_tokens));
         for (size_t next = step.next; next <= step.last; next++) {
             if (predicts(step, next)) {
-                ahead_->expect(plan_.calls[next].layer, (int) (plan_.calls[next].n_used * plan_.calls[next].n_tokens));
+                prefetch_run_->expect(plan_.calls[next].layer,
+                                      (int) (plan_.calls[next].n_used * plan_.calls[next].n_tokens));
             }
         }
     }
@@ -115,14 +116,14 @@ bool LookupQueue::launch_captured() {
     const uint64_t key = key_of_all();
     if (!backend_.captured.is(key)) {
         const auto queue = [this] {
-            GraphSlices slices(backend_, graph_);
-            slices.run_afresh(backend_.leading);
-            return queue_all(slices, [] {}) == GGML_STATUS_SUCCESS;
+            GraphSegments segments(backend_, graph_);
+            segments.run_afresh(backend_.leading);
+            return queue_all(segments, [] {}) == GGML_STATUS_SUCCESS;
         };
         const bool done = backend_.captured.capture(lookup_, backend_.inner, key, queue);
         queued_.clear(); // nothing was
-        if (ahead_ != nullptr) {
-            ahead_->launched(false);
+        if (prefetch_run_ != nullptr) {
+            prefetch_run_->launched(false);
         }
         if (!done) {
             plan_.cannot_be_captured = true;
@@ -139,8 +140,8 @@ bool LookupQueue::launch_captured() {
     for (const Step & step : steps_) {
         queued_.push_back(plan_.calls[step.call].layer);
     }
-    if (ahead_ != nullptr) {
-        ahead_->launched(true);
+    if (prefetch_run_ != nullptr) {
+        prefetch_run_->launched(true);
     }
     return true;
 }
@@ -154,7 +155,7 @@ uint64_t LookupQueue::key_of_all() const {
     }
     for (const Step & step : steps_) {
         key = mixed(mixed(key, step.call), address(step.slot_ids->data));
-        key = mixed(mixed(key, address(step.keep.kept)), step.next <= step.last ? step.next * 4096 + step.last : 0);
+        key = mixed(mixed(key, address(step.saved.copy)), step.next <= step.last ? step.next * 4096 + step.last : 0);
     }
     for (const CopyRow & row : plan_.inputs.rows()) {
         key = mixed(key, row.target);
@@ -164,21 +165,21 @@ uint64_t LookupQueue::key_of_all() const {
 
 bool LookupQueue::queue_lookup(const Step & step) {
     const LookupPlan::Call & call = plan_.calls[step.call];
-    if (!lookup_.queue(backend_.inner, call.layer, step.ids, step.slot_ids, step.keep)) {
+    if (!lookup_.queue(backend_.inner, call.layer, step.ids, step.slot_ids, step.saved)) {
         return false;
     }
     queued_.push_back(call.layer);
     for (size_t next = step.next; next <= step.last; next++) {
         const LookupPlan::Call & to = plan_.calls[next];
-        if (predicts(step, next) && !ahead_->queue(call.router, to.router, to.n_used)) {
+        if (predicts(step, next) && !prefetch_run_->queue(call.router, to.router, to.n_used)) {
             return false;
         }
     }
     return true;
 }
 
-ggml_status LookupQueue::queue_all(GraphSlices & slices, const std::function<void()> & after_lookup) {
-    if (!lookup_.send_orders(backend_.inner, plan_.inputs.rows())) {
+ggml_status LookupQueue::queue_all(GraphSegments & segments, const std::function<void()> & after_lookup) {
+    if (!lookup_.send_launch_params(backend_.inner, plan_.inputs.rows())) {
         return GGML_STATUS_FAILED;
     }
     int last = -1;
@@ -188,13 +189,13 @@ ggml_status LookupQueue::queue_all(GraphSlices & slices, const std::function<voi
         const LookupPlan::Call & call = plan_.calls[at.call];
         ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
         if (is_fully_resident_[at.call]) {
-            slices.redirect(node, pool, node->src[2]);
+            segments.redirect(node, pool, node->src[2]);
             continue;
         }
         if (at.call != last) {
             last = at.call;
             n_done += 1;
-            if (ggml_status status = slices.run_until(call.first)) {
+            if (ggml_status status = segments.run_until(call.first)) {
                 return status;
             }
             if (!queue_lookup(steps_[n_done - 1])) {
@@ -202,9 +203,9 @@ ggml_status LookupQueue::queue_all(GraphSlices & slices, const std::function<voi
             }
             after_lookup();
         }
-        slices.redirect(node, pool, steps_[n_done - 1].slot_ids);
+        segments.redirect(node, pool, steps_[n_done - 1].slot_ids);
     }
-    return slices.run_until(graph_->n_nodes);
+    return segments.run_until(graph_->n_nodes);
 }
 
 } // namespace expertier

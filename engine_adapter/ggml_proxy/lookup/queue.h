@@ -2,10 +2,10 @@
 // look-ups is for others to serve (lookup/run.cpp).
 #pragma once
 
-#include "prefetch/ahead.h"
+#include "prefetch/run.h"
 #include "backend/backend.h"
 #include "lookup/device_lookup.h"
-#include "graph/slices.h"
+#include "graph/segments.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -32,7 +32,7 @@ class LookupQueue {
     // Of the hidden states that predictions take; 0: nothing can be predicted.
     size_t n_predicted_floats() const;
     // From here on what can be predicted is, and `ahead` is told.
-    void predict(Ahead & ahead) { ahead_ = &ahead; }
+    void predict(PrefetchRun & ahead) { prefetch_run_ = &ahead; }
 
     // What the look-ups of this graph are; false when there is no memory for the slot ids of one.
     bool find_lookups();
@@ -53,18 +53,18 @@ class LookupQueue {
         const ggml_tensor * ids;
         ggml_tensor * slot_ids;
         size_t next = 1, last = 0; // calls that are predicted behind it, as far as they can be
-        KeptRows keep;
+        SavedRows saved;
     };
 
     // The calls that are to be predicted by call `i`, first and last; the first call does so for all those close by.
     std::pair<size_t, size_t> predicted_by(size_t i) const;
     // Whether experts of call `to` can be predicted at call `from`, and there are slots for more than it uses.
     bool can_predict(size_t from, size_t to) const;
-    // Whether a step's look-up keeps the rows that a prediction for call `to` needs.
+    // Whether a step's look-up saves the rows that a prediction for call `to` needs.
     bool predicts(const Step & step, size_t to) const;
-    // Stands for all that is not the same in each run of the graph, but for what the look-ups' orders hold.
+    // Stands for all that is not the same in each run of the graph, but for what the look-ups' launch parameters hold.
     uint64_t key_of_all() const;
-    ggml_status queue_all(GraphSlices & slices, const std::function<void()> & after_lookup);
+    ggml_status queue_all(GraphSegments & segments, const std::function<void()> & after_lookup);
     // Queues a layer's look-up, and behind it predictions for layers to come.
     bool queue_lookup(const Step & step);
 
@@ -73,8 +73,8 @@ class LookupQueue {
     LookupPlan & plan_;
     Tiers & tiers_;
     DeviceLookup & lookup_;
-    GraphSlices slices_;
-    Ahead * ahead_ = nullptr;
+    GraphSegments segments_;
+    PrefetchRun * prefetch_run_ = nullptr;
     std::vector<bool> is_fully_resident_;
     std::vector<Step> steps_;
     std::vector<int> queued_;

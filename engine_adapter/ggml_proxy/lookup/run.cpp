@@ -1,6 +1,6 @@
 #include "lookup/run.h"
 
-#include "prefetch/ahead.h"
+#include "prefetch/run.h"
 #include "backend/device.h"
 #include "graph/expert_call.h"
 #include "lookup/device_lookup.h"
@@ -21,9 +21,9 @@ namespace {
 // A graph is queued so often by the other way first: then every kernel is loaded and every CUDA or HIP graph made, which
 // may wait for the device, and the device may wait for us.
 constexpr int n_warm = 4;
-constexpr int n_warm_captured = 1; // no slice has a graph of its own then
+constexpr int n_warm_captured = 1; // no segment has a graph of its own then
 
-constexpr int pause_graphs = 32; // after a retreat: what missed is on disk, and more of it may be
+constexpr int pause_graphs = 32; // after a fallback: what missed is on disk, and more of it may be
 
 // Layers' locks are held from before the first look-up is queued until the last one is served: the tables on the device and
 // the policy's are one.
@@ -33,7 +33,7 @@ class LookupRun {
         : backend_(backend), plan_(backend.lookup_plan), tiers_(*plan_.tiers), lookup_(*tiers_.device_lookup()),
           queue_(backend, graph), reads_(tiers_.host_copies(), DeviceLookup::max_rows) {}
 
-    // Nothing when it retreated; then it is as if nothing had been queued.
+    // Nothing when it fell back; then it is as if nothing had been queued.
     std::optional<ggml_status> run() {
         for (std::vector<int32_t> * room : { &experts_, &slots_, &miss_index_, &filled_, &evicted_, &held_ }) {
             room->reserve(DeviceLookup::max_rows); // with look-ups queued, nothing may fail for want of memory
@@ -48,7 +48,7 @@ class LookupRun {
             locks_.emplace_back(tiers_.locks(), layer);
         }
         bring_tables();
-        open_ahead();
+        open_prefetch_run();
         if (!plan_.inputs.reserve(backend_.inner) || !queue_.find_lookups()) {
             return {};
         }
@@ -63,10 +63,10 @@ class LookupRun {
         while (n_served_ < queue_.layers().size()) { // also after a failure: nobody may be left waiting
             serve(true);
         }
-        if (ahead_) {
-            ahead_->end();
+        if (prefetch_run_) {
+            prefetch_run_->end();
         }
-        if (status != GGML_STATUS_SUCCESS || retreats_ || fails_) {
+        if (status != GGML_STATUS_SUCCESS || falls_back_ || fails_) {
             ggml_backend_synchronize(backend_.inner);
             release_previous();
             if (fails_) {
@@ -111,24 +111,24 @@ class LookupRun {
     }
 
     // Has the next layers' experts fetched, unless that does not pay.
-    void open_ahead() {
+    void open_prefetch_run() {
         Predictor * predictor = tiers_.predictor();
         if (predictor == nullptr || !predictor->payoff.is_on()) {
             return;
         }
-        predictor->reach.settle();
-        if (!plan_.is_settled) { // a graph that is new, or has other slots, is captured anew anyway
-            plan_.is_settled = true;
+        predictor->distance.update();
+        if (!plan_.rare_miss_layers_are_chosen) { // a graph that is new, or has other slots, is captured anew anyway
+            plan_.rare_miss_layers_are_chosen = true;
             std::vector<int64_t> expert_bytes;
             for (int layer = 0; layer < tiers_.n_layers(); layer++) {
                 expert_bytes.push_back(tiers_.expert_bytes(layer));
             }
-            predictor->quiet.settle(expert_bytes);
+            predictor->rare_miss_layers.update(expert_bytes);
         }
         const size_t n_floats = queue_.n_predicted_floats();
         if (n_floats > 0 && predictor->reserve(n_floats)) {
-            ahead_.emplace(tiers_, lookup_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
-            queue_.predict(*ahead_);
+            prefetch_run_.emplace(tiers_, lookup_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
+            queue_.predict(*prefetch_run_);
         }
     }
 
@@ -136,12 +136,12 @@ class LookupRun {
     void serve(bool must) {
         while (n_served_ < queue_.layers().size()) {
             const int layer = queue_.layers()[n_served_];
-            if (ahead_ && !must) {
-                ahead_->attend();
+            if (prefetch_run_ && !must) {
+                prefetch_run_->attend();
             }
             for (int i = 0; must && !lookup_.has_arrived(layer); i++) {
-                if (ahead_) {
-                    ahead_->attend();
+                if (prefetch_run_) {
+                    prefetch_run_->attend();
                 }
                 if (i > 20'000) {
                     std::this_thread::yield();
@@ -154,15 +154,15 @@ class LookupRun {
             n_served_ += 1;
             release_previous(); // its kernels came before this look-up
             const bool waits = lookup_.n_missing(layer) > 0;
-            const bool go = !retreats_ && !fails_ && serve(layer, waits);
-            if (ahead_ && (retreats_ || fails_)) {
-                ahead_->stop();
+            const bool go = !falls_back_ && !fails_ && serve(layer, waits);
+            if (prefetch_run_ && (falls_back_ || fails_)) {
+                prefetch_run_->stop();
             }
             if (waits && !lookup_.answer(layer, go) && go) {
-                retreats_ = true; // the device had given up waiting, and computes with what was there
+                falls_back_ = true; // the device had given up waiting, and computes with what was there
                 tiers_.counters.device_lookups_late += 1;
-                if (ahead_) {
-                    ahead_->stop();
+                if (prefetch_run_) {
+                    prefetch_run_->stop();
                 }
             }
         }
@@ -180,19 +180,19 @@ class LookupRun {
         tiers_.counters.device_lookups += 1;
         tiers_.counters.device_lookup_waits += waits;
         tiers_.counters.lookups += 1;
-        if (ahead_) {
-            ahead_->arrive(layer, experts, waits);
+        if (prefetch_run_) {
+            prefetch_run_->arrive(layer, experts, waits);
         }
         const auto begin = [&] {
             return tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(),
                                          miss_index_.data());
         };
         int32_t n_misses = begin();
-        if (n_misses == EXPERTIER_BUSY && ahead_ && ahead_->make_room(layer)) {
+        if (n_misses == EXPERTIER_BUSY && prefetch_run_ && prefetch_run_->make_room(layer)) {
             n_misses = begin();
         }
         if (n_misses < 0) { // an id out of range, or slots that a lease holds: the other way tells
-            retreats_ = true;
+            falls_back_ = true;
             return false;
         }
         if (n_misses > 0 && !waits) {
@@ -206,7 +206,7 @@ class LookupRun {
         if (waits && !fill(layer, experts, slots, miss_index_, n_misses)) {
             // Its victims are gone; the version tells those who hold a table of them.
             tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
-            retreats_ = true;
+            falls_back_ = true;
             return false;
         }
         held_.swap(slots); // which is empty: the one before has been released
@@ -238,8 +238,8 @@ class LookupRun {
         }
         lookup_.upload_table(layer);
         ggml_backend_synchronize(lookup_.uploads());
-        if (ahead_) {
-            ahead_->synchronized();
+        if (prefetch_run_) {
+            prefetch_run_->synchronized();
         }
         if (n_misses > 0) {
             tiers_.note_missed(layer, n_misses);
@@ -284,10 +284,10 @@ class LookupRun {
     std::vector<int32_t> experts_, slots_, miss_index_, filled_, evicted_; // of the look-up that is being served
     std::vector<const char *> copies_;
     size_t n_served_ = 0;
-    std::optional<Ahead> ahead_;
+    std::optional<PrefetchRun> prefetch_run_;
     std::vector<int32_t> held_; // slots that the look-up served last leads to
     int held_layer_ = -1;
-    bool retreats_ = false, fails_ = false;
+    bool falls_back_ = false, fails_ = false;
 };
 
 } // namespace

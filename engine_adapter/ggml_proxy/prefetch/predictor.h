@@ -11,8 +11,8 @@
 #include "backend/device_memory.h"
 #include "lookup/device_lookup.h"
 #include "ggml-backend.h"
-#include "prefetch/quiet_layers.h"
-#include "prefetch/reach.h"
+#include "prefetch/rare_miss_layers.h"
+#include "prefetch/distance.h"
 #include "prefetch/router.h"
 
 #include <array>
@@ -50,13 +50,13 @@ class Predictor {
     static bool can(const Router & from, const Router & to, int64_t n_used, int64_t n_tokens);
     // Has room for states of so many floats; to be called while nothing is queued. False when there is no memory.
     bool reserve(size_t n_floats);
-    // What the look-up of the layer before has to keep for a prediction.
-    KeptRows keep(const Router & from, const Router & to) const;
+    // The rows that the look-up of the layer before has to save for a prediction.
+    SavedRows rows_to_save(const Router & from, const Router & to) const;
 
-    // Orders of the graph that has begun: experts of `layer` that are in no slot may take the places of `candidates`, so
+    // Launch parameters of the graph that has begun: experts of `layer` that are in no slot may take the places of `candidates`, so
     // many and in this order (-1: of a FREE slot).
     void expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n);
-    // Queues a prediction behind the look-up that was queued last, which has kept the rows. An expert's bytes decide how many
+    // Queues a prediction behind the look-up that was queued last, which has saved the rows. An expert's bytes decide how many
     // are chosen. False when the driver refused.
     bool queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes);
 
@@ -68,22 +68,22 @@ class Predictor {
     const int32_t * predicted(int layer) const; // tokens times experts of each; -1 where the scores are no numbers
 
     // How many layers before its own a layer's experts are predicted.
-    int layers_ahead() const { return reach.layers(); }
+    int layers_ahead() const { return distance.layers(); }
 
     Payoff payoff;
-    Reach reach;
-    QuietLayers quiet;
+    PrefetchDistance distance;
+    RareMissLayers rare_miss_layers;
 
   private:
-    uint32_t * door(int layer) const;
+    uint32_t * mailbox(int layer) const;
     bool launch(int layer, const Router & to, const float * norm, uint32_t n_hidden, uint32_t n_tokens, uint32_t n_used,
                 uint32_t n_experts, uint32_t most);
     void try_out(ggml_backend_dev_t device, int n_experts);
 
     DeviceLookup & lookup_;
     ggml_backend_dev_t device_;
-    size_t n_kept_ = 0;
-    Buffer kept_, scores_, doors_;
+    size_t n_saved_ = 0;
+    Buffer saved_, scores_, mailboxes_;
 };
 
 } // namespace expertier

@@ -51,7 +51,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
     if n_slots == SMALL.experts:
-        assert counters.whole_calls > 0
+        assert counters.fully_resident_calls > 0
     elif pool_bytes == POOL_BYTES:
         assert counters.device_lookups > TOKENS, counters
         assert counters.device_lookup_waits > 0, counters
@@ -79,7 +79,7 @@ def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
-        calls.patience = 1
+        calls.spin_limit = 1
         assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(4):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)

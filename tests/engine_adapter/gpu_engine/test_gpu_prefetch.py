@@ -148,7 +148,7 @@ def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall, ahe
         assert 0 < counters.prefetches_useful < counters.prefetches
     elif recall == 1.0:
         assert found == 1, counters
-        unended = counters.prefetches - counters.prefetches_useful  # where a run retreated
+        unended = counters.prefetches - counters.prefetches_useful  # where a run fell back
         assert 0 <= unended <= 2 * counters.device_lookup_fallbacks < counters.prefetches, counters
     else:
         assert found == 0
@@ -217,13 +217,13 @@ def test_matrices_of_several_pieces(gpus: GpuSession):
     gpus.fakes.switch(jitter_us=300)
     with tiered_model(gpus, path, 4, POOL_BYTES, layers_ahead=1) as (model, calls):
         assert open_device_lookup(gpus, model, calls) == ""
-        retreats = []
+        fallbacks = []
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
             counters = counted(model.binding.counters())
-            retreats.append(counters.device_lookup_fallbacks)
+            fallbacks.append(counters.device_lookup_fallbacks)
         assert counters.prefetches_in_time < counters.prefetches_useful
-        assert retreats[0] == retreats[1], "all that the second run misses is in the pool"
+        assert fallbacks[0] == fallbacks[1], "all that the second run misses is in the pool"
 
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "event"])

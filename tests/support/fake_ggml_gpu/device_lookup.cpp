@@ -34,12 +34,12 @@ struct Arguments {
     uint32_t n_used, n_rows;
     uint64_t table;
     uint32_t n_experts;
-    uint64_t slots, door, orders;
-    uint32_t patience;
+    uint64_t slots, mailbox, launch_params;
+    uint32_t spin_limit;
     uint64_t hidden, hidden_row_bytes;
     uint32_t n_hidden, n_tokens;
-    uint64_t kept, gave_up;
-    size_t kept_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
+    uint64_t saved, gave_up;
+    size_t saved_bytes() const { return (size_t) n_tokens * n_hidden * sizeof(float); }
 };
 
 Arguments read(void ** values) {
@@ -49,7 +49,7 @@ Arguments read(void ** values) {
              u64(9), u32(10), u64(11), u64(12), u32(13), u32(14), u64(15), u64(16) };
 }
 
-constexpr size_t order_bytes = (CANDIDATES + MOST_CANDIDATES) * sizeof(uint32_t);
+constexpr size_t launch_param_bytes = (CANDIDATES + MOST_CANDIDATES) * sizeof(uint32_t);
 
 // The predicting kernel's.
 struct Prediction {
@@ -63,9 +63,9 @@ struct Prediction {
     uint32_t is_sigmoid;
     uint64_t late_bias;
     uint32_t n_used, n_spared;
-    uint64_t ticket, orders;
+    uint64_t ticket, launch_params;
     uint32_t most;
-    uint64_t scores, n_done, table, door;
+    uint64_t scores, n_done, table, mailbox;
 };
 
 Prediction read_prediction(void ** values) {
@@ -94,21 +94,33 @@ void run(Stream & stream, Arguments a, unsigned n_threads) {
         touch(stream.device, reinterpret_cast<char *>(a.hidden + token * a.hidden_row_bytes),
               a.n_hidden * sizeof(float), false, "a look-up's hidden state");
     }
-    touch(stream.device, reinterpret_cast<char *>(a.kept), a.kept_bytes(), true, "a look-up's kept rows");
-    touch(stream.device, reinterpret_cast<char *>(a.orders), sizeof(uint32_t), false, "a graph's number");
-    if (a.patience > 1000) {      // not a test's own choice
-        a.patience = 200'000'000; // minutes on a machine that has nothing else to do, hours on one that has
+    touch(stream.device, reinterpret_cast<char *>(a.saved), a.saved_bytes(), true, "a look-up's saved rows");
+    touch(stream.device, reinterpret_cast<char *>(a.launch_params), sizeof(uint32_t), false, "a graph's number");
+    if (a.spin_limit > 1000) {      // not a test's own choice
+        a.spin_limit = 200'000'000; // minutes on a machine that has nothing else to do, hours on one that has
     }
-    void * values[] = {
-        &a.ids,    &a.column_bytes, &a.row_bytes, &a.n_used, &a.n_rows,           &a.table,    &a.n_experts, &a.slots,
-        &a.door,   &a.orders,       &a.patience,  &a.hidden, &a.hidden_row_bytes, &a.n_hidden, &a.n_tokens,  &a.kept,
-        &a.gave_up
-    };
+    void * values[] = { &a.ids,
+                        &a.column_bytes,
+                        &a.row_bytes,
+                        &a.n_used,
+                        &a.n_rows,
+                        &a.table,
+                        &a.n_experts,
+                        &a.slots,
+                        &a.mailbox,
+                        &a.launch_params,
+                        &a.spin_limit,
+                        &a.hidden,
+                        &a.hidden_row_bytes,
+                        &a.n_hidden,
+                        &a.n_tokens,
+                        &a.saved,
+                        &a.gave_up };
     const unsigned grid[] = { 1, 1, 1 };
     const unsigned block[] = { n_threads, 1, 1 };
     stream.tell_host(); // that it has arrived
     expertier_fake_kernel_device_lookup.run(expertier_fake_kernel_device_lookup.pack(values), grid, block, 32);
-    if (reinterpret_cast<const uint32_t *>(a.door)[MISSING] & 0xffff) {
+    if (reinterpret_cast<const uint32_t *>(a.mailbox)[MISSING] & 0xffff) {
         stream.acquire_host(); // has filled slots since this was queued
     }
     // An entry that is found in the table was written behind the bytes that it leads to.
@@ -129,12 +141,12 @@ void run_prediction(Stream & stream, Prediction p, unsigned n_experts, unsigned 
     reads(p.bias, n_experts * sizeof(float), "a router's bias");
     reads(p.late_bias, n_experts * sizeof(float), "a router's late bias");
     reads(p.ticket, sizeof(uint32_t), "a graph's number");
-    reads(p.orders, order_bytes, "a layer's orders");
+    reads(p.launch_params, launch_param_bytes, "a layer's launch parameters");
     stream.tell_host();
     void * values[] = { &p.hidden,      &p.n_hidden, &p.n_tokens, &p.router, &p.router_row_bytes,
                         &p.router_type, &p.norm,     &p.epsilon,  &p.bias,   &p.is_sigmoid,
-                        &p.late_bias,   &p.n_used,   &p.n_spared, &p.ticket, &p.orders,
-                        &p.most,        &p.scores,   &p.n_done,   &p.table,  &p.door };
+                        &p.late_bias,   &p.n_used,   &p.n_spared, &p.ticket, &p.launch_params,
+                        &p.most,        &p.scores,   &p.n_done,   &p.table,  &p.mailbox };
     const unsigned grid[] = { n_experts, 1, 1 };
     const unsigned block[] = { n_threads, 1, 1 };
     expertier_fake_kernel_predict.run(expertier_fake_kernel_predict.pack(values), grid, block, 32);
@@ -147,9 +159,10 @@ bool launch_device_lookup(Stream & stream, unsigned n_threads, void ** values) {
     if (!find_bytes(stream.device, a.ids, span) || !find_bytes(stream.device, a.table, a.n_experts * sizeof(int32_t)) ||
         !find_bytes(stream.device, a.slots, a.n_rows * sizeof(int32_t)) ||
         !find_bytes(stream.device, a.gave_up, sizeof(uint32_t)) ||
-        !find_bytes(stream.device, a.orders, sizeof(uint32_t)) ||
-        !is_pinned(reinterpret_cast<void *>(a.door), (ROWS + a.n_rows) * sizeof(uint32_t)) ||
-        (rows && (!find_bytes(stream.device, a.hidden, rows) || !find_bytes(stream.device, a.kept, a.kept_bytes())))) {
+        !find_bytes(stream.device, a.launch_params, sizeof(uint32_t)) ||
+        !is_pinned(reinterpret_cast<void *>(a.mailbox), (ROWS + a.n_rows) * sizeof(uint32_t)) ||
+        (rows &&
+         (!find_bytes(stream.device, a.hidden, rows) || !find_bytes(stream.device, a.saved, a.saved_bytes())))) {
         return false;
     }
     share(reinterpret_cast<char *>(a.table), a.n_experts * sizeof(int32_t));
@@ -166,9 +179,9 @@ bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, 
         !found(p.router, (n_experts - 1) * p.router_row_bytes + row) || !found(p.norm, p.n_hidden * sizeof(float)) ||
         !found(p.bias, n_experts * sizeof(float)) || !found(p.late_bias, n_experts * sizeof(float)) ||
         !found(p.scores, (size_t) p.n_tokens * n_experts * sizeof(float)) || !found(p.n_done, sizeof(uint32_t)) ||
-        !found(p.table, n_experts * sizeof(int32_t)) || !p.ticket || !p.orders || !found(p.ticket, sizeof(uint32_t)) ||
-        !found(p.orders, order_bytes) ||
-        !is_pinned(reinterpret_cast<void *>(p.door), (PREDICTED + p.n_tokens * p.n_used) * sizeof(uint32_t)) ||
+        !found(p.table, n_experts * sizeof(int32_t)) || !p.ticket || !p.launch_params ||
+        !found(p.ticket, sizeof(uint32_t)) || !found(p.launch_params, launch_param_bytes) ||
+        !is_pinned(reinterpret_cast<void *>(p.mailbox), (PREDICTED + p.n_tokens * p.n_used) * sizeof(uint32_t)) ||
         n_experts > MOST_EXPERTS || p.n_tokens * n_experts > MOST_SCORES || p.n_tokens * p.n_used > MOST_ROWS ||
         n_threads > MOST_THREADS || (n_threads & (n_threads - 1))) {
         return false;
@@ -202,9 +215,9 @@ bool launch_copies(Stream & stream, unsigned n_chunks, unsigned n_rows, unsigned
         for (uint32_t i = 0; i < n; i++) {
             if (!(from_host >> i & 1)) {
                 touch(stream.device, reinterpret_cast<char *>(rows.row[i].source), rows.row[i].bytes, false,
-                      "what is kept");
+                      "what is backed up");
             }
-            touch(stream.device, reinterpret_cast<char *>(rows.row[i].target), rows.row[i].bytes, true, "a kept copy");
+            touch(stream.device, reinterpret_cast<char *>(rows.row[i].target), rows.row[i].bytes, true, "a backup");
         }
         void * arguments[] = { &rows, &n, &chunk };
         const unsigned grid[] = { n_chunks, n, 1 };
@@ -227,7 +240,7 @@ int32_t launch(void * function, uint32_t n_blocks, uint32_t n_rows, uint32_t, ui
                           : launch_copies(stream, n_blocks, n_rows, n_threads, values);
     if (!done) {
         fault(stream.device,
-              "a look-up, a prediction or copies have addresses outside of the device's memory, a door that is "
+              "a look-up, a prediction or copies have addresses outside of the device's memory, a mailbox that is "
               "not pinned, or too much to do");
     }
     return !done;
@@ -258,7 +271,7 @@ EXPORT void fake_gpu_open_device_lookup(int32_t device, void ** out) {
     out[2] = reinterpret_cast<void *>(event_record);
     out[3] = &expertier_fake_kernel_device_lookup;
     out[4] = new Stream(device);
-    out[6] = &expertier_fake_kernel_predict; // after the patience
+    out[6] = &expertier_fake_kernel_predict; // after the spin_limit
     out[7] = reinterpret_cast<void *>(event_query);
     out[9] = &expertier_fake_kernel_move_rows_by_value; // after the look-ahead's numbers
     get_graph_calls(out + 10);

@@ -160,7 +160,7 @@ def test_layers_become_whole(gpus: GpuSession):
             before = model.binding.counters()
             assert_same(run(context, short), shorts)
             after = model.binding.counters()
-            assert after.whole_calls > before.whole_calls
+            assert after.fully_resident_calls > before.fully_resident_calls
             assert after.id_reads == before.id_reads
         assert counts_of(model).moves_up == 2
 

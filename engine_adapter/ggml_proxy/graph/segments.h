@@ -1,4 +1,4 @@
-// A graph on its way to the inner backend: slice by slice, with expert nodes redirected to where their experts are.
+// A graph on its way to the inner backend: segment by segment, with expert nodes redirected to where their experts are.
 #pragma once
 
 #include "backend/backend.h"
@@ -14,16 +14,16 @@ uint64_t graph_uid(const ggml_cgraph * graph);
 // A number that depends on both, as good as any other.
 uint64_t mixed(uint64_t a, uint64_t b);
 
-class GraphSlices {
+class GraphSegments {
   public:
-    GraphSlices(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph) {}
-    ~GraphSlices(); // the engine gets its graph back as it was
-    GraphSlices(const GraphSlices &) = delete;
-    GraphSlices & operator=(const GraphSlices &) = delete;
+    GraphSegments(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph) {}
+    ~GraphSegments(); // the engine gets its graph back as it was
+    GraphSegments(const GraphSegments &) = delete;
+    GraphSegments & operator=(const GraphSegments &) = delete;
 
     // Queues the nodes before `end` that have not been queued.
     ggml_status run_until(int end);
-    // From here on no slice passes for one that the inner backend knows: it queues them kernel by kernel, as a capture
+    // From here on no segment passes for one that the inner backend knows: it queues them kernel by kernel, as a capture
     // needs, where CUDA's would launch or make a graph of its own.
     void run_afresh(LeadingNodes & nodes) { leading_ = &nodes; }
     // Has `node`, which has not been queued, multiply by `experts` as `ids` choose.
@@ -32,7 +32,7 @@ class GraphSlices {
     void skip_to(int end) { next_ = end; }
 
     int next() const { return next_; }
-    int n_slices() const { return n_slices_; }
+    int n_segments() const { return n_segments_; }
 
   private:
     struct Redirected {
@@ -44,9 +44,9 @@ class GraphSlices {
     ProxyBackend & backend_;
     ggml_cgraph * graph_;
     int next_ = 0; // the first node that has not been handed to the inner backend
-    int n_slices_ = 0;
+    int n_segments_ = 0;
     LeadingNodes * leading_ = nullptr;
-    uint64_t placed_ = 0; // tells where the slices' experts are
+    uint64_t placed_ = 0; // tells where the segments' experts are
     std::vector<Redirected> redirected_;
 };
 

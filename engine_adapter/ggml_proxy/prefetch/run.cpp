@@ -1,4 +1,4 @@
-#include "prefetch/ahead.h"
+#include "prefetch/run.h"
 
 #include "ggml-backend-impl.h"
 
@@ -24,7 +24,8 @@ PrefetchEvents::PrefetchEvents(ggml_backend_dev_t device) {
     }
 }
 
-Ahead::Ahead(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events, size_t n_calls)
+PrefetchRun::PrefetchRun(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events,
+                         size_t n_calls)
     : tiers_(tiers), lookup_(lookup), predictor_(predictor), events_(events), evicted_(1) {
     predictions_.reserve(n_calls); // with look-ups queued, nothing may fail for want of memory
     wanted_.reserve(n_calls * Predictor::most_chosen);
@@ -33,7 +34,7 @@ Ahead::Ahead(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const 
     }
 }
 
-void Ahead::expect(int layer, int n_rows) {
+void PrefetchRun::expect(int layer, int n_rows) {
     Prediction prediction;
     prediction.layer = layer;
     prediction.n_rows = n_rows;
@@ -43,7 +44,7 @@ void Ahead::expect(int layer, int n_rows) {
     predictions_.push_back(prediction);
 }
 
-bool Ahead::queue(const Router & from, const Router & to, int64_t n_used) {
+bool PrefetchRun::queue(const Router & from, const Router & to, int64_t n_used) {
     const int layer = predictions_[n_launched_].layer;
     if (!predictor_.queue(layer, from, to, n_used, tiers_.expert_bytes(layer))) {
         return false;
@@ -52,7 +53,7 @@ bool Ahead::queue(const Router & from, const Router & to, int64_t n_used) {
     return true;
 }
 
-void Ahead::attend() {
+void PrefetchRun::attend() {
     if (is_stopped_) {
         return;
     }
@@ -73,7 +74,7 @@ void Ahead::attend() {
     }
 }
 
-void Ahead::take() {
+void PrefetchRun::take() {
     for (; n_taken_ < n_launched_ && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
         const Prediction & prediction = predictions_[n_taken_];
         const int layer = prediction.layer;
@@ -86,7 +87,7 @@ void Ahead::take() {
 }
 
 // What is to be copied now; null when there is nothing.
-Ahead::Prefetch * Ahead::next() {
+PrefetchRun::Prefetch * PrefetchRun::next() {
     for (Prefetch & prefetch : prefetches_) {
         if (prefetch.state == State::copying) {
             return &prefetch;
@@ -104,7 +105,7 @@ Ahead::Prefetch * Ahead::next() {
 }
 
 // Null when the host pool has no copy of the expert, or the slot cannot be had.
-Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
+PrefetchRun::Prefetch * PrefetchRun::begin(const Wanted & wanted) {
     const int layer = wanted.layer;
     const auto free = std::find_if(prefetches_.begin(), prefetches_.end(),
                                    [](const Prefetch & prefetch) { return prefetch.state == State::none; });
@@ -139,7 +140,7 @@ Ahead::Prefetch * Ahead::begin(const Wanted & wanted) {
 }
 
 // With the last of an expert's bytes goes its entry in the device's table, behind them.
-void Ahead::queue_piece(Prefetch & prefetch, bool is_paced) {
+void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
     const std::vector<expertier_copy> & pieces = tiers_.copies(prefetch.layer);
     expertier_copy piece = pieces[prefetch.piece];
     const char * source = prefetch.copy + piece.source + prefetch.offset;
@@ -169,7 +170,7 @@ void Ahead::queue_piece(Prefetch & prefetch, bool is_paced) {
 }
 
 // Ends what is complete.
-void Ahead::land() {
+void PrefetchRun::land() {
     const expertier_policy & policy = tiers_.policy();
     for (Prefetch & prefetch : prefetches_) {
         if (prefetch.last > n_done_) {
@@ -185,7 +186,7 @@ void Ahead::land() {
             policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
             prefetch.state = State::none;
             break;
-        case State::settling:
+        case State::arriving:
             prefetch.state = State::none;
             break;
         default:
@@ -196,12 +197,12 @@ void Ahead::land() {
     }
 }
 
-void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) {
+void PrefetchRun::arrive(int layer, const std::vector<int32_t> & experts, bool waits) {
     if (n_ended_ == predictions_.size() || predictions_[n_ended_].layer != layer) {
         const std::vector<int32_t> & table = lookup_.table(layer);
-        predictor_.quiet.note(layer, std::count_if(experts.begin(), experts.end(), [&](int32_t expert) {
-                                  return (size_t) expert < table.size() && table[expert] < 0;
-                              }));
+        predictor_.rare_miss_layers.note(layer, std::count_if(experts.begin(), experts.end(), [&](int32_t expert) {
+                                             return (size_t) expert < table.size() && table[expert] < 0;
+                                         }));
         return;
     }
     while (n_taken_ == n_ended_) { // it came before the look-up, on the same stream
@@ -223,12 +224,12 @@ void Ahead::arrive(int layer, const std::vector<int32_t> & experts, bool waits) 
     land();
 }
 
-void Ahead::end_at_lookup(Prefetch & prefetch, bool is_used) {
+void PrefetchRun::end_at_lookup(Prefetch & prefetch, bool is_used) {
     prefetch.is_over = true;
     const bool in_time = is_used && prefetch.state != State::copying;
     tiers_.counters.prefetches_useful += is_used;
     tiers_.counters.prefetches_in_time += in_time;
-    predictor_.reach.note(is_used, in_time);
+    predictor_.distance.note(is_used, in_time);
     tiers_.counters.prefetch_wasted_bytes += is_used ? 0 : prefetch.n_bytes;
     if (!predictor_.payoff.note(is_used)) {
         tiers_.counters.prefetch_pauses += 1;
@@ -247,11 +248,11 @@ void Ahead::end_at_lookup(Prefetch & prefetch, bool is_used) {
         tiers_.policy().complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
         tiers_.policy().release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
         note_version(prefetch.layer);
-        prefetch.state = State::settling;
+        prefetch.state = State::arriving;
     }
 }
 
-void Ahead::synchronized() {
+void PrefetchRun::synchronized() {
     is_dirty_ = false;
     n_done_ = n_queued_;
     for (Prefetch & prefetch : prefetches_) {
@@ -260,7 +261,7 @@ void Ahead::synchronized() {
     land();
 }
 
-bool Ahead::make_room(int layer) {
+bool PrefetchRun::make_room(int layer) {
     const bool has_some = std::any_of(prefetches_.begin(), prefetches_.end(), [&](const Prefetch & prefetch) {
         return prefetch.layer == layer && (prefetch.state == State::queued || prefetch.state == State::dropped);
     });
@@ -271,7 +272,7 @@ bool Ahead::make_room(int layer) {
     return has_some;
 }
 
-void Ahead::stop() {
+void PrefetchRun::stop() {
     if (is_stopped_) {
         return;
     }
@@ -293,7 +294,7 @@ void Ahead::stop() {
     synchronized();
 }
 
-void Ahead::end() {
+void PrefetchRun::end() {
     stop();
     for (; n_ended_ < n_launched_; n_ended_++) { // their look-ups were not served
         const int layer = predictions_[n_ended_].layer;
@@ -305,14 +306,14 @@ void Ahead::end() {
 }
 
 // The device's table lost an expert that stays after all.
-void Ahead::restore(const Wanted & wanted) {
+void PrefetchRun::restore(const Wanted & wanted) {
     if (wanted.leaves >= 0) {
         lookup_.upload_entry(wanted.layer, wanted.leaves);
         is_dirty_ = true;
     }
 }
 
-void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & experts) {
+void PrefetchRun::count(const Prediction & prediction, const std::vector<int32_t> & experts) {
     const int32_t * first = predictor_.predicted(prediction.layer);
     const std::vector<int32_t> & table = lookup_.table(prediction.layer);
     int64_t n_missing = 0;
@@ -334,10 +335,10 @@ void Ahead::count(const Prediction & prediction, const std::vector<int32_t> & ex
         n_missing += was_missing;
         tiers_.counters.missing_predicted += was_missing && is_right;
     }
-    predictor_.quiet.note(prediction.layer, n_missing);
+    predictor_.rare_miss_layers.note(prediction.layer, n_missing);
 }
 
-void Ahead::note_version(int layer) {
+void PrefetchRun::note_version(int layer) {
     tiers_.device_table_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
 }
 

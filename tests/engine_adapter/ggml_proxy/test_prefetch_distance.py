@@ -21,11 +21,14 @@ PER_GRAPH = 5
 @pytest.fixture(scope="module")
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
-    sources = [SOURCES / "reach_calls.cpp", PROXY / "prefetch" / "reach.cpp"]
-    loaded = ctypes.CDLL(str(build_library("reach", sources, includes=[PROXY])))
-    loaded.reach_new.restype = ctypes.c_void_p
-    for name in ("reach_delete", "reach_note", "reach_settle"):
-        getattr(loaded, name).argtypes = [ctypes.c_void_p, *[ctypes.c_int] * 2 * (name == "reach_note")]
+    sources = [SOURCES / "prefetch_distance_calls.cpp", PROXY / "prefetch" / "distance.cpp"]
+    loaded = ctypes.CDLL(str(build_library("prefetch_distance", sources, includes=[PROXY])))
+    loaded.prefetch_distance_new.restype = ctypes.c_void_p
+    for name in ("prefetch_distance_delete", "prefetch_distance_note", "prefetch_distance_update"):
+        getattr(loaded, name).argtypes = [
+            ctypes.c_void_p,
+            *[ctypes.c_int] * 2 * (name == "prefetch_distance_note"),
+        ]
     return loaded
 
 
@@ -41,17 +44,17 @@ def play(
 ) -> list[int]:
     """The distance of each graph, where so many of the prefetches at 1 to 4 layers are used, and of these in time."""
     random = np.random.default_rng(seed)
-    reach = library.reach_new(first, may_change)
+    distance = library.prefetch_distance_new(first, may_change)
     try:
         layers, found = first, []
         for _ in range(graphs):
             for use, arrive in random.random((PER_GRAPH, 2)) < (used[layers - 1], in_time[layers - 1]):
-                library.reach_note(reach, bool(use), bool(use and arrive))
-            layers = library.reach_settle(reach)
+                library.prefetch_distance_note(distance, bool(use), bool(use and arrive))
+            layers = library.prefetch_distance_update(distance)
             found.append(layers)
         return found
     finally:
-        library.reach_delete(reach)
+        library.prefetch_distance_delete(distance)
 
 
 FORETELLS_FAR = (0.75, 0.75, 0.75, 0.75)
@@ -77,22 +80,22 @@ def test_the_distance_that_pays_is_found(library, world, first):
 
 def test_it_follows_a_change(library):
     """The trials become rare, but they do not end."""
-    reach = library.reach_new(2, True)
+    distance = library.prefetch_distance_new(2, True)
     random = np.random.default_rng(1)
 
     def run(graphs: int, in_time: Sequence[float]) -> int:
         layers = 2
         for _ in range(graphs):
             for use, arrive in random.random((PER_GRAPH, 2)) < (0.75, in_time[layers - 1]):
-                library.reach_note(reach, bool(use), bool(use and arrive))
-            layers = library.reach_settle(reach)
+                library.prefetch_distance_note(distance, bool(use), bool(use and arrive))
+            layers = library.prefetch_distance_update(distance)
         return layers
 
     try:
         assert run(10_000, (0.3, 0.97, 0.99, 0.99)) == 2
         assert run(20_000, (0.1, 0.3, 0.97, 0.99)) == 3
     finally:
-        library.reach_delete(reach)
+        library.prefetch_distance_delete(distance)
 
 
 def test_a_number_that_was_asked_for_stays(library):

@@ -33,12 +33,13 @@ class PrefetchEvents {
 };
 
 // Of one graph; whoever has it holds all layers' locks.
-class Ahead {
+class PrefetchRun {
   public:
-    Ahead(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events, size_t n_calls);
-    ~Ahead() { end(); }
-    Ahead(const Ahead &) = delete;
-    Ahead & operator=(const Ahead &) = delete;
+    PrefetchRun(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events,
+                size_t n_calls);
+    ~PrefetchRun() { end(); }
+    PrefetchRun(const PrefetchRun &) = delete;
+    PrefetchRun & operator=(const PrefetchRun &) = delete;
 
     // The graph that has begun will predict `n_rows` experts of `layer`. To be called for all such layers in the order of
     // their look-ups, before anything is queued.
@@ -65,9 +66,9 @@ class Ahead {
 
   private:
     // copying ─ its last piece is queued ─► queued ─ complete ─► landed ─ its layer's look-up has arrived ─► none
-    //    │                                    └ asked for before that ─► settling ─ complete ─► none
+    //    │                                    └ asked for before that ─► arriving ─ complete ─► none
     //    └ not asked for ─► dropped ─ complete ─► none
-    enum class State { none, copying, queued, landed, settling, dropped };
+    enum class State { none, copying, queued, landed, arriving, dropped };
     struct Prefetch {
         State state = State::none;
         int layer = -1;

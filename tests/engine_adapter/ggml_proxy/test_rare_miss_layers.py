@@ -22,36 +22,36 @@ Play = Callable[..., list[bool]]
 @pytest.fixture(scope="module")
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
-    sources = [SOURCES / "quiet_layers_calls.cpp", PROXY / "prefetch" / "quiet_layers.cpp"]
-    loaded = ctypes.CDLL(str(build_library("quiet_layers", sources, includes=[PROXY])))
-    loaded.quiet_new.restype = ctypes.c_void_p
-    loaded.quiet_delete.argtypes = [ctypes.c_void_p]
-    loaded.quiet_note.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    loaded.quiet_settle.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
-    loaded.quiet_has.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    sources = [SOURCES / "rare_miss_layers_calls.cpp", PROXY / "prefetch" / "rare_miss_layers.cpp"]
+    loaded = ctypes.CDLL(str(build_library("rare_miss_layers", sources, includes=[PROXY])))
+    loaded.rare_miss_layers_new.restype = ctypes.c_void_p
+    loaded.rare_miss_layers_delete.argtypes = [ctypes.c_void_p]
+    loaded.rare_miss_layers_note.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    loaded.rare_miss_layers_update.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    loaded.rare_miss_layers_has.argtypes = [ctypes.c_void_p, ctypes.c_int]
     return loaded
 
 
 @pytest.fixture
 def play(library) -> Iterator[Play]:
-    """Note misses a graph at each layer's rate; returns which layers are quiet after `settle`."""
-    quiet = library.quiet_new(3)
+    """Note misses a graph at each layer's rate; return which layers rarely miss, after an update."""
+    layers = library.rare_miss_layers_new(3)
     random = np.random.default_rng(0)
 
     def run(
-        rates: tuple[float, float, float], graphs: int, expert_bytes: int, settles: bool = True
+        rates: tuple[float, float, float], graphs: int, expert_bytes: int, updates: bool = True
     ) -> list[bool]:
         for missing in random.poisson(rates, (graphs, 3)).tolist():
             for layer, n in enumerate(missing):
-                library.quiet_note(quiet, layer, n)
-        if settles:
-            library.quiet_settle(quiet, 3, expert_bytes)
-        return [bool(library.quiet_has(quiet, layer)) for layer in range(3)]
+                library.rare_miss_layers_note(layers, layer, n)
+        if updates:
+            library.rare_miss_layers_update(layers, 3, expert_bytes)
+        return [bool(library.rare_miss_layers_has(layers, layer)) for layer in range(3)]
 
     try:
         yield run
     finally:
-        library.quiet_delete(quiet)
+        library.rare_miss_layers_delete(layers)
 
 
 def test_by_what_is_missing(play):
@@ -69,7 +69,7 @@ def test_not_before_enough_was_seen(play):
 
 def test_not_between_two_settlings(play):
     assert play((0.0, 0.0, 0.0), 400, 7 * MIB) == [True] * 3
-    assert play((2.0, 2.0, 2.0), 400, 7 * MIB, settles=False) == [True] * 3
+    assert play((2.0, 2.0, 2.0), 400, 7 * MIB, updates=False) == [True] * 3
     assert play((2.0, 2.0, 2.0), 1, 7 * MIB) == [False] * 3
 
 

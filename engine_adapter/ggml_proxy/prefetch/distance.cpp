@@ -1,4 +1,4 @@
-#include "prefetch/reach.h"
+#include "prefetch/distance.h"
 
 #include <algorithm>
 
@@ -15,13 +15,13 @@ constexpr int longest_wait = 64;
 
 } // namespace
 
-void Reach::note(bool is_used, bool in_time) {
+void PrefetchDistance::note(bool is_used, bool in_time) {
     n_ += 1;
     n_used_ += is_used;
     n_in_time_ += is_used && in_time;
 }
 
-void Reach::settle() {
+void PrefetchDistance::update() {
     if (!may_change_ || n_ < (skips_ ? skipped : window)) {
         return;
     }

@@ -16,17 +16,18 @@ namespace expertier {
 
 class Tiers;
 
-class Staging {
+class PrefillStream {
   public:
     // Throws std::runtime_error when the device has no room for it.
-    Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device);
-    Staging(const Staging &) = delete;
-    Staging & operator=(const Staging &) = delete;
+    PrefillStream(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device);
+    PrefillStream(const PrefillStream &) = delete;
+    PrefillStream & operator=(const PrefillStream &) = delete;
 
     // One graph's use of the places; other contexts wait meanwhile.
     class Use {
       public:
-        Use(Staging & staging, ggml_backend_t compute) : staging_(staging), guard_(staging.mutex_), compute_(compute) {}
+        Use(PrefillStream & stream, ggml_backend_t compute)
+            : stream_(stream), guard_(stream.mutex_), compute_(compute) {}
         ~Use();
         Use(const Use &) = delete;
         Use & operator=(const Use &) = delete;
@@ -40,14 +41,14 @@ class Staging {
       private:
         void leave_place();
 
-        Staging & staging_;
+        PrefillStream & stream_;
         std::lock_guard<std::mutex> guard_;
         ggml_backend_t compute_;
         int place_ = -1; // none yet
         int layer_ = -1;
     };
 
-    // Waits for what `compute` has to do on staged layers, before it is freed: an event may refer to the backend that it
+    // Waits for what `compute` has to do on streamed layers, before it is freed: an event may refer to the backend that it
     // was recorded on, as Vulkan's do.
     void forget(ggml_backend_t compute);
 

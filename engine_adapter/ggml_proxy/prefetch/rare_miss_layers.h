@@ -8,21 +8,21 @@
 
 namespace expertier {
 
-class QuietLayers {
+class RareMissLayers {
   public:
-    explicit QuietLayers(size_t n_layers) : layers_(n_layers) {}
+    explicit RareMissLayers(size_t n_layers) : layers_(n_layers) {}
     // A graph used `n` experts of the layer that were in no slot, before anything was fetched ahead.
     void note(int layer, int64_t n);
-    // Settles which layers are quiet, until it is called again: graphs are captured with what is predicted in them.
+    // Chooses which layers are not predicted, until it is called again: graphs are captured with what is predicted in them.
     // `expert_bytes` are each layer's.
-    void settle(const std::vector<int64_t> & expert_bytes);
-    bool has(int layer) const { return layers_[layer].is_quiet; }
+    void update(const std::vector<int64_t> & expert_bytes);
+    bool has(int layer) const { return layers_[layer].misses_rarely; }
     int n() const;
 
   private:
     struct Layer {
         int64_t n_missing = 0, n_graphs = 0; // of the last ones
-        bool is_quiet = false;
+        bool misses_rarely = false;
     };
     std::vector<Layer> layers_;
 };

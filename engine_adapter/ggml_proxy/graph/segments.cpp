@@ -1,4 +1,4 @@
-#include "graph/slices.h"
+#include "graph/segments.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
@@ -7,7 +7,7 @@ namespace expertier {
 
 namespace {
 
-// A slice of a graph that was seen before is told by a number made from the graph's, and the inner backend need not
+// A segment of a graph that was seen before is told by a number made from the graph's, and the inner backend need not
 // compare it node by node.
 template <typename G> auto uid_of(const G * graph, int) -> decltype((uint64_t) graph->uid) { return graph->uid; }
 template <typename G> uint64_t uid_of(const G *, long) { return 0; }
@@ -23,35 +23,35 @@ uint64_t mixed(uint64_t a, uint64_t b) {
     return a ^ (a >> 31);
 }
 
-GraphSlices::~GraphSlices() {
+GraphSegments::~GraphSegments() {
     for (auto undo = redirected_.rbegin(); undo != redirected_.rend(); ++undo) {
         undo->node->src[0] = undo->experts;
         undo->node->src[2] = undo->ids;
     }
 }
 
-ggml_status GraphSlices::run_until(int end) {
+ggml_status GraphSegments::run_until(int end) {
     if (next_ >= end) {
         return GGML_STATUS_SUCCESS;
     }
-    ggml_cgraph slice = ggml_graph_view(graph_, next_, end);
+    ggml_cgraph segment = ggml_graph_view(graph_, next_, end);
     if (const uint64_t uid = graph_uid(graph_)) {
-        set_uid(slice, mixed(mixed(mixed(uid, next_), end), placed_) | 1, 0);
+        set_uid(segment, mixed(mixed(mixed(uid, next_), end), placed_) | 1, 0);
     }
     std::vector<ggml_tensor *> nodes;
     if (leading_ != nullptr) {
-        set_uid(slice, 0, 0);
-        nodes.push_back(leading_->next(n_slices_, slice.nodes[0]));
-        nodes.insert(nodes.end(), slice.nodes, slice.nodes + slice.n_nodes);
-        slice.nodes = nodes.data();
-        slice.n_nodes = (int) nodes.size();
+        set_uid(segment, 0, 0);
+        nodes.push_back(leading_->next(n_segments_, segment.nodes[0]));
+        nodes.insert(nodes.end(), segment.nodes, segment.nodes + segment.n_nodes);
+        segment.nodes = nodes.data();
+        segment.n_nodes = (int) nodes.size();
     }
     next_ = end;
-    n_slices_ += 1;
-    return ggml_backend_graph_compute_async(backend_.inner, &slice);
+    n_segments_ += 1;
+    return ggml_backend_graph_compute_async(backend_.inner, &segment);
 }
 
-void GraphSlices::redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tensor * ids) {
+void GraphSegments::redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tensor * ids) {
     redirected_.push_back({ node, node->src[0], node->src[2] });
     node->src[0] = experts;
     node->src[2] = ids;

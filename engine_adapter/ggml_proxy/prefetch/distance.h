@@ -9,17 +9,17 @@
 
 namespace expertier {
 
-class Reach {
+class PrefetchDistance {
   public:
     static constexpr int most = 4;
 
-    Reach(int layers, bool may_change) : layers_(layers), may_change_(may_change) {}
+    PrefetchDistance(int layers, bool may_change) : layers_(layers), may_change_(may_change) {}
 
     int layers() const { return layers_; }
     // One that was begun has ended.
     void note(bool is_used, bool in_time);
     // To be called between graphs: only there the distance changes.
-    void settle();
+    void update();
 
   private:
     std::atomic<int> layers_;

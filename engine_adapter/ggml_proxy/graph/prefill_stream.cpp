@@ -1,4 +1,4 @@
-#include "graph/staging.h"
+#include "graph/prefill_stream.h"
 
 #include "ggml-backend-impl.h"
 #include "residency/tiers.h"
@@ -8,11 +8,12 @@
 
 namespace expertier {
 
-Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device) : tiers_(tiers) {
+PrefillStream::PrefillStream(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device)
+    : tiers_(tiers) {
     uint64_t largest = 0;
     size_t n_matrices = 0;
     for (int i = 0; i < binding.n_layers; i++) {
-        largest = std::max(largest, binding.layers[i].staged_bytes);
+        largest = std::max(largest, binding.layers[i].streamed_bytes);
         n_matrices += binding.layers[i].n_matrices;
     }
     context_.reset(ggml_init({ (n_places * n_matrices + 1) * ggml_tensor_overhead(), nullptr, true }));
@@ -37,45 +38,45 @@ Staging::Staging(Tiers & tiers, const expertier_binding & binding, ggml_backend_
                 const expertier_matrix & matrix = layer.matrices[j];
                 ggml_tensor * tensor = ggml_new_tensor_3d(context_.get(), (ggml_type) matrix.type, matrix.ne0,
                                                           matrix.ne1, layer.n_experts);
-                tensor->nb[2] = matrix.staged_stride;
-                tensor->nb[3] = matrix.staged_stride * layer.n_experts;
-                tensor->data = base + matrix.staged_offset;
+                tensor->nb[2] = matrix.streamed_stride;
+                tensor->nb[3] = matrix.streamed_stride * layer.n_experts;
+                tensor->data = base + matrix.streamed_offset;
                 tensor->buffer = place.buffer.get();
-                ggml_format_name(tensor, "%s.staged", matrix.name);
+                ggml_format_name(tensor, "%s.streamed", matrix.name);
                 all.push_back(tensor);
             }
         }
     }
 }
 
-Staging::Place::~Place() {
+PrefillStream::Place::~Place() {
     if (buffer) {
         unshare_buffer(buffer.get());
     }
 }
 
-bool Staging::Use::bring(int layer, const std::vector<int32_t> & experts) {
+bool PrefillStream::Use::bring(int layer, const std::vector<int32_t> & experts) {
     leave_place();
-    place_ = staging_.next_;
-    staging_.next_ = (staging_.next_ + 1) % n_places;
+    place_ = stream_.next_;
+    stream_.next_ = (stream_.next_ + 1) % n_places;
     layer_ = layer;
-    return staging_.upload(staging_.places_[place_], layer, experts, compute_);
+    return stream_.upload(stream_.places_[place_], layer, experts, compute_);
 }
 
-ggml_tensor * Staging::Use::matrix(int index) const { return staging_.places_[place_].matrices[layer_][index]; }
+ggml_tensor * PrefillStream::Use::matrix(int index) const { return stream_.places_[place_].matrices[layer_][index]; }
 
-void Staging::Use::leave_place() {
+void PrefillStream::Use::leave_place() {
     if (place_ >= 0) {
-        Place & place = staging_.places_[place_];
-        staging_.record_computed(place, compute_);
-        staging_.end_upload(place);
+        Place & place = stream_.places_[place_];
+        stream_.record_computed(place, compute_);
+        stream_.end_upload(place);
         place_ = -1;
     }
 }
 
-Staging::Use::~Use() { leave_place(); }
+PrefillStream::Use::~Use() { leave_place(); }
 
-bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & experts, ggml_backend_t compute) {
+bool PrefillStream::upload(Place & place, int layer, const std::vector<int32_t> & experts, ggml_backend_t compute) {
     ggml_backend_t uploader = uploader_.get();
     queue_after_computing(place, uploader);
     queue_after_computing(place, copier_.get());
@@ -94,8 +95,8 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
             continue;
         }
         for (const expertier_copy & piece : tiers_.copies(layer)) {
-            ggml_tensor target = bytes_at(place.buffer.get(),
-                                          base + piece.staged_offset + experts[i] * piece.staged_stride, piece.n_bytes);
+            ggml_tensor target = bytes_at(
+                place.buffer.get(), base + piece.streamed_offset + experts[i] * piece.streamed_stride, piece.n_bytes);
             if (copy) {
                 ggml_backend_tensor_set_async(uploader, &target, copy + piece.source, 0, piece.n_bytes);
                 n_bytes += (int64_t) piece.n_bytes;
@@ -115,21 +116,21 @@ bool Staging::upload(Place & place, int layer, const std::vector<int32_t> & expe
             n_bytes += (int64_t) (piece.n_bytes * others.size());
         }
     }
-    tiers_.counters.staged_calls += 1;
-    tiers_.counters.staged_bytes += n_bytes;
+    tiers_.counters.streamed_calls += 1;
+    tiers_.counters.streamed_bytes += n_bytes;
     end_stream(place.uploaded, uploader, compute);
     end_stream(place.copied, copier_.get(), compute);
     return is_complete;
 }
 
-void Staging::queue_after_computing(Place & place, ggml_backend_t stream) const {
+void PrefillStream::queue_after_computing(Place & place, ggml_backend_t stream) const {
     if (place.was_used && place.computed) {
         ggml_backend_event_wait(stream, place.computed.get());
     }
 }
 
 // Has what is queued on `compute` from now on wait for what is queued on `stream`.
-void Staging::end_stream(const Event & done, ggml_backend_t stream, ggml_backend_t compute) const {
+void PrefillStream::end_stream(const Event & done, ggml_backend_t stream, ggml_backend_t compute) const {
     if (done) {
         ggml_backend_event_record(done.get(), stream);
         ggml_backend_event_wait(compute, done.get());
@@ -138,7 +139,7 @@ void Staging::end_stream(const Event & done, ggml_backend_t stream, ggml_backend
     }
 }
 
-void Staging::end_upload(Place & place) {
+void PrefillStream::end_upload(Place & place) {
     for (const Event * done : { &place.uploaded, &place.copied }) {
         if (*done) {
             ggml_backend_event_synchronize(done->get());
@@ -149,7 +150,7 @@ void Staging::end_upload(Place & place) {
     place.reads.release();
 }
 
-void Staging::record_computed(Place & place, ggml_backend_t compute) {
+void PrefillStream::record_computed(Place & place, ggml_backend_t compute) {
     place.was_used = true;
     place.user = compute;
     if (place.computed) {
@@ -159,7 +160,7 @@ void Staging::record_computed(Place & place, ggml_backend_t compute) {
     }
 }
 
-void Staging::forget(ggml_backend_t compute) {
+void PrefillStream::forget(ggml_backend_t compute) {
     std::lock_guard<std::mutex> guard(mutex_);
     for (Place & place : places_) {
         if (place.user == compute) {

@@ -1,4 +1,4 @@
-// What a graph reads and does not compute, kept so that the graph can be run again: the engine's allocator gives the
+// A backup of what a graph reads and does not compute, so that the graph can be run again: the engine's allocator gives the
 // memory of an input to later nodes once it has been read for the last time.
 #pragma once
 
@@ -13,7 +13,7 @@ struct ggml_cgraph;
 
 namespace expertier {
 
-class KeptInputs {
+class InputBackup {
   public:
     void find(const ggml_cgraph * graph);
     // Has room for copies of all of them; false when the device has no memory for it.
