@@ -1,16 +1,17 @@
-// The look-up of one layer: turns the router's expert ids into slot ids by the residency table, and holds its stream while
-// experts are missing, until the host has answered. hiprtc and nvrtc both compile this file; it includes nothing.
+// The look-up of one layer: turns the router's expert ids into slot ids by the residency table, and holds its stream
+// while experts are missing, until the host has answered. hiprtc and nvrtc both compile this file; it includes nothing.
 //
-// One block of at least `n_rows` threads (64 rows at most). `mailbox` is host memory: the host polls it and answers there.
-// What the device writes there bears the low half of the ticket, so that the host can tell word by word what has come:
-// a fence would cost a way over the bus and back, in every layer.
+// One block of at least `n_rows` threads (64 rows at most). `mailbox` is host memory: the host polls it and answers
+// there. What the device writes there bears the low half of the ticket, so that the host can tell word by word what has
+// come: a fence would cost a way over the bus and back, in every layer.
 //
-// `launch_params` is device memory that the host writes before each graph: its first word is the graph's number, which is the ticket
-// of all of its look-ups. No argument changes from graph to graph, so that a captured graph can be launched again.
+// `launch_params` is device memory that the host writes before each graph: its first word is the graph's number, which
+// is the ticket of all of its look-ups. No argument changes from graph to graph, so that a captured graph can be
+// launched again.
 //
-// `saved` gets a copy of `n_tokens` rows of `n_hidden` floats for the kernel that predicts (predict.cu), which runs while
-// the engine gives their memory to others; 0 tokens: it gets none. Once a look-up has given up waiting, `gave_up` holds its
-// ticket, and later look-ups of the graph do not wait.
+// `saved` gets a copy of `n_tokens` rows of `n_hidden` floats for the kernel that predicts (predict.cu), which runs
+// while the engine gives their memory to others; 0 tokens: it gets none. Once a look-up has given up waiting, `gave_up`
+// holds its ticket, and later look-ups of the graph do not wait.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;

@@ -1,10 +1,10 @@
-// Predicts which experts a later layer will use: its router, applied to the hidden state of a layer before it. Those that
-// are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both compile this file; it
-// includes nothing, and nothing in it depends on the wave size.
+// Predicts which experts a later layer will use: its router, applied to the hidden state of a layer before it. Those
+// that are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both compile this file;
+// it includes nothing, and nothing in it depends on the wave size.
 //
 // One block an expert. The block that is done last ranks all scores. For each expert to be fetched it takes the next of
-// the candidates, the experts that the layer's table can do without, out of the table: the layer's look-up, which runs later on
-// this stream, will not lead to their slots any more, so the host may fill these at once.
+// the candidates, the experts that the layer's table can do without, out of the table: the layer's look-up, which runs
+// later on this stream, will not lead to their slots any more, so the host may fill these at once.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -63,7 +63,8 @@ struct Sums {
     float product, square;
 };
 
-// A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at once.
+// A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at
+// once.
 template <u32 TYPE>
 static __device__ Sums sums_of(const float * state, const float * norm, const char * row, u32 n_hidden) {
     Sums sums = { 0, 0 };

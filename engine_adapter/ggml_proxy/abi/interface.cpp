@@ -79,8 +79,8 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
     }
 }
 
-// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With 1, too, `error` may say
-// why nothing is predicted.
+// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With a result of 1 `error`
+// may say why nothing is captured or predicted.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * self,
                                                             const expertier_device_lookup * driver, char * error,
                                                             size_t error_size) {
@@ -93,8 +93,8 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * se
     }
 }
 
-// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and has
-// numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
+// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and
+// has numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, const expertier_compute * compute,
                                                       char * error, size_t error_size) {
     try {
@@ -131,8 +131,8 @@ EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) {
     delete self;
 }
 
-// Between these two, expert tensors that the calling thread's loads place in the buffer type of `self` belong to it.
-// A model on several devices begins with each of its tiers, and ends once.
+// Between these two calls, expert tensors that loads on this thread place in the buffer type of `self` belong to
+// `self`. A model on several devices begins with each of its tiers, and ends once.
 EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { add_loading_tiers(self->tiers); }
 EXPERTIER_EXPORT void expertier_tiers_end_load(void) { add_loading_tiers(nullptr); }
 

@@ -274,8 +274,8 @@ class GraphRun : public SuspendedGraph {
     ggml_tensor * slot_ids_ = nullptr;
 };
 
-// Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the device
-// without work.
+// Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the
+// device without work.
 ggml_status compute_in_group(ProxyBackend & backend, ggml_cgraph * graph) {
     struct Waiting { // nobody is left waiting after the last one, or a failure
         BackendGroup & group;

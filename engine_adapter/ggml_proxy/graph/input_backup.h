@@ -1,5 +1,5 @@
-// A backup of what a graph reads and does not compute, so that the graph can be run again: the engine's allocator gives the
-// memory of an input to later nodes once it has been read for the last time.
+// A backup of what a graph reads and does not compute, so that the graph can be run again: the engine's allocator gives
+// the memory of an input to later nodes once it has been read for the last time.
 #pragma once
 
 #include "backend/device_memory.h"

@@ -48,8 +48,8 @@ class PrefillStream {
         int layer_ = -1;
     };
 
-    // Waits for what `compute` has to do on streamed layers, before it is freed: an event may refer to the backend that it
-    // was recorded on, as Vulkan's do.
+    // Waits for what `compute` has to do on streamed layers, before it is freed: an event may refer to the backend that
+    // it was recorded on, as Vulkan's do.
     void forget(ggml_backend_t compute);
 
   private:

@@ -23,8 +23,8 @@ class GraphSegments {
 
     // Queues the nodes before `end` that have not been queued.
     ggml_status run_until(int end);
-    // From here on no segment passes for one that the inner backend knows: it queues them kernel by kernel, as a capture
-    // needs, where CUDA's would launch or make a graph of its own.
+    // From here on no segment passes for one that the inner backend knows: it queues them kernel by kernel, as a
+    // capture needs, where CUDA's would launch or make a graph of its own.
     void run_afresh(LeadingNodes & nodes) { leading_ = &nodes; }
     // Has `node`, which has not been queued, multiply by `experts` as `ids` choose.
     void redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tensor * ids);

@@ -4,7 +4,7 @@ namespace expertier {
 
 namespace {
 
-constexpr int32_t relaxed = 2; // other threads may call the driver meanwhile: CU_STREAM_CAPTURE_MODE_RELAXED, and HIP's
+constexpr int32_t relaxed = 2; // CU_STREAM_CAPTURE_MODE_RELAXED and HIP's: other threads may call the driver meanwhile
 
 } // namespace
 
@@ -31,7 +31,8 @@ bool CapturedGraph::capture(DeviceLookup & lookup, ggml_backend_t compute, uint6
     return executable_ != nullptr;
 }
 
-// The old one is changed where the new one differs in numbers and addresses only, which takes a fraction of the time.
+// Where the new graph differs from the old executable in numbers and addresses only, the executable is updated, which
+// takes a fraction of the time of an instantiation.
 void CapturedGraph::make(const expertier_device_lookup & driver, void * graph) {
     uint64_t failure[8] = {};
     if (executable_ != nullptr && graph != nullptr && driver.graph_exec_update != nullptr &&

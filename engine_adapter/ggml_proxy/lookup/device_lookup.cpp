@@ -15,12 +15,13 @@ namespace expertier {
 
 namespace {
 
-// Words of a mailbox, as in hip/kernels/device_lookup.cu; below the ticket's half where the device writes.
+// Words of a mailbox, as in hip/kernels/device_lookup.cu. In words that the device writes, the value is the low half
+// and the ticket's low half is the high one.
 constexpr int answered = 0, go = 1, late = 2, missing = 3, rows = 8;
 constexpr size_t mailbox_words = 128;
 constexpr uint32_t below = 0xffff;
 
-constexpr int most_experts = 0xfffe; // one number stands for all that are out of range
+constexpr int most_experts = 0xfffe; // 0xffff stands for every id out of range
 
 // As in hip/kernels/moves.cu.
 constexpr uint32_t rows_by_value = 64, chunk_bytes = 16 << 10;
@@ -28,7 +29,7 @@ struct CopyRows {
     CopyRow row[rows_by_value];
 };
 
-constexpr unsigned threads_that_save = 256, threads_that_copy = 256; // both are on the engine's way
+constexpr unsigned threads_that_save = 256, threads_that_copy = 256; // the engine's stream waits for both
 
 constexpr uint32_t default_spin_limit = 500'000; // reads of host memory, about a microsecond each
 
@@ -91,7 +92,7 @@ uint64_t DeviceLookup::device_launch_params(int layer) const {
 
 void DeviceLookup::expect(int layer, uint32_t n_rows) {
     n_rows_[layer] = n_rows;
-    const uint32_t unlike = ~(graph_ << 16); // nothing that is there may be taken for what this graph's look-up writes
+    const uint32_t unlike = ~(graph_ << 16); // a mark that this graph's look-up does not write
     mailbox(layer)[missing] = unlike;
     std::fill_n(mailbox(layer) + rows, n_rows, unlike);
 }
@@ -205,7 +206,8 @@ void DeviceLookup::experts(int layer, std::vector<int32_t> & experts) const {
 bool DeviceLookup::answer(int layer, bool is_go) {
     store(mailbox(layer) + go, is_go);
     store(mailbox(layer) + answered, graph_);
-    // The kernel says that it gives up before it goes on, and we answer before we look whether it did: one sees the other.
+    // The kernel writes `late` before it goes on, and the host answers before it reads `late`: at least one of the two
+    // sees the other's word.
     std::atomic_thread_fence(std::memory_order_seq_cst);
     return load(mailbox(layer) + late) != graph_;
 }
@@ -239,7 +241,8 @@ std::string DeviceLookup::try_capture(ggml_backend_dev_t device) {
     return problem;
 }
 
-// One row asks for expert 0, which is missing; the answer puts it into slot 7, and of a graph that is launched again into 8.
+// One row asks for expert 0, which is missing. The answer puts the expert into slot 7; a captured graph is launched a
+// second time, and the answer then says slot 8.
 void DeviceLookup::try_out(ggml_backend_dev_t device, bool captured) {
     std::unique_ptr<ggml_backend, FreeBackend> compute(ggml_backend_dev_init(device, nullptr));
     Buffer memory = new_device_buffer(device, 256); // ids at 0, slots at 128

@@ -1,10 +1,11 @@
 // Device look-ups: expert ids become slot ids on the GPU, and the host is asked only where an expert is missing.
 //
-//     engine's stream  ── router ─ record ┐                                  ┌ wait ─ experts ─ ...
-//     look-up's stream                       └ wait ─ kernel (hip/kernels/device_lookup.cu) ─ record ┘
+//     engine's stream   ── router ─ record ┐                                                ┌ wait ─ experts ─ ...
+//     look-up's stream                     └ wait ─ kernel (hip/kernels/device_lookup.cu) ─ record ┘
 //
-// Everything is queued ahead. The kernel writes what it found to a mailbox in host memory; where experts are missing it
-// holds both streams until the host has filled the slots and the table, on a third stream, and has answered.
+// The host queues a graph with all of its look-ups before the first one runs. The kernel writes what it found to a
+// mailbox in host memory. Where experts are missing, it holds both streams until the host has filled their slots and
+// the table over a third stream, and has answered in the mailbox.
 #pragma once
 
 #include "abi/abi.h"
@@ -24,7 +25,7 @@ struct SavedRows {
     const void * rows = nullptr;
     uint64_t row_bytes = 0;
     uint32_t n_hidden = 0; // floats a row
-    uint32_t n_tokens = 0; // 0: none
+    uint32_t n_tokens = 0; // 0: nothing is copied
     float * copy = nullptr;
 };
 
@@ -37,50 +38,51 @@ class DeviceLookup {
   public:
     static constexpr int64_t max_rows = 64;
 
-    // For layers of so many experts; throws std::runtime_error where memory, streams or events are missing, or where the
-    // kernel does not do in a trial what it should.
+    // `n_experts` has each layer's number of experts. Throws std::runtime_error where the device gives no memory,
+    // stream or event, and where the kernel fails a trial.
     DeviceLookup(const expertier_device_lookup & driver, ggml_backend_dev_t device, const std::vector<int> & n_experts);
 
-    // Has the driver's captures tried, where it has them; where they fail, says why, and has none any more.
+    // Tries a capture, where the driver has them. Where the trial fails, returns why, and captures nothing from then
+    // on.
     std::string try_capture(ggml_backend_dev_t device);
 
-    // Begins a graph, whose look-ups bear its number: once one has given up waiting, others of the graph do not wait either.
-    // To be called when all look-ups of the one before have been answered.
+    // Begins a graph. Its look-ups bear its number: once a look-up has given up waiting, later look-ups of the same
+    // graph do not wait either. To be called when all look-ups of the graph before have been answered.
     void begin_graph();
-    // What changes with each graph, on its way to whoever is queued for the layer: as many words as `n_launch_params`.
+    // Numbers that change with each graph, for the kernels that are queued for the layer: `n_launch_params` words.
     static constexpr size_t n_launch_params = 16;
     uint32_t * launch_params(int layer) const { return host_launch_params() + (layer + 1) * n_launch_params; }
     uint64_t device_launch_params(int layer) const;
-    uint64_t device_number() const { return device_launch_params(-1); } // the graph's
+    uint64_t device_number() const { return device_launch_params(-1); } // the graph's number
     uint32_t number() const { return graph_; }
-    // The graph will ask for so many rows of the layer.
+    // The graph that has begun will look up `n_rows` ids of the layer.
     void expect(int layer, uint32_t n_rows);
 
-    // Queues the launch parameters, and copies that they are to be followed by, behind what is queued on `compute`, which waits for
-    // them. No look-up may be queued before that. False when the driver refused.
+    // Queues the launch parameters, and copies that they are to be followed by, behind what is queued on `compute`,
+    // which waits for them. No look-up may be queued before that. False when the driver refused.
     bool send_launch_params(ggml_backend_t compute, const std::vector<CopyRow> & rows = {});
 
-    // Queues the look-up of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as the
-    // ids are) gets the slot ids. False when the driver refused.
+    // Queues the look-up of a layer behind what is queued on `compute`, which waits for it: `slots` (int32, as many as
+    // the ids are) gets the slot ids. False when the driver refused.
     bool queue(ggml_backend_t compute, int layer, const ggml_tensor * ids, ggml_tensor * slots,
                const SavedRows & saved = {});
 
-    bool wait_for(ggml_backend_t compute);  // our stream waits for what is queued there
-    bool make_wait(ggml_backend_t compute); // what is queued there from now on waits for our stream
+    bool wait_for(ggml_backend_t compute);  // our stream waits for the work queued on `compute`
+    bool make_wait(ggml_backend_t compute); // work queued on `compute` from now on waits for our stream
 
-    // What came of the layer's look-up in this graph.
+    // What the layer's look-up in this graph has written to its mailbox.
     bool has_arrived(int layer) const;
     int n_missing(int layer) const;
-    void experts(int layer, std::vector<int32_t> & rows) const; // the expert of each row; 65,535: one out of range
-    // Lets go of a look-up that waits. What it needs must be complete. False when it had given up waiting, and perhaps let
-    // pass what was not there.
+    void experts(int layer, std::vector<int32_t> & rows) const; // the expert of each row; 65,535: an id out of range
+    // Ends the wait of a look-up, whose experts must be complete if it is to `go` on. False when the look-up had given
+    // up waiting: the engine's kernels may then have read slots without their experts.
     bool answer(int layer, bool go);
 
     // The layer's table: each expert's slot, or -1. Changed in host memory, then uploaded.
     std::vector<int32_t> & table(int layer) { return tables_[layer]; }
     void upload_table(int layer); // queued on `uploads()`
     ggml_backend_t uploads() const { return uploads_.get(); }
-    void upload_entry(int layer, int32_t expert); // the same for one expert's
+    void upload_entry(int layer, int32_t expert); // queued on `uploads()`: the entry of one expert
     int32_t * device_table(int layer) const {
         return static_cast<int32_t *>(ggml_backend_buffer_get_base(device_tables_.get())) + first_[layer];
     }

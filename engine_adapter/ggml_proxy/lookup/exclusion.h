@@ -1,8 +1,9 @@
-// Who may make a device wait for the host, and when not.
+// Keeps calls that wait for the device apart from graphs in which the device waits for the host.
 //
-// While a look-up waits for its answer, some calls of the driver wait for the device: those that allocate, free, and make or
-// destroy streams. They hold a lock of the driver's that whoever answers needs, too. So they come when no graph with device look-ups
-// runs, as far as they come by us: for others a look-up gives up waiting.
+// Driver calls that allocate, free, and make or destroy streams wait until the device is idle, and hold a lock of the
+// driver's meanwhile. The host needs the same lock to answer a device look-up, so with a look-up waiting neither would
+// ever end. Such calls of the proxy therefore wait until no graph with device look-ups runs. Calls that do not pass
+// through the proxy are not kept apart: a look-up gives up waiting after its spin limit.
 #pragma once
 
 #include <chrono>
@@ -13,7 +14,7 @@ namespace expertier {
 
 class LookupExclusion {
   public:
-    class Running { // held by a graph with device look-ups until all of its look-ups are answered
+    class Running { // held by a graph until all of its look-ups are answered
       public:
         explicit Running(LookupExclusion & exclusion) : exclusion_(exclusion) {
             std::lock_guard<std::mutex> guard(exclusion_.mutex_);
@@ -35,20 +36,19 @@ class LookupExclusion {
         LookupExclusion & exclusion_;
     };
 
-    class
-        DeviceWait { // held around calls that may wait for the device; not by a thread with a graph with device look-ups
+    class DeviceWait { // held around calls that may wait for the device, by a thread that runs no such graph
       public:
         explicit DeviceWait(LookupExclusion & exclusion) : exclusion_(exclusion) {
             std::unique_lock<std::mutex> guard(exclusion_.mutex_);
             exclusion_.n_waits_ +=
-                1; // new ones go the other way at once, else two contexts could keep this waiting for ever
+                1; // graphs that begin now do without look-ups: two contexts in turn could keep this call waiting for ever
             exclusion_.changed_.wait(guard, [this] { return exclusion_.n_running_ == 0; });
         }
         ~DeviceWait() {
             std::lock_guard<std::mutex> guard(exclusion_.mutex_);
             exclusion_.n_waits_ -= 1;
         }
-        // More such calls follow soon, which do not come by us.
+        // Has graphs do without look-ups for a while: more such calls follow soon that do not pass through the proxy.
         void linger() {
             std::lock_guard<std::mutex> guard(exclusion_.mutex_);
             exclusion_.waits_until_ = std::chrono::steady_clock::now() + after;

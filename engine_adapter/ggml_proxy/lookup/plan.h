@@ -1,4 +1,4 @@
-// Which graphs may look experts up on the device: those that were seen often enough, of the decode shape.
+// What is known of the graph that a backend computes: whether its experts can be looked up on the device, and how.
 #pragma once
 
 #include "graph/input_backup.h"
@@ -28,22 +28,22 @@ struct LookupPlan {
         Router router;
     };
 
-    uint64_t uid = 0; // of the graph that this is about; 0: of none
-    int epoch = 0;    // of the tiers' slots, where it has tiers
-    int n_seen = 0;   // how often it came
-    int n_of_uid = 0; // the same, with whatever slots
+    uint64_t uid = 0; // of the graph that this plan is about; 0: there is none
+    int epoch = 0;    // of the tiers' slots when the plan was made (Tiers::epoch)
+    int n_seen = 0;   // how often the graph came with the slots where they are now
+    int n_of_uid = 0; // how often the graph came
     bool is_fit = false;
-    bool rare_miss_layers_are_chosen = false; // which layers are predicted in it
-    bool may_be_captured = false;             // the backend waits for nothing while it queues it
-    bool cannot_be_captured = false;          // it was tried
+    bool rare_miss_layers_are_chosen = false; // whether it is chosen which layers are predicted in it
+    bool may_be_captured = false;    // the engine's backend does not wait for the device while it queues the graph
+    bool cannot_be_captured = false; // a capture has failed
     std::shared_ptr<Tiers> tiers;
-    std::vector<Node> nodes; // that multiply by experts, in the graph's order
+    std::vector<Node> nodes; // which multiply by experts, in the graph's order
     std::vector<Call> calls;
-    InputBackup inputs; // for a fallback
-    int pause = 0;      // graphs to come that are not tried: the last fallback was just now
+    InputBackup inputs; // to run the graph again after a fallback
+    int pause = 0;      // so many graphs to come run without device look-ups, after a fallback
 };
 
-// Looks at `graph`, unless it is the one that `plan` is about.
+// Makes `plan` one for `graph`, or counts that the graph came again.
 void look_at(LookupPlan & plan, const ggml_cgraph * graph);
 
 } // namespace expertier

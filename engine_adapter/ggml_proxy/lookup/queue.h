@@ -1,5 +1,5 @@
-// A decode graph with its look-ups on its way to the device: captured and launched at once, or part by part. What comes of the
-// look-ups is for others to serve (lookup/run.cpp).
+// Queues a decode graph with its device look-ups: captured and launched at once, or segment by segment. The look-ups
+// are answered by LookupRun (lookup/run.cpp).
 #pragma once
 
 #include "prefetch/run.h"
@@ -15,7 +15,7 @@
 
 namespace expertier {
 
-// Of one run of a graph; its methods are called in this order, with all layers' locks held but for the first one.
+// For one run of a graph. The methods are called in this order, and all but the first with all layers' locks held.
 class LookupQueue {
   public:
     LookupQueue(ProxyBackend & backend, ggml_cgraph * graph);
@@ -25,44 +25,45 @@ class LookupQueue {
 
     static bool can_capture(const LookupPlan & plan);
 
-    // Which layers have a slot for every expert, and need no look-up. Takes each layer's lock meanwhile.
+    // Finds the layers that have a slot for every expert and need no look-up. Takes each layer's lock in turn.
     void look_at_layers();
     bool is_fully_resident(size_t call) const { return is_fully_resident_[call]; }
 
-    // Of the hidden states that predictions take; 0: nothing can be predicted.
+    // Floats of the largest hidden state that predictions read; 0: nothing can be predicted.
     size_t n_predicted_floats() const;
-    // From here on what can be predicted is, and `ahead` is told.
+    // Has experts predicted from here on, and gives the predictions to `ahead`.
     void predict(PrefetchRun & ahead) { prefetch_run_ = &ahead; }
 
-    // What the look-ups of this graph are; false when there is no memory for the slot ids of one.
+    // Lists the look-ups of this graph; false when there is no memory for the slot ids of one.
     bool find_lookups();
-    // Tells the look-up and whoever fetches ahead what the graph that has begun will ask for.
+    // Tells the device look-up and the prefetch run what the graph that has begun will ask for.
     void expect();
-    // Launches the graph with all of its look-ups at once, captured before or now; false when it is to be queued instead.
+    // Launches the graph, captured before or now; false when the graph has to be queued instead.
     bool launch_captured();
-    // Queues it part by part; `after_lookup` is called behind each look-up.
+    // Queues the graph segment by segment; `after_lookup` is called when a look-up has been queued.
     ggml_status queue_all(const std::function<void()> & after_lookup);
 
-    // Whose look-ups are queued, in that order.
+    // The layers whose look-ups are queued, in that order.
     const std::vector<int> & layers() const { return queued_; }
 
   private:
-    // A call that goes through its look-up.
+    // A layer call whose experts are looked up.
     struct Step {
         size_t call;
         const ggml_tensor * ids;
         ggml_tensor * slot_ids;
-        size_t next = 1, last = 0; // calls that are predicted behind it, as far as they can be
+        size_t next = 1, last = 0; // the calls that are predicted behind this look-up, where that is possible
         SavedRows saved;
     };
 
-    // The calls that are to be predicted by call `i`, first and last; the first call does so for all those close by.
+    // The first and the last call that is to be predicted at call `i`. The first call of a graph predicts all calls up
+    // to the prefetch distance.
     std::pair<size_t, size_t> predicted_by(size_t i) const;
-    // Whether experts of call `to` can be predicted at call `from`, and there are slots for more than it uses.
+    // Whether experts of call `to` can be predicted at call `from`, and the layer has more slots than the call uses.
     bool can_predict(size_t from, size_t to) const;
     // Whether a step's look-up saves the rows that a prediction for call `to` needs.
     bool predicts(const Step & step, size_t to) const;
-    // Stands for all that is not the same in each run of the graph, but for what the look-ups' launch parameters hold.
+    // A number for all that the captured graph depends on and the launch parameters do not carry.
     uint64_t key_of_all() const;
     ggml_status queue_all(GraphSegments & segments, const std::function<void()> & after_lookup);
     // Queues a layer's look-up, and behind it predictions for layers to come.

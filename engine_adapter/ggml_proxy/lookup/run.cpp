@@ -18,22 +18,22 @@ namespace expertier {
 
 namespace {
 
-// A graph is queued so often by the other way first: then every kernel is loaded and every CUDA or HIP graph made, which
-// may wait for the device, and the device may wait for us.
+// A graph runs so often without device look-ups first. By then every kernel is loaded and every CUDA or HIP graph is
+// made: both may wait for the device, which would be waiting for the host.
 constexpr int n_warm = 4;
-constexpr int n_warm_captured = 1; // no segment has a graph of its own then
+constexpr int n_warm_captured = 1; // a segment of a captured graph has no CUDA graph of its own
 
-constexpr int pause_graphs = 32; // after a fallback: what missed is on disk, and more of it may be
+constexpr int pause_graphs = 32; // after a fallback: the missing expert is on disk, and more may be
 
-// Layers' locks are held from before the first look-up is queued until the last one is served: the tables on the device and
-// the policy's are one.
+// The layers' locks are held from before the first look-up is queued until the last one is served, so that the tables
+// on the device and the policy's tables agree.
 class LookupRun {
   public:
     LookupRun(ProxyBackend & backend, ggml_cgraph * graph)
         : backend_(backend), plan_(backend.lookup_plan), tiers_(*plan_.tiers), lookup_(*tiers_.device_lookup()),
           queue_(backend, graph), reads_(tiers_.host_copies(), DeviceLookup::max_rows) {}
 
-    // Nothing when it fell back; then it is as if nothing had been queued.
+    // Nothing when it fell back: the graph's inputs are restored, as if nothing had been queued.
     std::optional<ggml_status> run() {
         for (std::vector<int32_t> * room : { &experts_, &slots_, &miss_index_, &filled_, &evicted_, &held_ }) {
             room->reserve(DeviceLookup::max_rows); // with look-ups queued, nothing may fail for want of memory
@@ -60,7 +60,7 @@ class LookupRun {
         if (!queue_.launch_captured()) {
             status = queue_.queue_all([this] { serve(false); });
         }
-        while (n_served_ < queue_.layers().size()) { // also after a failure: nobody may be left waiting
+        while (n_served_ < queue_.layers().size()) { // also after a failure: no look-up may be left waiting
             serve(true);
         }
         if (prefetch_run_) {
@@ -77,7 +77,7 @@ class LookupRun {
             }
             plan_.pause = pause_graphs;
             plan_.inputs.restore(backend_.inner); // later nodes have taken their memory
-            return {};                            // where the engine's backend failed, it will say so again
+            return {};                            // where the engine's backend failed, the next run shows that again
         }
         if (!held_.empty()) {
             defer(backend_, PinnedSlots(tiers_, held_layer_, std::move(held_), PinnedSlots::Bytes::there));
@@ -86,7 +86,7 @@ class LookupRun {
     }
 
   private:
-    // Uploads the tables of layers that others have changed.
+    // Uploads the tables of layers whose residency has changed since.
     void bring_tables() {
         bool uploads = false;
         for (size_t i = 0; i < plan_.calls.size(); i++) {
@@ -110,14 +110,14 @@ class LookupRun {
         }
     }
 
-    // Has the next layers' experts fetched, unless that does not pay.
+    // Has the experts of later layers predicted and prefetched, unless that does not pay.
     void open_prefetch_run() {
         Predictor * predictor = tiers_.predictor();
         if (predictor == nullptr || !predictor->payoff.is_on()) {
             return;
         }
         predictor->distance.update();
-        if (!plan_.rare_miss_layers_are_chosen) { // a graph that is new, or has other slots, is captured anew anyway
+        if (!plan_.rare_miss_layers_are_chosen) { // chosen only where the graph has to be captured anew anyway
             plan_.rare_miss_layers_are_chosen = true;
             std::vector<int64_t> expert_bytes;
             for (int layer = 0; layer < tiers_.n_layers(); layer++) {
@@ -152,14 +152,14 @@ class LookupRun {
             }
             must = false;
             n_served_ += 1;
-            release_previous(); // its kernels came before this look-up
+            release_previous(); // the kernels that read these slots were queued before this look-up
             const bool waits = lookup_.n_missing(layer) > 0;
             const bool go = !falls_back_ && !fails_ && serve(layer, waits);
             if (prefetch_run_ && (falls_back_ || fails_)) {
                 prefetch_run_->stop();
             }
             if (waits && !lookup_.answer(layer, go) && go) {
-                falls_back_ = true; // the device had given up waiting, and computes with what was there
+                falls_back_ = true; // the device had given up waiting, and computes with other bytes
                 tiers_.counters.device_lookups_late += 1;
                 if (prefetch_run_) {
                     prefetch_run_->stop();
@@ -191,7 +191,7 @@ class LookupRun {
         if (n_misses == EXPERTIER_BUSY && prefetch_run_ && prefetch_run_->make_room(layer)) {
             n_misses = begin();
         }
-        if (n_misses < 0) { // an id out of range, or slots that a lease holds: the other way tells
+        if (n_misses < 0) { // an id out of range, or slots that a lease holds: the run without look-ups says so
             falls_back_ = true;
             return false;
         }
@@ -204,7 +204,7 @@ class LookupRun {
             return false;
         }
         if (waits && !fill(layer, experts, slots, miss_index_, n_misses)) {
-            // Its victims are gone; the version tells those who hold a table of them.
+            // The victims are evicted; the layer's version says that the device's table is old.
             tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
             falls_back_ = true;
             return false;
@@ -214,7 +214,7 @@ class LookupRun {
         return true;
     }
 
-    // Has missing experts and the table on the device; false when the host pool lacks one.
+    // Copies the missing experts and the table to the device; false when the host pool lacks one of the experts.
     bool fill(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots,
               const std::vector<int32_t> & miss_index, int32_t n_misses) {
         copies_.clear();
@@ -285,7 +285,7 @@ class LookupRun {
     std::vector<const char *> copies_;
     size_t n_served_ = 0;
     std::optional<PrefetchRun> prefetch_run_;
-    std::vector<int32_t> held_; // slots that the look-up served last leads to
+    std::vector<int32_t> held_; // slots of the layer whose look-up was served last
     int held_layer_ = -1;
     bool falls_back_ = false, fails_ = false;
 };
@@ -310,7 +310,7 @@ std::optional<ggml_status> try_device_lookup(ProxyBackend & backend, ggml_cgraph
         return plan.tiers->is_fully_resident(call.layer);
     };
     if (std::all_of(plan.calls.begin(), plan.calls.end(), is_fully_resident)) {
-        return {}; // no ids to look up: all of it is queued at once anyway
+        return {}; // there are no ids to look up: GraphRun queues all of it at once, too
     }
     const LookupExclusion::Running running(backend.device->lookup_exclusion);
     if (!running.may_run) {

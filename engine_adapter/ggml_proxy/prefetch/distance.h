@@ -1,8 +1,8 @@
 // How many layers ahead of its own a layer's experts are predicted, by what comes of it.
 //
-// The farther, the more copies are there in time, and the less is predicted right; what weighs more depends on the link,
-// on the device and on the model. So another distance is tried now and then, and kept where more of what was begun came
-// in time.
+// The farther, the more copies are there in time, and the less is predicted right; what weighs more depends on the
+// link, on the device and on the model. So another distance is tried now and then, and kept where more of what was
+// begun came in time.
 #pragma once
 
 #include <atomic>

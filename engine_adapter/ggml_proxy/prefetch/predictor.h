@@ -1,10 +1,10 @@
 // Predictions of a layer's experts by its own router, from the hidden state of the layer before it.
 //
-//     look-up's stream   look-up of layer l ─ record ─ predict for l + 1 (hip/kernels/predict.cu) ─ ... ─ look-up of layer l + 1
+//     look-up's stream   look-up of l ─ record ─ predict for l + 1 (hip/kernels/predict.cu) ─ ... ─ look-up of l + 1
 //     engine's stream                  └ wait ─ experts of l ─ attention and router of l + 1 ─ ...
 //
-// The kernel takes the candidates that it replaces out of the device's table, before the look-up of layer l + 1 reads it:
-// so nothing that was queued will read their slots, and they may be filled at once.
+// The kernel takes the candidates that it replaces out of the device's table, before the look-up of layer l + 1 reads
+// it: so nothing that was queued will read their slots, and they may be filled at once.
 #pragma once
 
 #include "abi/abi.h"
@@ -21,7 +21,8 @@
 
 namespace expertier {
 
-// Whether prefetches pay: the share of the last ones that were of use. While it is low they pause, each time for longer.
+// Whether prefetches pay: the share of the last ones that were of use. While it is low they pause, each time for
+// longer.
 class Payoff {
   public:
     explicit Payoff(bool may_pause) : may_pause_(may_pause) {}
@@ -53,11 +54,11 @@ class Predictor {
     // The rows that the look-up of the layer before has to save for a prediction.
     SavedRows rows_to_save(const Router & from, const Router & to) const;
 
-    // Launch parameters of the graph that has begun: experts of `layer` that are in no slot may take the places of `candidates`, so
-    // many and in this order (-1: of a FREE slot).
+    // Launch parameters of the graph that has begun: experts of `layer` that are in no slot may take the places of
+    // `candidates`, so many and in this order (-1: of a FREE slot).
     void expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n);
-    // Queues a prediction behind the look-up that was queued last, which has saved the rows. An expert's bytes decide how many
-    // are chosen. False when the driver refused.
+    // Queues a prediction behind the look-up that was queued last, which has saved the rows. An expert's bytes decide
+    // how many are chosen. False when the driver refused.
     bool queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes);
 
     // What came of the layer's prediction in this graph.

@@ -13,8 +13,8 @@ class RareMissLayers {
     explicit RareMissLayers(size_t n_layers) : layers_(n_layers) {}
     // A graph used `n` experts of the layer that were in no slot, before anything was fetched ahead.
     void note(int layer, int64_t n);
-    // Chooses which layers are not predicted, until it is called again: graphs are captured with what is predicted in them.
-    // `expert_bytes` are each layer's.
+    // Chooses which layers are not predicted, until it is called again: graphs are captured with what is predicted in
+    // them. `expert_bytes` are each layer's.
     void update(const std::vector<int64_t> & expert_bytes);
     bool has(int layer) const { return layers_[layer].misses_rarely; }
     int n() const;

@@ -1,9 +1,9 @@
 // Fetches experts that a layer to come is predicted to use, while this layer computes.
 //
-// All copies go through the look-up's stream of uploads, and never more than two small pieces of a prefetch are queued at a
-// time: so what a look-up turns out to wait for is never far behind. When the layer's look-up is served, each prefetch ends:
-// asked for and not complete: the rest is queued at once, and the look-up waits for it as for any other fill; not asked for
-// and not complete: it is given up, and its slot is FREE.
+// All copies go through the look-up's stream of uploads, and never more than two small pieces of a prefetch are queued
+// at a time: so what a look-up turns out to wait for is never far behind. When the layer's look-up is served, each
+// prefetch ends: asked for and not complete: the rest is queued at once, and the look-up waits for it as for any other
+// fill; not asked for and not complete: it is given up, and its slot is FREE.
 #pragma once
 
 #include "lookup/device_lookup.h"
@@ -41,27 +41,28 @@ class PrefetchRun {
     PrefetchRun(const PrefetchRun &) = delete;
     PrefetchRun & operator=(const PrefetchRun &) = delete;
 
-    // The graph that has begun will predict `n_rows` experts of `layer`. To be called for all such layers in the order of
-    // their look-ups, before anything is queued.
+    // The graph that has begun will predict `n_rows` experts of `layer`. To be called for all such layers in the order
+    // of their look-ups, before anything is queued.
     void expect(int layer, int n_rows);
-    // Has the experts of the next expected layer predicted behind the look-up that was queued last, for a router `from`; false
-    // when the driver refused.
+    // Has the experts of the next expected layer predicted behind the look-up that was queued last, for a router
+    // `from`; false when the driver refused.
     bool queue(const Router & from, const Router & to, int64_t n_used);
     // All that was expected has been queued at once; or nothing of what `queue` was called for.
     void launched(bool all) { n_launched_ = all ? predictions_.size() : 0; }
     // Goes on with what is under way, without waiting. To be called often.
     void attend();
-    // The layer's look-up has arrived with these distinct experts, and perhaps waits; prefetches for it end. What was asked
-    // for is READY from here on, and there once the stream of uploads has been waited for.
+    // The layer's look-up has arrived with these distinct experts, and perhaps waits; prefetches for it end. What was
+    // asked for is READY from here on, and there once the stream of uploads has been waited for.
     void arrive(int layer, const std::vector<int32_t> & experts, bool waits);
     // Somebody has waited for the stream of uploads.
     void synchronized();
     // Waits until no slot of the layer is FILLING for a prefetch any more; false when none was.
     bool make_room(int layer);
-    // Begins nothing any more, and waits until no copy is under way: look-ups are about to let pass what is not there, and
-    // whoever computes with it reads any slot.
+    // Begins no prefetch any more, and waits until no copy is under way. Needed before a look-up goes on without its
+    // experts: the engine's kernels may then read any slot.
     void stop();
-    // The same for predictions, which all look-ups must have been answered for. What was predicted and not taken leaves the device's tables old.
+    // Stops, and waits for predictions that are under way. All look-ups must have been answered. Where a prediction was
+    // not taken, the layer's table on the device counts as old.
     void end();
 
   private:

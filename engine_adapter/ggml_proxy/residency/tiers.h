@@ -141,8 +141,8 @@ class Tiers {
 
     // Changes whenever the slots lie elsewhere.
     int epoch() const { return epoch_; }
-    // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set after
-    // an error. With no graph running.
+    // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set
+    // after an error. With no graph running.
     bool move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure);
     bool wants_other_slots(const expertier_compute & compute); // asks Python (expertier_look)
     std::shared_ptr<ComputeRegion> new_compute_region(const expertier_compute & compute);

@@ -4,9 +4,9 @@
 //     │ need │         │ need │   │      │
 //     └── the boundary lies at or above the end of every need ──┘
 //
-// A buffer has its place from when the engine asks for it until it is freed, and place for all of its size; but the slots
-// leave only what the graph that is placed in it needs (make_room). The boundary goes up before anything is written there,
-// and down at the begin of a graph, once misses have cost what a needless move would (decision 0010).
+// A buffer has its place from when the engine asks for it until it is freed, and place for all of its size; but the
+// slots leave only what the graph that is placed in it needs (make_room). The boundary goes up before anything is
+// written there, and down at the begin of a graph, once misses have cost what a needless move would (decision 0010).
 #pragma once
 
 #include "abi/abi.h"
