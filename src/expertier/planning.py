@@ -171,6 +171,7 @@ def _ram(
         limited_by=next(
             limit for limit in (LimitedBy.RAM, LimitedBy.POOL, LimitedBy.SLOTS) if limit in limits
         ),
+        asked=inputs.config.host_pool_bytes != "auto",
         arena_bytes=arena_bytes,
     )
 
