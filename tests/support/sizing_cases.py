@@ -66,8 +66,12 @@ def plan_of(table: ExpertTable, geometry: ModelGeometry, machine: Machine, confi
 
 
 def set_ram(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Return what lets the machine have so many bytes of RAM available."""
+    """Return what lets the machine have so many bytes of RAM available.
+
+    A plan counts nothing for the process itself, so that RAM binds for small models as well.
+    """
     ram = [0]
     monkeypatch.setattr(host_memory, "machine_available_bytes", lambda: ram[0])
     monkeypatch.setattr("expertier.tiers.config.room.total_bytes", lambda: 1 << 50)
+    monkeypatch.setattr("expertier.planning.ENGINE_RAM_BYTES", 0)
     return lambda n_bytes: ram.__setitem__(0, n_bytes)

@@ -22,11 +22,11 @@ from expertier.planner.budget.allocate import floor_bytes, full_bytes
 from expertier.planner.budget.ledger import Consumer
 from expertier.planner.budget.ledger_ram import RamConsumer
 from expertier.planner.budget.sizing import HEADROOM_BYTES
-from expertier.planning import ENGINE_RAM_BYTES
 from expertier.planning_devices import Machine
 from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
+from expertier.tiers.engine.prefill_stream import prefill_stream_bytes
 from expertier.tiers.model.matrix import Role
 from expertier.tiers.model.needs import ModelNeeds
 from expertier.tiers.model.table import ExpertTable
@@ -76,14 +76,15 @@ def cases(draw: st.DrawFn, models: Models) -> Case:
     )
     cuts = cut(model.table, n)
     parts = SplitTable.of(model.table, cuts, n).parts
-    whole = model.whole(0)
+    whole = model.whole(0, prefill_stream_bytes=prefill_stream_bytes(config, parts[0], has_own_memory=True))
     beside = whole.weights + whole.kv - round(whole.weights / n) - round(whole.kv / n)
     kept = HEADROOM_BYTES if config.headroom_bytes == "auto" else config.headroom_bytes
     demands = parts[0].layer_demands()
     taken = sum(whole.reserved().values()) - beside + kept + floor_bytes(demands)
     cards = tuple(taken + int(draw(shares) * full_bytes(demands)) for _ in range(n))
     largest = max(layer.expert_bytes for layer in model.table.layers)
-    ram = n * (2 * ENGINE_RAM_BYTES + 8 * largest) + draw(st.integers(0, 2 * all_copies_bytes(model.table)))
+    engine = model.geometry.host_weight_bytes + 2 * largest
+    ram = n * 2 * engine + int(draw(shares) * 2 * all_copies_bytes(model.table))
     return Case(model, cuts, parts, cards, beside, ram, config)
 
 
