@@ -82,7 +82,7 @@ def main() -> None:
                 plain.append(memmove_seconds(memory, arena_bytes, expert_bytes, moved))
             tiers.release_compute()
             begin = time.perf_counter()
-            tiers.settle()
+            tiers.lower_boundary()
             downs.append(time.perf_counter() - begin)
             ratios.append(ups[-1] / plain[-1])
         device.free(memory)

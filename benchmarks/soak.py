@@ -32,7 +32,7 @@ from expertier.hip.faults.device import FaultyDevice
 from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, FaultySource, LayerShape, PatternSource, synthetic_table
-from expertier.tiers.access.lease import Lease, Part
+from expertier.tiers.access.lease import ExpertGroup, Lease
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.file_identity import FileIdentity
 from expertier.tiers.model.model_file import ModelFile
@@ -170,8 +170,8 @@ class Soak:
         layer = random_.randrange(self.table.n_layers)
         on = stream if random_.random() < 0.8 else None
         with self.tiers.acquire(layer, self.experts(random_, layer, topic), on) as lease:
-            for part in lease.parts:
-                self.compare(lease, part, on)
+            for group in lease.groups:
+                self.compare(lease, group, on)
 
     def nested(self, random_: random.Random, topic: int, stream: int | None) -> None:
         """Hold experts of two layers."""
@@ -184,10 +184,10 @@ class Soak:
                 if lease.held is not None:
                     self.compare(lease, lease.held, stream)
 
-    def compare(self, lease: Lease, part: Part, stream: int | None) -> None:
-        """Compare all bytes of a part, when its stream gets there."""
+    def compare(self, lease: Lease, group: ExpertGroup, stream: int | None) -> None:
+        """Compare all bytes of a group, when its stream gets there."""
         places = [lease.view(matrix.role) for matrix in self.table.layers[lease.layer].matrices]
-        pairs = list(zip(part.experts.tolist(), part.slots.tolist(), strict=True))
+        pairs = list(zip(group.experts.tolist(), group.slots.tolist(), strict=True))
         layer = lease.layer
 
         def kernel() -> None:
@@ -228,7 +228,7 @@ class Soak:
                     self.stop.set()
                 self.tiers.release_compute()
                 if random_.random() < 0.3:
-                    self.tiers.settle()
+                    self.tiers.lower_boundary()
         finally:
             self.tiers.release_compute()
             self.compute_turn.release()

@@ -34,7 +34,7 @@ from expertier.hip.device import Device
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
-from expertier.tiers.tier_set import DevicePart, TierSet
+from expertier.tiers.tier_set import DeviceShare, TierSet
 from expertier.units import GIB, MIB
 
 AT_ONCE = 8
@@ -109,9 +109,9 @@ def fills(
         host_pool_bytes=all_copies_bytes(table),
         fill_pool=False,  # no reads but those that are measured
     )
-    parts = [DevicePart(device, (2 * i, 2 * i + 1)) for i, device in enumerate(devices)]
+    shares = [DeviceShare(device, (2 * i, 2 * i + 1)) for i, device in enumerate(devices)]
     with ExitStack() as undo:
-        tiers = undo.enter_context(TierSet(table, parts, config=config, source=PatternSource()))
+        tiers = undo.enter_context(TierSet(table, shares, config=config, source=PatternSource()))
         batches = [
             (layer, list(range(begin, begin + AT_ONCE)))
             for begin in range(0, shape.n_experts - AT_ONCE + 1, AT_ONCE)

@@ -52,7 +52,7 @@ def closed_if_interrupted(open_: Callable[P, ClosableT]) -> Callable[P, Closable
     """
 
     @wraps(open_)
-    def open_whole(*arguments: P.args, **named: P.kwargs) -> ClosableT:
+    def open_deferring(*arguments: P.args, **named: P.kwargs) -> ClosableT:
         opened: ClosableT | None = None
         try:
             with interrupts_deferred():
@@ -64,7 +64,7 @@ def closed_if_interrupted(open_: Callable[P, ClosableT]) -> Callable[P, Closable
                 opened.close()
             raise
 
-    return open_whole
+    return open_deferring
 
 
 def close_abandoned() -> None:

@@ -33,7 +33,7 @@ class Fence:
             self._fences.device.wait_event(self._event)
             self._reached = True
 
-    def hold(self, stream: int) -> None:
+    def make_wait(self, stream: int) -> None:
         """Have work that is queued on `stream` from now wait for the point, without blocking the caller."""
         if not self._reached:
             self._fences.device.stream_wait_event(stream, self._event)

@@ -13,14 +13,14 @@ from numba.core.config import reload_config
 
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.tiers.host_pool.budget import process_budget
-from strict_flags import make_strict
-from time_limits import (  # noqa: F401 - hooks
+from limits.time_limits import (  # noqa: F401 - hooks
     pytest_collection_modifyitems,
     pytest_runtest_protocol,
     pytest_unconfigure,
 )
-from time_limits import pytest_configure as configure_limits
-from warm_commands import WarmCommands
+from limits.time_limits import pytest_configure as configure_limits
+from servers.warm_commands import WarmCommands
+from strict_flags import make_strict
 
 settings.register_profile("default", max_examples=100, deadline=None, derandomize=True)
 settings.register_profile(

@@ -14,7 +14,7 @@ import pytest
 
 from expertier import children
 from expertier.children import Children, run_child
-from interrupt_at import at_every_instruction, expertier_folders, n_instructions
+from interruptions.interrupt_at import at_every_instruction, expertier_folders, n_instructions
 
 HERE = expertier_folders()
 LIMIT_S = 30

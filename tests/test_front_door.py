@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 import expertier as et
-from gguf_files import write_model
+from model_files.gguf_files import write_model
 
 NAMES = {
     "BudgetError",
@@ -74,9 +74,9 @@ def test_an_integrators_use(tmp_path: Path) -> None:
         tiers.apply(et.plan_layers(table.layer_demands(), budget_bytes=tiers.arena_bytes))
         for layer, experts in [(0, [1, 5]), (1, np.array([[2, 3], [3, 4]])), (0, [5])]:
             with tiers.acquire(layer, experts) as lease:
-                for part in lease.parts:
+                for group in lease.groups:
                     views = [lease.view(role) for role in ("gate", "up", "down")]
                     assert len({view.stride_bytes for view in views}) == 1
-                    launches.append((layer, part.experts.tolist()))
+                    launches.append((layer, group.experts.tolist()))
         assert tiers.stats().l1.hits == 1
     assert launches == [(0, [1, 5]), (1, [2, 3]), (1, [4]), (0, [5])]

@@ -19,7 +19,7 @@ from expertier.interrupts import (
     raise_pending,
     raise_terminated,
 )
-from interrupt_at import at_every_instruction
+from interruptions.interrupt_at import at_every_instruction
 
 FOLDERS = [str(Path(interrupts.__file__).parent) + "/"]
 

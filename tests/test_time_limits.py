@@ -12,7 +12,8 @@ SUPPORT = Path(__file__).parent / "support"
 RUN = f"""
 import sys
 sys.path.insert(0, {str(SUPPORT)!r})
-import pytest, time_limits
+import pytest
+from limits import time_limits
 time_limits.GRACE_S = float(sys.argv[2])
 time_limits.END_S = 1
 options = ["-q", "-c", "/dev/null", "-p", "no:cacheprovider", "-o", "timeout=1", "-o", "timeout_method=signal"]

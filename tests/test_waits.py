@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from unlimited_waits import find
+from limits.unlimited_waits import find
 
 TESTS = Path(__file__).parent
 

@@ -34,7 +34,7 @@ from expertier.planner.budget.allocate import LayerPlan, full_bytes
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.quotas import Proposal
 from expertier.planner.budget.sizing import slab_slots
-from expertier.planner.budget.sizing_split import ram_of_part
+from expertier.planner.budget.sizing_split import ram_of_share
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.access.lease import Lease, MatrixView
@@ -133,7 +133,7 @@ class TierManager:
         budgets = resolve(
             config,
             table,
-            ram_of_part(available_bytes(), share.part if share is not None else 1),
+            ram_of_share(available_bytes(), share.fraction if share is not None else 1),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
             needs=needs,
         )
@@ -287,7 +287,7 @@ class TierManager:
         """Bring experts of a layer into slots and hold them there until the lease is released.
 
         `experts` is any sequence of ints or integer array; duplicates count once, and none at all is a lease
-        without parts. More than the layer has slots come in several parts (`Lease.parts`).
+        without groups. More than the layer has slots come in several groups (`Lease.groups`).
 
         On a device with streams, work that is queued on `stream` from now on finds the experts' bytes, and
         what is queued there before the release may still read them after it; the host waits for neither.
@@ -301,7 +301,7 @@ class TierManager:
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
         if self._boundary.pays_at is not None or self._slab.stale_guards:
-            self._settle_before_use()
+            self._finish_moves()
         wanted = distinct_array(experts)
         if wanted is None:
             numbers = distinct(experts)
@@ -312,7 +312,7 @@ class TierManager:
         lease = Lease(self, layer, threading.get_ident(), stream, wanted, held)
         try:
             self._usage.add(lease)
-            if not len(wanted) or self._residency.take_hits(self._locks_address, layer, wanted, held) != 0:
+            if not len(wanted) or self._residency.try_pin_hits(self._locks_address, layer, wanted, held) != 0:
                 self._table.check_experts(layer, wanted.tolist())
                 lease.open(self._groups(layer, wanted))
             elif self._has_streams:
@@ -323,25 +323,25 @@ class TierManager:
             raise
         return lease
 
-    def take_part(self, lease: Lease, experts: I32, held: I32) -> None:
-        """Bring one part's experts into slots; for `Lease`."""
-        self._admission.take(lease.layer, experts, held, lambda: not self._usage.holds_slots(lease.thread))
+    def acquire_group(self, lease: Lease, experts: I32, held: I32) -> None:
+        """Bring one group's experts into slots; for `Lease`."""
+        self._admission.acquire(lease.layer, experts, held, lambda: not self._usage.holds_slots(lease.thread))
         if self._has_streams:
             self._fences.before_read(lease.layer, held[:-1].tolist(), lease.stream)
 
-    def drop_part(self, lease: Lease, held: I32) -> None:
-        """Unpin a part's slots; for `Lease`."""
+    def release_group(self, lease: Lease, held: I32) -> None:
+        """Unpin a group's slots; for `Lease`."""
         if not self._has_streams:
-            self._admission.drop(lease.layer, held)
+            self._admission.release(lease.layer, held)
             return
         with interrupts_deferred():
             if held[-1]:
                 self._fences.after_read(lease.layer, held[:-1].tolist(), lease.stream)
-            self._admission.drop(lease.layer, held)
+            self._admission.release(lease.layer, held)
 
-    def abandon_part(self, lease: Lease, held: I32) -> None:
-        """Unpin a part's slots that nobody has read; for `Lease`."""
-        self._admission.drop(lease.layer, held)
+    def abandon_group(self, lease: Lease, held: I32) -> None:
+        """Unpin a group's slots that nobody has read; for `Lease`."""
+        self._admission.release(lease.layer, held)
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended; for `Lease`."""
@@ -500,17 +500,17 @@ class TierManager:
     def release_compute(self, n_bytes: int = 0) -> None:
         """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
 
-        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `settle` does it now.
+        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `lower_boundary` does it now.
         """
         self._boundary.release(n_bytes)
 
     @deferring
-    def settle(self) -> bool:
+    def lower_boundary(self) -> bool:
         """Move the boundary down to what is still reserved, now; return whether it moved.
 
         Raises what `reserve_compute` raises.
         """
-        return self._boundary.settle(now=True)
+        return self._boundary.lower(now=True)
 
     # ---- prefetches
 
@@ -573,7 +573,7 @@ class TierManager:
         seen yet, the saving is not worth the move (`planner/budget/quotas.py`), or someone holds slots. The policy
         must keep heat, as LFU-decay does; with LRU nothing ever pays.
         """
-        return self._rebalance.settle(self.arena_bytes)
+        return self._rebalance.move_if_it_pays(self.arena_bytes)
 
     @deferring
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
@@ -705,9 +705,9 @@ class TierManager:
     # ---- inside
 
     @deferring
-    def _settle_before_use(self) -> None:
+    def _finish_moves(self) -> None:
         """Do what moves of the boundary have left to do."""
-        self._boundary.settle(now=False)
+        self._boundary.lower(now=False)
         if self._slab.stale_guards:
             self._engine.restore_guards()
 
@@ -738,7 +738,7 @@ class TierManager:
         return sum(n * layer.expert_bytes for n, layer in zip(experts_by_layer, layers, strict=True))
 
     def _groups(self, layer: int, experts: I32) -> tuple[I32, ...]:
-        """Cut experts into parts that fit the layer's slots; with several, resident ones come first."""
+        """Cut experts into groups that fit the layer's slots; with several, resident ones come first."""
         n_slots = self.slots[layer]
         if len(experts) > n_slots:
             self._admission.resident_first(layer, experts)

@@ -32,7 +32,7 @@ from expertier.tiers.shared.stats import TierStats, summed
 
 
 @dataclass(frozen=True, slots=True)
-class DevicePart:
+class DeviceShare:
     """A device and the layers whose experts it holds, with what an engine takes of it beside them.
 
     `compute_bytes` of that are an engine's compute buffers in the slab, as `TierManager` takes them.
@@ -48,7 +48,7 @@ class TierSet:
     """The managers of one model, opened and closed together. Thread-safe, as they are."""
 
     managers: tuple[TierManager, ...] = ()
-    """One for each device, in the order of the parts."""
+    """One for each device, in the order of the shares."""
 
     _file: FileSource | None = None
 
@@ -56,12 +56,12 @@ class TierSet:
     def __init__(
         self,
         table: ExpertTable,
-        parts: Sequence[DevicePart],
+        shares: Sequence[DeviceShare],
         *,
         config: TierConfig | None = None,
         source: ByteSource | None = None,
     ) -> None:
-        """Allocate the tiers of every device; each layer is in exactly one part, and each part has one.
+        """Allocate the tiers of every device; each layer is in exactly one share, and each share has one.
 
         Budgets in `config` are those of the whole: the bytes for slots are shared out as one plan over all layers has
         them, the host pool's in proportion to the experts. `auto` is resolved device by device. Without `source`, the
@@ -70,37 +70,37 @@ class TierSet:
         Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
-        placed = sorted(layer for part in parts for layer in part.layers)
-        if placed != list(range(table.n_layers)) or not all(part.layers for part in parts):
-            raise ValueError(f"layers {placed} of {table.n_layers} in {len(parts)} parts, each needs some")
+        placed = sorted(layer for share in shares for layer in share.layers)
+        if placed != list(range(table.n_layers)) or not all(share.layers for share in shares):
+            raise ValueError(f"layers {placed} of {table.n_layers} in {len(shares)} shares, each needs some")
         self._table = table
-        self._layers = tuple(part.layers for part in parts)
+        self._layers = tuple(share.layers for share in shares)
         profile = ModelProfile.of(config.profile, table)
-        configs = _part_configs(table, config, self._layers, profile)
+        configs = _share_configs(table, config, self._layers, profile)
         with ExitStack() as undo:
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
                 undo.callback(file.close)
                 self._file, source = file, file
             managers: list[TierManager] = []
-            for part, own in zip(parts, configs, strict=True):
-                of_part = table.of_layers(part.layers)
+            for share, own in zip(shares, configs, strict=True):
+                of_share = table.of_layers(share.layers)
                 try:
                     manager = TierManager(
-                        of_part,
-                        device=part.device,
+                        of_share,
+                        device=share.device,
                         config=own,
                         source=source,
-                        needs=part.needs,
-                        compute_bytes=part.compute_bytes,
+                        needs=share.needs,
+                        compute_bytes=share.compute_bytes,
                         profile=profile.of_layers(
-                            part.layers, max(layer.n_experts for layer in of_part.layers)
+                            share.layers, max(layer.n_experts for layer in of_share.layers)
                         ),
-                        share=PoolShare(self, of_part.expert_bytes_total / table.expert_bytes_total),
+                        share=PoolShare(self, of_share.expert_bytes_total / table.expert_bytes_total),
                     )
                 except BudgetError as error:
                     raise BudgetError(
-                        f"{part.device.name}, which has {len(part.layers)} of {table.n_layers} layers with "
+                        f"{share.device.name}, which has {len(share.layers)} of {table.n_layers} layers with "
                         f"experts: {error}"
                     ) from error
                 undo.callback(manager.close)
@@ -202,10 +202,10 @@ def managers(tiers: Tiers) -> tuple[TierManager, ...]:
     return tiers.managers if isinstance(tiers, TierSet) else (tiers,)
 
 
-def _part_configs(
+def _share_configs(
     table: ExpertTable, config: TierConfig, layers: Sequence[Sequence[int]], profile: ModelProfile
 ) -> list[TierConfig]:
-    """Return the config of each part: the sizes that `config` gives as numbers, shared out."""
-    copies = [all_copies_bytes(table.of_layers(part)) for part in layers]
+    """Return the config of each share: the sizes that `config` gives as numbers, shared out."""
+    copies = [all_copies_bytes(table.of_layers(share)) for share in layers]
     wishes = wishes_by_layers(config.wishes(), table.layer_demands(), layers, copies, profile.plan_uses)
     return [config.with_wishes(own) for own in wishes]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
+from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
@@ -63,7 +63,7 @@ def opened(
     if shares_tensors:  # guards and alignment are there once a device
         guards = placement.device.count(",") * sum(demand.fixed_bytes for demand in table.layer_demands())
         config = replace(config, expert_cache_bytes=placement.cache_bytes + guards)
-        tiers, placed = open_slice_tiers(engine, table, config)
+        tiers, placed = open_shard_tiers(engine, table, config)
     else:
         tiers, placed = open_engine_tiers(
             engine.proxy, table, replace(config, split_mode=SplitMode.LAYER), shape

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from types import TracebackType
 
+from expertier.atomic_file import check_output
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.interrupts import interrupts_deferred
 from expertier.planner.traces.archive import write_trace
 from expertier.planner.traces.recorder import RoutingRecorder
 from expertier.planner.traces.trace import Phase
 from expertier.tiers.model.table import ExpertTable
-from expertier.whole_file import check_output
 
 
 class RoutingRecording:

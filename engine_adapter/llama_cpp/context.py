@@ -191,8 +191,8 @@ class LlamaContext:
         """Drop what the cache holds of `sequence` from `position` on.
 
         Raises:
-            EngineError: there is no such sequence; or the model has recurrent layers, which forget a sequence as a
-                whole or not at all.
+            EngineError: there is no such sequence; or the model has recurrent layers, which forget all of a sequence
+                or nothing.
         """
         if not self._engine.host.expertier_context_forget(self._open_handle(), sequence, position):
             raise EngineError(
@@ -204,15 +204,15 @@ class LlamaContext:
         """Free the context; a second call does nothing.
 
         Raises:
-            EngineError: the file of tensors that it was opened with is not whole. The context is freed.
+            EngineError: the file of tensors that it was opened with is incomplete. The context is freed.
         """
         with interrupts_deferred():
             handle, self._handle = self._handle, None
             if handle is not None:
-                is_whole = self._engine.host.expertier_context_end_tensors(handle)
+                is_complete = self._engine.host.expertier_context_end_tensors(handle)
                 self._engine.host.expertier_context_close(handle)
                 self._on_close()
-                if not is_whole:
+                if not is_complete:
                     raise EngineError("not all tensors could be written to the file: is the disk full?")
 
     __del__ = closed_when_dropped

@@ -17,8 +17,8 @@ from gguf import Keys
 
 from expertier.errors import ModelError, UnsupportedLayoutError
 from expertier.tiers.model.file_identity import FileIdentity
+from expertier.tiers.model.file_shards import FileShard, read_file_shards
 from expertier.tiers.model.gguf_header import TensorInfo
-from expertier.tiers.model.shards import Shard, read_shards
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import round_up
 
@@ -53,7 +53,7 @@ def loader_view(table: ExpertTable) -> LoaderView:
     """
     if len(table.files) == 1:
         return LoaderView(_view_of_one(table), None)
-    shards = read_shards(table.path, table.type_sizes)
+    shards = read_file_shards(table.path, table.type_sizes)
     if [file.identity for file in table.files] != [FileIdentity.of(one.header.file_stat) for one in shards]:
         raise ModelError(
             f"{table.path} or another of its shards changed after the table was read; open it again"
@@ -74,7 +74,7 @@ def _view_of_one(table: ExpertTable) -> tuple[Extent, ...]:
     return tuple(extents)
 
 
-def _view_of_shards(table: ExpertTable, shards: tuple[Shard, ...]) -> LoaderView:
+def _view_of_shards(table: ExpertTable, shards: tuple[FileShard, ...]) -> LoaderView:
     experts = {matrix.name for layer in table.layers for matrix in layer.matrices}
     alignment = shards[0].header.alignment
     entries = []
@@ -118,7 +118,7 @@ def _entry(tensor: TensorInfo, offset: int) -> bytes:
     )
 
 
-def _merged_header(first: Shard, entries: list[bytes], alignment: int) -> bytes:
+def _merged_header(first: FileShard, entries: list[bytes], alignment: int) -> bytes:
     spans = [span for key, span in first.header.value_spans.items() if not key.startswith(_SPLIT_PREFIX)]
     with open(first.path, "rb") as file:
         magic = file.read(4)

@@ -132,23 +132,23 @@ class LlamaModel:
                     *(abi.Extent(**dataclasses.asdict(extent)) for extent in view.extents)
                 )
                 tensors = placement.tensors
-                types = [part.buffer_type for part in binding.parts]
+                types = [each.buffer_type for each in binding.bindings]
                 if tensors is not None:
-                    addresses = [part.address for part in binding.parts]
+                    addresses = [each.address for each in binding.bindings]
                     types = [tensors.buffer_type(engine.proxy, addresses)] * len(addresses)
                     options.splits_tensors, options.tensor_split = 1, tensors.share_array()
-                placed = (abi.Placed * len(binding.parts))(
+                placed = (abi.Placed * len(binding.bindings))(
                     *(
                         abi.Placed(
-                            part.device,
+                            each.device,
                             type_of_experts,
                             placed_regex(
-                                part.manager.table, is_split=placement.is_split and tensors is None
+                                each.manager.table, is_split=placement.is_split and tensors is None
                             ).encode(),
                             units,
                         )
-                        for part, type_of_experts, units in zip(
-                            binding.parts, types, placement.units, strict=True
+                        for each, type_of_experts, units in zip(
+                            binding.bindings, types, placement.units, strict=True
                         )
                     )
                 )

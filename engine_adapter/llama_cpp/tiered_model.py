@@ -12,7 +12,7 @@ from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp.generation import Generation, generate
-from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
+from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.opening import close_after, closed_if_interrupted, closed_when_dropped
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry, raise_pending
@@ -21,7 +21,7 @@ from expertier.planner.traces.trace import Phase
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.tier_set import Tiers, managers
 
 
@@ -61,7 +61,7 @@ class TieredModel:
                 be cut up for the devices.
         """
         if config.split_mode is SplitMode.TENSOR:
-            tiers, placement = open_slice_tiers(engine, table, config, shape)
+            tiers, placement = open_shard_tiers(engine, table, config, shape)
         else:
             tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
         try:
@@ -112,7 +112,7 @@ class TieredModel:
             "proxy": counters.as_dict(),
             **({"devices": devices} if len(devices) > 1 else {}),
             **({"slab_compute": asdict(compute)} if compute is not None else {}),
-            **({"slices": asdict(self.tiers.source.stats())} if isinstance(self.tiers, SliceSet) else {}),
+            **({"shards": asdict(self.tiers.source.stats())} if isinstance(self.tiers, ShardSet) else {}),
         }
 
     def close(self) -> None:

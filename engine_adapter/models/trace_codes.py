@@ -4,7 +4,7 @@ A step's code is its token's embedding. The residual stream carries it, far larg
 experts add to it, to each layer's router, which is a matrix. So the router has to give the recorded experts of
 step t the largest scores for code t. Two ways:
 
-slices       Each layer has `experts` coordinates of its own; code t is above 0 at the experts that layer chose at
+per layer    Each layer has `experts` coordinates of its own; code t is above 0 at the experts that layer chose at
              step t, and the router reads them off. Any number of steps; needs layers * experts coordinates.
 orthogonal   The codes are orthonormal, and a router's row of an expert is the sum of the codes of the steps that
              chose it. Any number of experts; at most as many steps as coordinates.
@@ -38,14 +38,14 @@ class TraceCodes:
     codes: F32  # [steps, n_embd]
     ids: I32  # [steps, layers, top-k]
     n_experts: int
-    slices: bool
+    per_layer: bool
 
     def router(self, layer: int) -> F32:
         """Return the router's matrix of a layer: [experts, n_embd]."""
         n_steps, n_embd = self.codes.shape
         top_k = self.ids.shape[2]
         rows = np.zeros((self.n_experts, n_embd), np.float32)
-        if self.slices:
+        if self.per_layer:
             first = layer * self.n_experts
             gain = _LOGIT_GAP / sqrt(n_embd / (self.ids.shape[1] * top_k))
             rows[:, first : first + self.n_experts] = np.eye(self.n_experts, dtype=np.float32) * gain
@@ -67,8 +67,8 @@ def make_codes(ids: I32, n_experts: int, n_embd: int, seed: int) -> TraceCodes:
             f"the recording names expert {most}, but the model shall have {n_experts}: give more"
         )
     rng = np.random.default_rng([seed, n_steps])
-    slices = n_layers * n_experts <= n_embd
-    if slices:
+    per_layer = n_layers * n_experts <= n_embd
+    if per_layer:
         codes = np.zeros((n_steps, n_embd), np.float32)
         columns = ids + (np.arange(n_layers, dtype=np.int32) * n_experts)[None, :, None]
         scores = np.broadcast_to(rank_scores(top_k), ids.shape)
@@ -85,7 +85,7 @@ def make_codes(ids: I32, n_experts: int, n_embd: int, seed: int) -> TraceCodes:
             f"{n_embd} steps"
         )
     codes *= np.float32(sqrt(n_embd)) / np.linalg.norm(codes, axis=1, keepdims=True)
-    return TraceCodes(codes, ids, n_experts, slices)
+    return TraceCodes(codes, ids, n_experts, per_layer)
 
 
 def rank_scores(top_k: int) -> F32:

@@ -44,23 +44,27 @@ class DeviceChoice:
         shape = shape if shape is not None else ContextShape(full_windows=True)
         return cls(ModelNeeds.of(table, shape), config)
 
-    def whole(self, device: Device) -> DeviceNeeds:
-        """Return what all of the model takes of a device, beside its experts."""
-        return self.model.whole(device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device))
+    def needs_on_one_device(self, device: Device) -> DeviceNeeds:
+        """Return what the full model takes of one device, beside its experts."""
+        return self.model.needs_on_one_device(
+            device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
+        )
 
-    def part(self, device: Device, units: range) -> DeviceNeeds:
-        """Return what some of its units take of a device, beside their experts."""
-        return self.model.part(
+    def needs_of_share(self, device: Device, units: range) -> DeviceNeeds:
+        """Return what some of the units of the model take of a device, beside their experts."""
+        return self.model.needs_of_share(
             units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 
     def room(self, device: Device) -> int:
         """Return the bytes that a device has for blocks and their experts, whichever blocks these are."""
-        return room_for_blocks(self.whole(device), self.config.wishes())
+        return room_for_blocks(self.needs_on_one_device(device), self.config.wishes())
 
     def fits_on_one(self, device: Device) -> bool:
         """Whether one device has room for all of the model: every expert that may have a slot has one."""
-        return fits_on_one(self.whole(device), self.model.table.layer_demands(), self.config.wishes())
+        return fits_on_one(
+            self.needs_on_one_device(device), self.model.table.layer_demands(), self.config.wishes()
+        )
 
     def _prefill_stream_bytes(self, device: Device) -> int:
         return prefill_stream_bytes(self.config, self.model.table, has_own_memory=device.has_own_memory)
@@ -123,14 +127,14 @@ def _with_room(
 
     A warning names each device that is left out for want of room.
     """
-    kept = devices_with_room(rooms, blocks)
+    roomy = devices_with_room(rooms, blocks)
     for number, (name, room) in enumerate(zip(names, rooms, strict=True)):
-        if number not in kept:
+        if number not in roomy:
             _log.warning(
                 "%s is left out: %s of it are left for layers, and the smallest takes %s",
                 name,
                 mib(max(room, 0)),
                 mib(smallest_block_bytes(blocks)),
             )
-    kept = kept[: sum(block.demand is not None for block in blocks)]
-    return [names[number] for number in kept], [rooms[number] for number in kept]
+    chosen = roomy[: sum(block.demand is not None for block in blocks)]
+    return [names[number] for number in chosen], [rooms[number] for number in chosen]

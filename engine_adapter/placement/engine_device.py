@@ -112,12 +112,12 @@ class EngineDevice:
 
     def alloc(self, n_bytes: int) -> int:
         """Allocate zeroed memory in the device's default buffer type."""
-        return self._kept(lambda: self._alloc(n_bytes, pinned=False), self._device, n_bytes)
+        return self._recorded(lambda: self._alloc(n_bytes, pinned=False), self._device, n_bytes)
 
     def alloc_pinned(self, n_bytes: int) -> int:
         """Allocate zeroed host memory in the device's host buffer type, or plain memory where it has none."""
         n_bytes = self.pinned_allocation_bytes(n_bytes)
-        address = self._kept(lambda: self._alloc(n_bytes, pinned=True), self._pinned, n_bytes)
+        address = self._recorded(lambda: self._alloc(n_bytes, pinned=True), self._pinned, n_bytes)
         return self._host.alloc_pinned(n_bytes) if address == _ANY_MEMORY_DOES else address
 
     def free(self, address: int) -> None:
@@ -227,15 +227,15 @@ class EngineDevice:
         else:
             self._closed = True
 
-    def _kept(self, alloc: Callable[[], int], kept: dict[int, int], n_bytes: int) -> int:
-        """Return what was allocated, and keep its size; where an interrupt comes meanwhile it is freed again."""
+    def _recorded(self, alloc: Callable[[], int], sizes: dict[int, int], n_bytes: int) -> int:
+        """Allocate, and record the size; where an interrupt comes meanwhile, free the memory again."""
         address = _ANY_MEMORY_DOES
         try:
             with interrupts_deferred():
                 address = alloc()
                 if address != _ANY_MEMORY_DOES:
                     with self._lock:
-                        kept[address] = n_bytes
+                        sizes[address] = n_bytes
             return address
         except BaseException:
             if address != _ANY_MEMORY_DOES:

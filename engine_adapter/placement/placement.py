@@ -26,7 +26,7 @@ class Placement:
     devices: tuple[str, ...]
     units: tuple[int, ...]
     tensors: TensorSplit | None = None
-    """How tensors are split among the devices, where not blocks are: every device then has a part of every block."""
+    """How tensors are split among the devices, under tensor split: every device then has a shard of every block."""
 
     @classmethod
     def on_one(cls, device: str) -> Placement:

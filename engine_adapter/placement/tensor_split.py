@@ -1,7 +1,7 @@
 """Asks llama.cpp how it splits a model's experts among devices (`--split-mode tensor`).
 
-The engine's own rule says which part of a tensor a device gets. It is asked once, with nothing but the model's metadata
-loaded, before any memory is taken; the experts' buffer type then tells ggml the same.
+The engine's own rule says which shard of a tensor a device gets. The engine is asked once, before any memory is taken,
+with nothing but the model's metadata loaded; the experts' buffer type then tells ggml the same shards.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"^blk\.\d+\.")
 class TensorSplit:
     """How the engine splits expert tensors among devices, as it says it itself.
 
-    `names[i]` is split as `splits[i]`; `shares` are the devices' parts as `--tensor-split` gives them, None for equal
+    `names[i]` is split as `splits[i]`; `shares` are the devices' shares as `--tensor-split` gives them, None for equal
     ones.
     """
 
@@ -105,12 +105,12 @@ def ask_tensor_split(
         is_measured=1,
     )
     tensors = [
-        (matrix.name, abi.WholeTensor(matrix.name.encode(), matrix.ggml_type, (matrix.ne0, matrix.ne1, n, 1)))
+        (matrix.name, abi.FullTensor(matrix.name.encode(), matrix.ggml_type, (matrix.ne0, matrix.ne1, n, 1)))
         for layer in table.layers
         for n, matrices in [(layer.n_experts, layer.matrices)]
         for matrix in matrices
     ]
-    asked = (abi.WholeTensor * len(tensors))(*(tensor for _, tensor in tensors))
+    asked = (abi.FullTensor * len(tensors))(*(tensor for _, tensor in tensors))
     splits = (abi.Split * len(tensors))()
     error = ct.create_string_buffer(_ERROR_BYTES)
     with interrupts_deferred():

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import Any, Self
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from expertier.engine_adapter.abi.counters import Counter, ProxyCounters, counter_list
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
-from expertier.engine_adapter.binding.tier_binding import ProxyCounters
 from expertier.errors import ConfigError
 from expertier.tiers.shared.stats import TierStats
 
@@ -25,6 +25,14 @@ except ImportError as missing:  # pragma: no cover - an installation without the
     ) from missing
 
 _NANOSECONDS = 1e-9
+_OTHER_NAMES = {"dropped_writes": "load_skipped_bytes"}
+"""Counters of the proxy whose metric is called otherwise than the counter."""
+
+
+def metric_name(counter: Counter) -> str:
+    """Return what a counter of the proxy is called among the metrics, without `expertier_` and `_total`."""
+    name = counter.name.removesuffix("_ns") + "_seconds" * counter.name.endswith("_ns")
+    return _OTHER_NAMES.get(counter.name, f"proxy_{name}")
 
 
 class TierCollector(Collector):
@@ -74,16 +82,7 @@ class TierCollector(Collector):
         yield _counter("prefetch_wasted_bytes", "Prefetched for nothing.", stats.prefetch.wasted_bytes)
         yield _counter("file_reads", "Reads of the model's file that gave all bytes.", file.reads)
         yield _counter("file_read_failures", "Reads of the model's file that failed.", file.failures)
-        yield _counter("proxy_graphs", "Graphs with experts that the engine ran.", proxy.graphs)
-        yield _counter("proxy_slices", "Slices of graphs that the inner backend ran.", proxy.slices)
-        yield _counter("proxy_lookups", "Policy look-ups, one a layer call or pass.", proxy.lookups)
-        yield _counter("proxy_lookup_seconds", "Time in look-ups.", proxy.lookup_ns * _NANOSECONDS)
-        yield _counter("proxy_fills", "Look-ups that missed and were served.", proxy.fills)
-        yield _counter("proxy_fill_seconds", "Time in serving misses.", proxy.fill_ns * _NANOSECONDS)
-        yield _counter("proxy_id_reads", "Read-backs of expert ids.", proxy.id_reads)
-        yield _counter("proxy_pass_calls", "Layer calls that needed several passes.", proxy.pass_calls)
-        yield _counter("proxy_passes", "Passes that these took.", proxy.passes)
-        yield _counter("load_skipped_bytes", "Expert bytes dropped while loading.", proxy.dropped_writes)
+        yield from _proxy_metrics(proxy)
 
 
 class MetricsServer:
@@ -159,6 +158,13 @@ def _guarded(app: Callable[..., Iterable[bytes]], hosts: AllowedHosts) -> Callab
         return [json.dumps({"error": {"code": 403, "message": message, "type": "permission_error"}}).encode()]
 
     return answer
+
+
+def _proxy_metrics(counted: ProxyCounters) -> Iterator[Metric]:
+    for counter, value in zip(counter_list(), counted.as_dict().values(), strict=True):
+        text = counter.meaning[0].upper() + counter.meaning[1:] + "."
+        scale = _NANOSECONDS if counter.name.endswith("_ns") else 1
+        yield (_counter if counter.grows else _gauge)(metric_name(counter), text, value * scale)
 
 
 def _counter(name: str, text: str, value: float) -> Metric:

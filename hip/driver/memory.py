@@ -38,7 +38,7 @@ class _Memory(Owned):
 
     gpu: Gpu
 
-    def _settle(self) -> None:
+    def _wait_for_users(self) -> None:
         with suppress(DriverError):
             self.gpu.synchronize()
 

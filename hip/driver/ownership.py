@@ -31,7 +31,7 @@ class Owned:
     def _release(self) -> None:
         raise NotImplementedError
 
-    def _settle(self) -> None:
+    def _wait_for_users(self) -> None:
         """Wait for what may still use the resource, where nobody else can: before it goes by itself."""
 
     def __enter__(self) -> Self:
@@ -50,5 +50,5 @@ class Owned:
             try:
                 warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=1, source=self)
             finally:  # where warnings are errors, too
-                self._settle()
+                self._wait_for_users()
                 self.close()

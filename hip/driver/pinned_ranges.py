@@ -36,7 +36,7 @@ class PinnedRanges:
             assert self._begins[i : i + 1] == [address], f"{address:#x} is not pinned"
             del self._begins[i], self._ends[i]
 
-    def hold(self, address: int, n_bytes: int) -> bool:
+    def contain(self, address: int, n_bytes: int) -> bool:
         """Whether all of the bytes lie in one range."""
         return self.stranger([(address, n_bytes)]) is None
 

@@ -69,10 +69,10 @@ static void from_environment(void) {
 }
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-void fake_settle(void) { pthread_once(&once, from_environment); }
+void fake_read_settings(void) { pthread_once(&once, from_environment); }
 
 int fake_begin(const char * call) {
-    fake_settle();
+    fake_read_settings();
     pthread_mutex_lock(&fake_lock);
     int code = OK;
     if (failing_call[0] && !strcmp(call, failing_call) && --calls_left == 0) {
@@ -86,7 +86,7 @@ int fake_begin(const char * call) {
 
 // What tests call. Returns 0, or -1 for a name that does not exist.
 int expertier_fake_set(const char * name, long long value) {
-    fake_settle();
+    fake_read_settings();
     long long * place = named(name);
     if (!place) {
         return -1;
@@ -99,7 +99,7 @@ int expertier_fake_set(const char * name, long long value) {
 }
 
 int expertier_fake_get(const char * name, long long * value) {
-    fake_settle();
+    fake_read_settings();
     long long * place = named(name);
     if (!place) {
         return -1;
@@ -112,7 +112,7 @@ int expertier_fake_get(const char * name, long long * value) {
 
 // Have the nth call from now return a code; nth 0 disarms.
 void expertier_fake_fail(const char * call, long long nth, int code) {
-    fake_settle();
+    fake_read_settings();
     pthread_mutex_lock(&fake_lock);
     snprintf(failing_call, sizeof failing_call, "%s", nth > 0 ? call : "");
     calls_left = nth;
@@ -122,11 +122,10 @@ void expertier_fake_fail(const char * call, long long nth, int code) {
 
 // Switches as the environment has them, no fault, and devices that work again. Live objects stay.
 void expertier_fake_reset(void) {
-    fake_settle();
+    fake_read_settings();
     pthread_mutex_lock(&fake_lock);
     from_environment();
     memset(device_fault, 0, DEVICES * sizeof device_fault[0]);
-    memset(peer_enabled, 0, sizeof peer_enabled);
     count_pageable_copies = count_copies_in = count_copies_out = count_copies_within = count_launches = 0;
     count_bytes_in = count_faults = 0;
     pthread_cond_broadcast(&fake_changed);

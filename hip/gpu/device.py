@@ -321,7 +321,7 @@ class GpuDevice:
             raise ValueError(f"an allocation needs at least one byte, asked for {n_bytes}")
 
     def _check_pinned(self, address: int, n_bytes: int, way: str) -> None:
-        if not self.gpu.driver.pinned.hold(address, n_bytes):
+        if not self.gpu.driver.pinned.contain(address, n_bytes):
             self._refuse_unpinned(address, n_bytes, way)
 
     def _refuse_unpinned(self, address: int, n_bytes: int, way: str) -> NoReturn:

@@ -54,11 +54,6 @@ class ModelGeometry:
         return max((block.k_width for block in self.blocks), default=0)
 
     @property
-    def has_windows(self) -> bool:
-        """Whether some blocks look back a limited number of tokens."""
-        return any(block.window for block in self.blocks)
-
-    @property
     def has_full_attention(self) -> bool:
         """Whether some blocks look back all the way."""
         return any(block.k_width and not block.window for block in self.blocks)

@@ -142,11 +142,6 @@ class DeviceLedger:
         """Bytes that no consumer takes: every expert has a slot, or the arena is as large as the user allows."""
         return self.total_bytes - sum(self.entries.values())
 
-    @property
-    def smallest_total_bytes(self) -> int:
-        """The smallest memory in which one slot a layer would still fit."""
-        return sum(self.entries.values()) - self.arena_bytes + self.floor_bytes
-
     def check_valid(self) -> None:
         """Assert that every byte stands in one entry, and that the entries are no more than the memory."""
         assert set(self.entries) == set(Consumer), self.entries

@@ -39,22 +39,6 @@ if TYPE_CHECKING:
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
 
-ARRAYS = (
-    "slot_of",
-    "heat",
-    "owner",
-    "state",
-    "pins",
-    "order",
-    "evicted_by",
-    "counters",
-    "notes",
-    "first",
-    "n_slots",
-    "n_experts",
-)
-"""The names of the arrays."""
-
 MOST_SLOTS = 1 << 16
 """A layer's slots must fit the low bits of `order`."""
 
@@ -213,7 +197,7 @@ class Residency:
 
     # ---- the same with the layer's lock, which the caller does not hold: see `locked_calls.py`
 
-    def take_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
+    def try_pin_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
         """Pin `experts` if all are READY and the layer's lock is free; `held` are their slots then.
 
         `locks` is the locks' address. Returns 0, and what `begin` does for hits is done; or another number, and
@@ -221,14 +205,14 @@ class Residency:
         """
         return self._locked.take_hits(self._address, locks, layer, experts, held)
 
-    def give_back(self, locks: int, layer: int, held: I32) -> int:
+    def try_release_held(self, locks: int, layer: int, held: I32) -> int:
         """Unpin what `held` says is pinned and wake waiters, if the layer's lock is free.
 
         Returns 0; BUSY where the lock is taken, or BAD_CALL as `release`, and nothing is done.
         """
         return self._locked.give_back(self._address, locks, layer, held)
 
-    def take(
+    def begin_held(
         self, locks: int, layer: int, experts: I32, held: I32, miss_index: I32, deadline: int, *, waits: bool
     ) -> int:
         """Do what `begin` does, and note in `held` that it is done; wait once where it is BUSY.
@@ -272,11 +256,6 @@ class Residency:
         return self._locked.update_held(self._address, locks, entry, layer, held)
 
     # ---- what Python asks besides
-
-    def is_filling(self, layer: int, experts: I32) -> bool:
-        """Whether one of `experts` is being filled: a wait for it ends without anyone's help."""
-        slots = self.slot_of[layer, experts]
-        return bool((self.state[self.first[layer] + slots[slots >= 0]] & self._tables.READY == 0).any())
 
     def is_chosen(self, layer: int, experts: I32, slots: I32) -> bool:
         """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for one's own."""
@@ -331,12 +310,6 @@ class Residency:
     def fills_by_layer(self) -> list[int]:
         """Return how many fills each layer completed, prefetches included."""
         return self.by_layer("fills")
-
-    @property
-    def ready(self) -> npt.NDArray[np.bool_]:
-        """Which of all slots are READY, as a copy."""
-        ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
-        return ready
 
     def choose_survivors(
         self, n_slots: I32, shifts: I64, survivors: I32, *, in_order_where_all_fit: bool

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import (
     COMPILED,
@@ -131,7 +131,7 @@ def _loop(stamp: int) -> Any:
     references to them in every round, which took twice the time of the policy.
     """
 
-    @kept_njit()
+    @cached_njit()
     def loop(
         directory: int, calls: Calls, pool_at: int, counts: I64, first: int, last: int, buffers: I32
     ) -> int:

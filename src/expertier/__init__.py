@@ -5,8 +5,8 @@
     table = et.ExpertTable.from_gguf("model.gguf")
     with et.TierManager(table, device=et.open_device("auto"), config=et.TierConfig.from_env()) as tiers:
         with tiers.acquire(layer, experts) as lease:
-            for part in lease.parts:
-                launch(part.experts, part.slots, lease.view("gate"), lease.view("up"), lease.view("down"))
+            for group in lease.groups:
+                launch(group.experts, group.slots, lease.view("gate"), lease.view("up"), lease.view("down"))
         print(tiers.stats())
 
 Every error that is raised on purpose is an `ExpertierError`; the tree is in `expertier.errors`.

@@ -30,7 +30,7 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _O = TypeVar("_O", bound="Opened")
 
-WAIT_SLICE_S = 0.05
+POLL_INTERVAL_S = 0.05
 """How long the main thread waits at most before it looks for an interrupt."""
 
 _AFTER_YIELD_FROM = 2
@@ -190,7 +190,7 @@ def wait_interruptibly(changed: threading.Condition) -> None:
 
     In a region it lasts 50 ms at most, and an interrupt that has come is raised.
     """
-    changed.wait(WAIT_SLICE_S if threading.get_ident() == threading.main_thread().ident else None)
+    changed.wait(POLL_INTERVAL_S if threading.get_ident() == threading.main_thread().ident else None)
     raise_pending()
 
 

@@ -58,37 +58,37 @@ def make_plan(inputs: Inputs) -> Planned:
 
     Raises `BudgetError` where the machine has less than one slot a layer, and says what works.
     """
-    parts = split_over_devices(inputs)
-    if not parts:
+    shares = split_over_devices(inputs)
+    if not shares:
         return _on_host(inputs)
     in_slab = inputs.machine.computes_in_slab and inputs.config.slab_compute is not False
     ledgers: list[DeviceLedger] = []
     pools: list[PoolSize] = []
     narrow_slots: list[int] = []
     wide_slots: list[int] = []
-    for part in parts:
-        ledger = device_ledger(part.experts, part.wishes, part.needs, computes_in_slab=in_slab)
+    for share in shares:
+        ledger = device_ledger(share.experts, share.wishes, share.needs, computes_in_slab=in_slab)
         ledgers.append(ledger)
         pools.append(
             host_pool(
-                part.experts,
-                part.wishes,
-                available_bytes=part.ram_bytes,
+                share.experts,
+                share.wishes,
+                available_bytes=share.ram_bytes,
                 holds_all=ledger.arena_bytes >= ledger.full_bytes,
                 has_own_memory=True,
             )
         )
         planned = slab_slots(
-            part.experts.demands,
+            share.experts.demands,
             arena_bytes=ledger.arena_bytes,
-            wide_bytes=part.needs.compute_wide if in_slab else 0,
-            narrow_bytes=part.needs.compute_narrow,
+            wide_bytes=share.needs.compute_wide if in_slab else 0,
+            narrow_bytes=share.needs.compute_narrow,
             alignment=RANGE_ALIGNMENT,
-            profile=part.uses,
+            profile=share.uses,
         )
         narrow_slots += planned.narrow.slots
         wide_slots += planned.wide.slots
-    ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0, parts, pools)
+    ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0, shares, pools)
     return _finish(inputs, tuple(ledgers), ram, tuple(narrow_slots), tuple(wide_slots))
 
 
@@ -98,8 +98,8 @@ def _on_host(inputs: Inputs) -> Planned:
     ram_bytes = inputs.machine.ram_bytes
     experts, wishes = experts_of(inputs.table), inputs.config.wishes()
     sizes = size_tiers(experts, wishes, available_bytes=ram_bytes)
-    part = DeviceShare(inputs.table, experts, wishes, DeviceNeeds(0), ram_bytes, inputs.uses)
-    ram = _ram(inputs, engine, sizes.arena_bytes, [part], [sizes.pool])
+    share = DeviceShare(inputs.table, experts, wishes, DeviceNeeds(0), ram_bytes, inputs.uses)
+    ram = _ram(inputs, engine, sizes.arena_bytes, [share], [sizes.pool])
     plan = slab_slots(inputs.demands, arena_bytes=sizes.arena_bytes, profile=inputs.uses)
     return _finish(inputs, (), ram, plan.narrow.slots, plan.wide.slots)
 
@@ -155,18 +155,19 @@ def _ram(
     inputs: Inputs,
     engine_bytes: int,
     arena_bytes: int,
-    parts: Sequence[DeviceShare],
+    shares: Sequence[DeviceShare],
     pools: Sequence[PoolSize],
 ) -> RamLedger:
     """Return the ledger of RAM. A device's pool takes what it may, and no more than a copy of each of its experts."""
-    largest = [max(block_size(layout.block_bytes) for layout in part.table.slot_layouts) for part in parts]
+    largest = [max(block_size(layout.block_bytes) for layout in share.table.slot_layouts) for share in shares]
     limits = {pool.limited_by for pool in pools}
     return plan_ram(
         available_bytes=inputs.machine.ram_bytes,
         engine_bytes=engine_bytes + ENGINE_RAM_BYTES,
         bounce_bytes=N_BOUNCE_BLOCKS * sum(largest),
         pool_bytes=sum(
-            min(pool.budget_bytes, part.experts.copies_bytes) for pool, part in zip(pools, parts, strict=True)
+            min(pool.budget_bytes, share.experts.copies_bytes)
+            for pool, share in zip(pools, shares, strict=True)
         ),
         limited_by=next(
             limit for limit in (LimitedBy.RAM, LimitedBy.POOL, LimitedBy.SLOTS) if limit in limits

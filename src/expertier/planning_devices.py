@@ -15,7 +15,7 @@ from expertier.planner.budget.geometry import ModelGeometry
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.sizing import Experts, Wishes
 from expertier.planner.budget.sizing_split import (
-    ram_of_part,
+    ram_of_share,
     require_a_share_each,
     room_for_blocks,
     split_blocks,
@@ -69,7 +69,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """What lies on one device: its layers with experts, what else it needs, and its part of the wishes and the RAM."""
+    """What lies on one device: its layers with experts, what else it needs, and its share of the wishes and the RAM."""
 
     table: ExpertTable
     experts: Experts
@@ -101,7 +101,8 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         model.output_bytes,
         names=names,
         rooms=[
-            room_for_blocks(model.whole(vram, prefill_stream_bytes=stream_bytes), wishes) for vram in cards
+            room_for_blocks(model.needs_on_one_device(vram, prefill_stream_bytes=stream_bytes), wishes)
+            for vram in cards
         ],
         shares=shares,
     )
@@ -110,7 +111,7 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
     layers = [[n for n, layer in enumerate(table.layers) if layer.block in stretch] for stretch in stretches]
     tables = [table.of_layers(own) for own in layers]
     copies = [all_copies_bytes(own) for own in tables]
-    parts = []
+    device_shares = []
     for stretch, vram, own_layers, own, own_wishes in zip(
         stretches,
         cards,
@@ -119,9 +120,9 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         wishes_by_layers(wishes, inputs.demands, layers, copies, inputs.uses),
         strict=True,
     ):
-        needs = model.part(stretch, vram, prefill_stream_bytes=stream_bytes)
+        needs = model.needs_of_share(stretch, vram, prefill_stream_bytes=stream_bytes)
         most = max(layer.n_experts for layer in own.layers)
         uses = None if inputs.uses is None else inputs.uses[own_layers, :most]
-        ram = ram_of_part(ram_bytes, own.expert_bytes_total / table.expert_bytes_total)
-        parts.append(DeviceShare(own, experts_of(own), own_wishes, needs, ram, uses))
-    return parts
+        ram = ram_of_share(ram_bytes, own.expert_bytes_total / table.expert_bytes_total)
+        device_shares.append(DeviceShare(own, experts_of(own), own_wishes, needs, ram, uses))
+    return device_shares

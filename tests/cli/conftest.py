@@ -16,7 +16,7 @@ import pytest
 from expertier.engine_adapter.build.locate import find_engine
 from expertier.engine_adapter.build.plugin import ensure_plugin
 from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
-from warm_commands import WarmCommands
+from servers.warm_commands import WarmCommands
 
 
 @dataclass(frozen=True)

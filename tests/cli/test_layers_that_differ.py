@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from architecture_models import MODELS
 from expertier.cli.app import app
 from expertier.engine_adapter.models.synth import write_model
+from model_files.architecture_models import MODELS
 
 SHAPE = MODELS["nemotron_h_moe, puzzle"]
 

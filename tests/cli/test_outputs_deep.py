@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from failing_targets import Ended, full_disk, mounted, read_only
+from failures.failing_targets import Ended, full_disk, mounted, read_only
 
 pytestmark = pytest.mark.deep
 

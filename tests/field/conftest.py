@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from expert_graphs import ExpertGraphs
+from engine_runs.expert_graphs import ExpertGraphs
+from engine_runs.tiered_runs import SMALL
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.models.synth import write_model
 from expertier.engine_adapter.open import open_engine, prepare_engine
 from fake_ggml_gpu import build_fake_gpu
 from fake_ggml_gpu.process import GpuProcess, Setup
-from gguf_files import Block, ModelFile
-from gguf_files import write_model as write_blocks
-from tiered_runs import SMALL
+from model_files.gguf_files import Block, ModelFile
+from model_files.gguf_files import write_model as write_blocks
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from dataclasses import replace
 import pytest
 
 import expertier as et
+from engine_runs.field_tools import PROMPT, WatchedDevice, config_for, stock, tiers_on, wrong_after
+from engine_runs.tiered_runs import SMALL, make_tiers, run_model
 from expertier.errors import BudgetError, DeviceError
 from expertier.hip.faults.device import FaultyDevice
 from expertier.hip.faults.plan import FaultPlan
@@ -18,8 +20,6 @@ from expertier.planner.budget.allocate import LayerPlan, full_bytes, plan_layers
 from expertier.planner.budget.demand import LayerDemand
 from expertier.tiers.config.budget import resolve
 from expertier.units import MIB
-from field_tools import PROMPT, WatchedDevice, config_for, stock, tiers_on, wrong_after
-from tiered_runs import SMALL, make_tiers, run_model
 
 
 def test_row_03_admitted_or_an_error_with_numbers(engine, path):

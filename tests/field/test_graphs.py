@@ -8,12 +8,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from engine_runs.field_tools import FEW_SLOTS, PROMPT, Workers, generated, stock, tiers_on, wrong_after
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import LayerPlan
-from field_tools import FEW_SLOTS, PROMPT, Workers, generated, stock, tiers_on, wrong_after
-from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens
 
 
 def test_row_07_contexts_come_and_go_beside_each_other(engine, path):
@@ -72,7 +72,7 @@ def test_row_10_the_tiers_serve_every_graph_from_the_first_on(engine, path):
     assert reads == [SMALL.layers] * len(widths)
 
 
-def test_row_15_slices_and_other_odd_geometry_end_in_an_error(engine, path, graphs, blocks):
+def test_row_15_shards_and_other_odd_geometry_end_in_an_error(engine, path, graphs, blocks):
     with make_tiers(path, 2) as tiers:
         binding = TierBinding(engine, tiers)
         try:

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine_runs.field_tools import PROMPT, generated, stock
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers
 from expertier.engine_adapter.hosts.exec import tool as exec_tool
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import BudgetError, BusyError, ConfigError, DecodeError, EngineError, SourceError
-from failing_reads import FailingReads
-from field_tools import PROMPT, generated, stock
-from tiered_runs import SMALL, assert_nothing_held, make_tiers
+from failures.failing_reads import FailingReads
 
 
 def test_row_08_one_failure_costs_one_batch_and_not_the_cache(engine, path, monkeypatch):
@@ -54,7 +54,7 @@ def test_row_20_the_process_ends(engine, path, end):
         sys.path[:0] = {sys.path!r}
         from expertier.engine_adapter.llama_cpp import LlamaModel
         from expertier.engine_adapter.open import open_engine
-        from tiered_runs import make_tiers, prompt_tokens
+        from engine_runs.tiered_runs import make_tiers, prompt_tokens
 
         tiers = make_tiers({str(path)!r}, 3, host_pool_bytes=1 << 20)
         model = LlamaModel.open(open_engine(), {str(path)!r}, tiers=tiers)

@@ -13,15 +13,7 @@ from pathlib import Path
 import pytest
 
 import expertier as et
-from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.errors import DecodeError, DeviceError
-from expertier.hip.faults.device import FaultyDevice
-from expertier.hip.faults.plan import FaultPlan
-from expertier.hip.host import HostDevice
-from expertier.planner.budget.allocate import LayerPlan
-from expertier.tiers.model.slot_layout import GUARD_BYTES
-from expertier.units import MIB
-from field_tools import (
+from engine_runs.field_tools import (
     FEW_SLOTS,
     PATIENCE_S,
     PROMPT,
@@ -33,8 +25,16 @@ from field_tools import (
     tiers_on,
     wrong_after,
 )
-from tiered_runs import assert_nothing_held, make_tiers, run_model
-from waits import is_waiting, wait_until
+from engine_runs.tiered_runs import assert_nothing_held, make_tiers, run_model
+from expertier.engine_adapter.llama_cpp import LlamaModel
+from expertier.errors import DecodeError, DeviceError
+from expertier.hip.faults.device import FaultyDevice
+from expertier.hip.faults.plan import FaultPlan
+from expertier.hip.host import HostDevice
+from expertier.planner.budget.allocate import LayerPlan
+from expertier.tiers.model.slot_layout import GUARD_BYTES
+from expertier.units import MIB
+from limits.waits import is_waiting, wait_until
 
 
 def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):

@@ -14,7 +14,7 @@ import numpy as np
 
 import expertier as et
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
-from expertier.tiers.access.lease import Part
+from expertier.tiers.access.lease import ExpertGroup
 
 TABLE = synthetic_table([LayerShape(n_experts=16), LayerShape(n_experts=16, n_ff=64)])
 SLOTS = 4
@@ -27,21 +27,21 @@ def make(device: FakeDevice, pool_blocks: int = 64) -> et.TierManager:
     return et.TierManager(TABLE, device=device, config=config, source=SOURCE)
 
 
-def wrong(device: FakeDevice, tiers: et.TierManager, layer: int, part: Part | None) -> list[int]:
-    """The experts of a part whose bytes, as they are now, are not the model's."""
-    assert part is not None
+def wrong(device: FakeDevice, tiers: et.TierManager, layer: int, group: ExpertGroup | None) -> list[int]:
+    """The experts of a group whose bytes, as they are now, are not the model's."""
+    assert group is not None
     found = set()
     for matrix, place in zip(TABLE.layers[layer].matrices, tiers._slab.places(layer), strict=True):
-        for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+        for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
             address = tiers._slab.base + place.offset + slot * place.stride
             if device.read(address, matrix.expert_bytes) != SOURCE.expected(matrix.span(expert)):
                 found.add(expert)
     return sorted(found)
 
 
-def look(seen: list[list[int]], device: FakeDevice, tiers: et.TierManager, part: Part | None) -> None:
-    """A kernel that reads the slots of a part of layer 0 when it runs."""
-    seen.append(wrong(device, tiers, 0, part))
+def look(seen: list[list[int]], device: FakeDevice, tiers: et.TierManager, group: ExpertGroup | None) -> None:
+    """A kernel that reads the slots of a group of layer 0 when it runs."""
+    seen.append(wrong(device, tiers, 0, group))
 
 
 def test_row_05_no_block_and_no_slot_is_reused_under_queued_work():
@@ -78,7 +78,7 @@ def test_row_07_what_computes_and_what_holds_experts_stay_apart():
                 device.synchronize()
                 assert wrong(device, tiers, lease.layer, lease.held) == []
         tiers.release_compute()
-        tiers.settle()
+        tiers.lower_boundary()
     tiers.close()
     device.destroy_stream(stream)
     device.close()
@@ -94,7 +94,7 @@ def test_row_11_the_slots_come_back_in_whatever_order_memory_was_asked_for():
         for need in order:
             tiers.reserve_compute(need)
             tiers.release_compute(need)
-            tiers.settle()
+            tiers.lower_boundary()
             after[need].add(tiers.slots)
         tiers.close()
         device.close()
@@ -114,7 +114,7 @@ def test_row_24_a_move_takes_along_or_forgets_and_leaves_nothing_stale():
         tiers.reserve_compute(int(rng.integers(0, 25_000)))
         if step % 3 == 0:
             tiers.release_compute()
-            tiers.settle()
+            tiers.lower_boundary()
         tiers.check_valid()
     assert tiers.stats().moves.moves > 5
     tiers.close()

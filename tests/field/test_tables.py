@@ -8,12 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.binding.tier_binding import TierBinding
-from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.errors import BusyError, LeaseError
-from expertier.hip.host import HostDevice
-from expertier.planner.budget.allocate import LayerPlan
-from field_tools import (
+from engine_runs.field_tools import (
     FEW_SLOTS,
     PATIENCE_S,
     PROMPT,
@@ -24,8 +19,13 @@ from field_tools import (
     tiers_on,
     wrong_after,
 )
-from tiered_runs import SMALL, make_tiers, run_model
-from waits import is_waiting, wait_until
+from engine_runs.tiered_runs import SMALL, make_tiers, run_model
+from expertier.engine_adapter.binding.tier_binding import TierBinding
+from expertier.engine_adapter.llama_cpp import LlamaModel
+from expertier.errors import BusyError, LeaseError
+from expertier.hip.host import HostDevice
+from expertier.planner.budget.allocate import LayerPlan
+from limits.waits import is_waiting, wait_until
 
 
 def test_row_01_ids_and_table_are_one_transaction(engine, path, blocks):
@@ -100,7 +100,7 @@ def test_row_24_nobody_sees_memory_that_is_gone(blocks):
                 change()
         assert blocks.wrong_bytes(lease, lease.held) == []
         lease.release()
-        for use in (lease.release, lambda: lease.view("gate"), lambda: list(lease.parts)):
+        for use in (lease.release, lambda: lease.view("gate"), lambda: list(lease.groups)):
             with pytest.raises(LeaseError):
                 use()
         for slots in ((2, 3), (3, 2)):

@@ -10,6 +10,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.engine_adapter.placement.placement import Placement
@@ -18,12 +19,11 @@ from expertier.hip.host import HostDevice
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import DevicePart, TierSet
+from expertier.tiers.tier_set import DeviceShare, TierSet
 from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import BOTH, cut, split_model, split_path, split_tiers, stock_split_logits
-from tiered_runs import SMALL, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(24), 10
 KIND = "qwen3moe"
@@ -102,7 +102,7 @@ def test_row_15_devices_without_a_whole_layer_are_refused(gpus: GpuSession):
     few = table.of_layers((0,))
     for cuts in (((0,), ()), ((0,), (0,))):
         with pytest.raises(ValueError, match="parts, each needs some"):
-            TierSet(few, [DevicePart(HostDevice(), layers) for layers in cuts])
+            TierSet(few, [DeviceShare(HostDevice(), layers) for layers in cuts])
 
 
 @on_fake_gpus
@@ -156,5 +156,5 @@ def test_row_23_each_device_has_the_slots_of_its_layers(gpus: GpuSession):
             assert sum(manager.slots) == 6 * manager.table.n_layers
             assert device.counters()["live_bytes"] - old["live_bytes"] >= manager.arena_bytes
         logits_of(model, PROMPT, TOKENS)
-        assert all(part.counters().graphs > TOKENS for part in model.binding.parts)
+        assert all(each.counters().graphs > TOKENS for each in model.binding.bindings)
         assert sorted(manager.table.n_layers for manager in tiers.managers) == [2, 3]

@@ -1,8 +1,8 @@
 """Fuzzes the reading of models, guided by coverage: `make fuzz SECONDS=60`.
 
 Every input is a GGUF, or several ones after another that become shards. A find is an exception that is none of ours, or
-a broken rule of tests/support/fuzz_rules.py. It is saved under its own name in --finds, once for each place in the
-code, and fuzzing goes on. Ends with status 1 if there was a find.
+a broken rule of `model_files.fuzz_rules` (in tests/support). Each find is saved under its own name in --finds, once for
+each place in the code, and fuzzing goes on. The status is 1 if there was a find.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 with atheris.instrument_imports(
     include=["expertier.tiers", "expertier.engine_adapter.llama_cpp.loader_view", "gguf.gguf_reader"]
 ):
-    from fuzz_rules import read_by_the_rules
-    from raw_gguf import good_model, split, split_at_magic, write_files
+    from model_files.fuzz_rules import read_by_the_rules
+    from model_files.raw_gguf import good_model, split, split_at_magic, write_files
 
 from expertier.tiers.model.table import ExpertTable
 

@@ -26,9 +26,9 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model import gguf_header
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, KIB, MIB
-from fuzz_rules import bounded, check_table, read_by_the_rules
-from gguf_files import Block, write_model
-from raw_gguf import RawTensor, RawValue, expert_tensors, good_model, split, table_of, write_files
+from model_files.fuzz_rules import bounded, check_table, read_by_the_rules
+from model_files.gguf_files import Block, write_model
+from model_files.raw_gguf import RawTensor, RawValue, expert_tensors, good_model, split, table_of, write_files
 
 
 @pytest.fixture

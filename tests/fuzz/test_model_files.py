@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from expertier.errors import ModelError
 from expertier.tiers.model.table import ExpertTable
-from fuzz_rules import check_skeleton, read_by_the_rules
-from raw_gguf import RawGguf, RawTensor, RawValue, good_model, scalar, split, text, write_files
+from model_files.fuzz_rules import check_skeleton, read_by_the_rules
+from model_files.raw_gguf import RawGguf, RawTensor, RawValue, good_model, scalar, split, text, write_files
 
 EDGES = (0, 1, 2, 3, 4, 5, 8, 31, 32, 33, 64, 255, 1 << 16, 1 << 31, (1 << 32) - 1, 1 << 32)
 HUGE = (1 << 40, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 63) + 1, (1 << 64) - 32, (1 << 64) - 1)
@@ -184,7 +184,7 @@ def test_one_file(folder: Path, data: st.DataObject) -> None:
 
 
 @given(data=st.data())
-def test_shards(folder: Path, data: st.DataObject) -> None:
+def test_file_shards(folder: Path, data: st.DataObject) -> None:
     shards = split(data.draw(st.sampled_from(BASES)), data.draw(st.integers(2, 3)))
     changed = data.draw(st.integers(0, len(shards) - 1))
     contents = [shard.encode() for shard in shards]

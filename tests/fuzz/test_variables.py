@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from expertier.errors import ConfigError
 from expertier.tiers.config.config import NOT_YET, VARIABLES, TierConfig
-from fuzz_rules import bounded
+from model_files.fuzz_rules import bounded
 
 # A variable's bytes that are no UTF-8 reach Python as lone surrogates; a variable has at most 128 KiB.
 anything = st.text(max_size=40) | st.binary(max_size=40).map(os.fsdecode)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from device_contract import DeviceContract
+from devices.device_contract import DeviceContract
 from expertier.hip import Device
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.gpu.device import GpuDevice

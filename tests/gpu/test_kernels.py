@@ -9,14 +9,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from device_contract import moved, random_bytes, read, rows, write
+from devices.device_contract import moved, random_bytes, read, rows, write
+from devices.kernel_checks import BLOCK_SUMS
 from expertier.hip.driver.libraries import load_compiler
 from expertier.hip.driver.memory import PinnedBuffer
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.kernels.cache import compiled
 from expertier.hip.kernels.compiler import RuntimeCompiler
 from expertier.hip.kernels.module import KernelModule
-from kernel_checks import BLOCK_SUMS
 
 ARENA = 1 << 20
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from devices.resizing_arena import grow_and_shrink
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.gpu.vmm.probe import probe_vmm
-from resizing_arena import grow_and_shrink
 
 
 def test_the_arena_grows_and_shrinks_under_its_base(device: GpuDevice) -> None:

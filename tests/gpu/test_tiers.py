@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from devices.gpu_tier_machine import GpuTierMachine
 from expertier.hip.driver.gpu import Gpu
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.open import open_driver_gpu
-from gpu_tier_machine import GpuTierMachine
 
 SPIN_STEPS = 50_000  # a fraction of a millisecond
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from device_contract import random_bytes, read, write
+from devices.device_contract import random_bytes, read, write
 from expertier.hip.fence import Fences
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.gpu.slab_memory import VmmSlabMemory, open_slab_memory

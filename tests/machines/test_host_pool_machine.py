@@ -29,7 +29,7 @@ from expertier.tiers.host_pool.budget import HostBudget
 from expertier.tiers.host_pool.fill_handle import FillHandle, FreeRoom
 from expertier.tiers.host_pool.pool import HostPool
 from expertier.tiers.host_pool.pressure import INTERVAL_S, MemoryPressure
-from pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
+from failures.pool_fakes import PAGE, LedgerDevice, ManualFence, powers_of_two, whole_pages
 
 SIZES = (3000, 2 * PAGE, 5 * PAGE - 7)  # of the experts of each layer
 N_EXPERTS = 6

@@ -92,18 +92,18 @@ COMPUTE = (
         ("tests/engine_adapter/binding/test_miss_costs.py",),
     ),
     Mutant(
-        "a gate that cannot be had keeps its kernels",
-        "engine_adapter/binding/decode_gate.py",
-        "        if gate is not None:\n            gate.close()\n",
+        "a look-up that cannot be had keeps its kernels",
+        "engine_adapter/binding/device_lookup.py",
+        "        if lookup is not None:\n            lookup.close()\n",
         "",
-        ("tests/engine_adapter/binding/test_decode_gate.py",),
+        ("tests/engine_adapter/binding/test_device_lookup.py",),
     ),
     Mutant(
         "graphs are captured though llama.cpp is to do without",
-        "engine_adapter/binding/decode_gate.py",
+        "engine_adapter/binding/device_lookup.py",
         'capture = found[1] == "CUDA" and _NO_GRAPHS not in environ',
         'capture = found[1] == "CUDA"',
-        ("tests/engine_adapter/binding/test_decode_gate.py",),
+        ("tests/engine_adapter/binding/test_device_lookup.py",),
     ),
 )
 
@@ -120,7 +120,7 @@ FILES = (
         "engine_adapter/llama_cpp/loader_view.py",
         "file = EXPERTS if tensor.name in experts else number",
         "file = number",
-        ("tests/engine_adapter/llama_cpp/test_shards.py",),
+        ("tests/engine_adapter/llama_cpp/test_file_shards.py",),
     ),
     Mutant(
         "a skeleton of a changed model is used",

@@ -8,7 +8,7 @@ from mutants.trust import TRUST
 
 _FILES = ("tests/tiers/file/test_file_changes.py", "tests/tiers/file/test_source.py")
 _WAIT = "            if stream is None:\n                fence.wait()\n"
-_HOLD = "            elif not fence.done():\n                fence.hold(stream)\n"
+_HOLD = "            elif not fence.done():\n                fence.make_wait(stream)\n"
 _TOGETHER = (MACHINE, "tests/tiers/fill/test_fills_together.py")
 _ARENA = ("tests/hip/gpu/test_resizing_arena.py",)
 _POOL = (MACHINE, "tests/machines/test_host_pool_machine.py")
@@ -82,8 +82,8 @@ MOVES = (
     Mutant(
         "a failed move keeps the experts that it overwrote",
         "tiers/slots/relayout.py",
-        "intact = in_place(self._slab.still_there(new, kept))",
-        "intact = in_place(kept)",
+        "intact = in_place(self._slab.still_there(new, survivors))",
+        "intact = in_place(survivors)",
     ),
     Mutant(
         "a failed plan's quotas stay",
@@ -168,7 +168,7 @@ FENCES = (
         "a lease without a stream does not wait",
         "tiers/slots/fences.py",
         _WAIT + _HOLD,
-        "            if stream is not None:\n                fence.hold(stream)\n",
+        "            if stream is not None:\n                fence.make_wait(stream)\n",
     ),
     Mutant(
         "a release notes no reader",
@@ -296,7 +296,7 @@ TABLES = (
     Mutant(
         "a refused stream leaks the pins",
         "tiers/access/lease.py",
-        "                    self._holder.abandon_part(self, held)\n",
+        "                    self._holder.abandon_group(self, held)\n",
         "                    pass\n",
         ("tests/tiers/fill/test_faults.py::test_a_part_that_its_stream_refuses_is_let_go",),
     ),
@@ -472,8 +472,9 @@ INTERRUPTS = (
     Mutant(
         "misses are served where interrupts come",
         "tiers/access/lease.py",
-        "                with interrupts_deferred():\n                    self._holder.drop_part(self, self._held)\n",
-        "                if True:\n                    self._holder.drop_part(self, self._held)\n",
+        "                with interrupts_deferred():\n"
+        "                    self._holder.release_group(self, self._held)\n",
+        "                if True:\n                    self._holder.release_group(self, self._held)\n",
         _INTERRUPTED,
     ),
     Mutant(
@@ -513,40 +514,40 @@ INTERRUPTS = (
     ),
 )
 
-_SLICES = (
+_SHARDS = (
     "tests/tiers/split/test_tensor_cut.py",
     "tests/tiers/split/test_split_source.py",
-    "tests/tiers/split/test_slice_set.py",
+    "tests/tiers/split/test_shard_set.py",
 )
 
-SLICES = (
+SHARDS = (
     Mutant(
         "what was read for another device is thrown away",
         "tiers/split/split_source.py",
-        "self._kept.put((ref, other), slice_)",
+        "self._waiting.put((ref, other), shard)",
         "pass",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
         "two devices read one matrix at a time",
         "tiers/split/split_source.py",
         "and ref in self._reading:",
         "and False:",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
-        "the pieces of a slice lie on top of each other",
+        "the pieces of a shard lie on top of each other",
         "tiers/split/tensor_cut.py",
         "at += end - begin",
         "at = 0",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
         "a cut inside of a block is taken",
         "tiers/split/tensor_cut.py",
         "if edge % block:",
         "if False:",
-        _SLICES,
+        _SHARDS,
     ),
     Mutant(
         "kernels may read past a row into bytes of another type",
@@ -565,7 +566,7 @@ MUTANTS = (
     *INTERRUPTS,
     *HOST,
     *FILES_AND_THREADS,
-    *SLICES,
+    *SHARDS,
     *REPLAYS,
     *TRUST,
 )

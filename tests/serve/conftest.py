@@ -18,7 +18,7 @@ from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
 from expertier.engine_adapter.open import open_engine
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
-from waits import child_process
+from limits.waits import child_process
 
 Connect = Callable[..., openai.OpenAI]
 
@@ -92,7 +92,7 @@ def client(server: TieredServer, connect: Connect) -> openai.OpenAI:
 @pytest.fixture(scope="module")
 def stock(model: Path, connect: Connect) -> Iterator[openai.OpenAI]:
     """The real client, connected to a stock server with the same parameters."""
-    script = Path(__file__).parents[1] / "support" / "stock_server.py"
+    script = Path(__file__).parents[1] / "support" / "servers" / "stock_server.py"
     with child_process(
         sys.executable, script, model, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:

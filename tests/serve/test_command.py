@@ -15,9 +15,9 @@ from contextlib import contextmanager
 import openai
 import pytest
 
-from http_asking import ask
-from served import complete
-from waits import child_process, joined
+from limits.waits import child_process, joined
+from servers.http_asking import ask
+from servers.served import complete
 
 
 class Serving:

@@ -19,8 +19,8 @@ from expertier.engine_adapter.hosts.server import guard as server_guard
 from expertier.engine_adapter.hosts.server.guard import ServerGuard, private_socket
 from expertier.engine_adapter.hosts.server.request_limits import MAX_BODY_BYTES
 from expertier.errors import ConfigError
-from served import open_files, tasks
-from waits import wait_until
+from limits.waits import wait_until
+from servers.served import open_files, tasks
 
 GET = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
 

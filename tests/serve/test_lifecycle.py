@@ -12,10 +12,10 @@ import pytest
 from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer
 from expertier.errors import BudgetError, ConfigError, EngineError
 from expertier.tiers.config.config import TierConfig
-from gguf_files import write_model
-from http_asking import JSON, ask, refused
-from served import complete, open_files, tasks
-from waits import wait_until
+from limits.waits import wait_until
+from model_files.gguf_files import write_model
+from servers.http_asking import JSON, ask, refused
+from servers.served import complete, open_files, tasks
 
 
 def test_loading_leaves_nothing_behind(start):

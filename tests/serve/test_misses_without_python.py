@@ -7,11 +7,11 @@ import threading
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.models.synth import TINY_SHAPE
 from expertier.errors import DecodeError
-from tiered_runs import make_tiers
-from waits import Running, wait_until
+from limits.waits import Running, wait_until
 
 TOKENS = [5, 300]
 

@@ -10,9 +10,9 @@ import openai
 import pytest
 
 from expertier.errors import BusyError
-from failing_reads import FailingReads
-from served import complete, wait_until_idle
-from waits import PATIENCE_S
+from failures.failing_reads import FailingReads
+from limits.waits import PATIENCE_S
+from servers.served import complete, wait_until_idle
 
 PROMPTS = (
     "a few words",

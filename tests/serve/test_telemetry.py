@@ -24,7 +24,7 @@ from expertier.hip import open_device
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from gguf_files import write_model
+from model_files.gguf_files import write_model
 
 
 @pytest.fixture

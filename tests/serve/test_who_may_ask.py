@@ -11,8 +11,8 @@ import pytest
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
 from expertier.engine_adapter.telemetry.metrics import MetricsServer, TierCollector
 from expertier.errors import ConfigError
-from http_asking import COMPLETION, JSON, ask, refused
-from served import complete
+from servers.http_asking import COMPLETION, JSON, ask, refused
+from servers.served import complete
 
 
 @pytest.mark.parametrize(

@@ -21,19 +21,19 @@ import pytest
 
 import expertier as et
 from expertier.errors import LeaseError
-from held_source import HeldSource
-from interrupted_calls import (
+from failures.held_source import HeldSource
+from interruptions.interrupted_calls import (
     OPERATIONS,
     closed_at,
     everywhere,
     evict,
+    groups,
     hit,
     miss,
     opened_or_not,
-    parts,
     release,
 )
-from interrupted_tiers import (
+from interruptions.interrupted_tiers import (
     DEVICES,
     SOURCE,
     TABLE,
@@ -42,7 +42,7 @@ from interrupted_tiers import (
     default_handler,
     open_tiers,
 )
-from waits import wait_until
+from limits.waits import wait_until
 
 FIRST_AND_SOME = [*range(1, 250), *range(250, 1 << 20, 97)]
 LIMIT_S = 60.0
@@ -63,7 +63,7 @@ def test_hits_interrupted_anywhere(device: str, call: Callable[[et.TierManager],
 
 
 @pytest.mark.parametrize("pool_experts", [0, 4])
-@pytest.mark.parametrize("call", [miss, parts])
+@pytest.mark.parametrize("call", [miss, groups])
 @pytest.mark.parametrize("device", DEVICES)
 def test_misses_interrupted_somewhere(
     device: str, call: Callable[[et.TierManager], None], pool_experts: int
@@ -77,7 +77,7 @@ def test_misses_interrupted_somewhere(
 def test_misses_interrupted_while_other_threads_fill(device: str, pool_experts: int) -> None:
     """What comes at which instruction differs from call to call then."""
     made = config(pool_experts=pool_experts, fill_threads=2)
-    assert everywhere(device, made, parts, before=evict, at=range(1, 1 << 20, 61)) > 50
+    assert everywhere(device, made, groups, before=evict, at=range(1, 1 << 20, 61)) > 50
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -209,7 +209,7 @@ def test_a_forked_child_is_refused_and_not_left_waiting() -> None:
 WORKER = """
 import signal, sys
 sys.path.insert(0, sys.argv[1])
-from interrupted_tiers import DEVICES, config, open_tiers
+from interruptions.interrupted_tiers import DEVICES, config, open_tiers
 signal.signal(signal.SIGINT, signal.default_int_handler)
 handled = 0
 with open_tiers(DEVICES["host"](), config(pool_experts=4, fill_threads=2)) as tiers:

@@ -8,20 +8,20 @@ import pytest
 
 import expertier as et
 from expertier.testing import FakeDevice
-from expertier.tiers.tier_set import DevicePart, TierSet
-from interrupt_at import at_every_instruction
-from interrupted_calls import (
+from expertier.tiers.tier_set import DeviceShare, TierSet
+from interruptions.interrupt_at import at_every_instruction
+from interruptions.interrupted_calls import (
     ALL,
     FOLDERS,
     OPERATIONS,
     closed_at,
     everywhere,
     evict,
+    groups,
     miss,
     opened_or_not,
-    parts,
 )
-from interrupted_tiers import (
+from interruptions.interrupted_tiers import (
     DEVICES,
     SOURCE,
     TABLE,
@@ -40,7 +40,7 @@ def _interrupts() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("pool_experts", [0, 4])
-@pytest.mark.parametrize("call", [miss, parts])
+@pytest.mark.parametrize("call", [miss, groups])
 @pytest.mark.parametrize("device", DEVICES)
 def test_misses_interrupted_anywhere(
     device: str, call: Callable[[et.TierManager], None], pool_experts: int
@@ -75,7 +75,7 @@ def test_a_set_of_tiers_opened_used_and_closed_interrupted_somewhere() -> None:
         sets.append(object.__new__(TierSet))  # an interrupt may come when the constructor has ended
         sets[-1].__init__(  # type: ignore[misc]
             TABLE,
-            [DevicePart(device, (layer,)) for layer, device in enumerate(devices)],
+            [DeviceShare(device, (layer,)) for layer, device in enumerate(devices)],
             config=config(pool_experts=4),
             source=SOURCE,
         )

@@ -1,4 +1,4 @@
-"""The manager: leases, parts, views, plans, statistics and its end, all with real bytes."""
+"""The manager: leases, groups, views, plans, statistics and its end, all with real bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import LayerPlan
 from expertier.testing import FakeDevice
 from expertier.tiers.access.lease import Lease
-from gguf_files import Block, ModelFile, write_model
+from model_files.gguf_files import Block, ModelFile, write_model
 
 POOL_BYTES = 3 * 4096
 
@@ -54,15 +54,15 @@ def tiers(model: ModelFile, device: HostDevice) -> Iterator[et.TierManager]:
 
 
 def use(model: ModelFile, tiers: et.TierManager, layer: int, experts: Iterable[int]) -> list[list[int]]:
-    """Acquire, check every byte, release; the experts of each part."""
-    parts = []
+    """Acquire, check every byte, release; the experts of each group."""
+    groups = []
     with tiers.acquire(layer, experts) as lease:
-        for part in lease.parts:
-            assert model.wrong_bytes(lease, part) == []
+        for group in lease.groups:
+            assert model.wrong_bytes(lease, group) == []
             tiers.check_valid()
-            parts.append(part.experts.tolist())
+            groups.append(group.experts.tolist())
     tiers.check_valid()
-    return parts
+    return groups
 
 
 def test_a_lease_shows_the_files_bytes(model: ModelFile, tiers: et.TierManager) -> None:
@@ -111,21 +111,21 @@ def test_more_experts_than_slots_come_in_parts_resident_ones_first(
     model: ModelFile, tiers: et.TierManager
 ) -> None:
     use(model, tiers, 0, [6, 4])
-    parts = use(model, tiers, 0, [0, 1, 4, 5, 6, 7, 2])
-    assert parts == [[4, 6, 0], [1, 5, 7], [2]]
+    groups = use(model, tiers, 0, [0, 1, 4, 5, 6, 7, 2])
+    assert groups == [[4, 6, 0], [1, 5, 7], [2]]
 
 
 def test_a_part_is_valid_until_the_next_is_taken(model: ModelFile, tiers: et.TierManager) -> None:
     with tiers.acquire(0, range(8)) as lease:
-        assert lease.n_parts == 3
+        assert lease.n_groups == 3
         first = lease.held
         assert first is not None
-        parts = lease.parts
-        assert next(parts) is first
-        second = next(parts)
+        groups = lease.groups
+        assert next(groups) is first
+        second = next(groups)
         assert lease.held is second
         assert model.wrong_bytes(lease, second) == []
-        assert next(lease.parts).experts.tolist() == first.experts.tolist(), "the parts can be taken again"
+        assert next(lease.groups).experts.tolist() == first.experts.tolist(), "the groups can be taken again"
         assert model.wrong_bytes(lease, lease.held) == []
     assert lease.held is None
 
@@ -153,8 +153,8 @@ def test_experts_come_in_any_form(model: ModelFile, tiers: et.TierManager, exper
 def test_no_experts_are_a_lease_without_parts(tiers: et.TierManager, experts: Iterable[int]) -> None:
     before = tiers.stats()
     with tiers.acquire(1, experts) as lease:
-        assert list(lease.parts) == []
-        assert lease.n_parts == 0
+        assert list(lease.groups) == []
+        assert lease.n_groups == 0
     assert tiers.stats() == before
 
 
@@ -204,7 +204,7 @@ def test_a_lease_is_released_once(tiers: et.TierManager) -> None:
     with pytest.raises(LeaseError, match="layer 0 was released"):
         lease.release()
     with pytest.raises(LeaseError):
-        list(lease.parts)
+        list(lease.groups)
     with pytest.raises(LeaseError), lease:
         pass
     tiers.check_valid()
@@ -231,18 +231,18 @@ def test_too_many_leases_are_refused_and_change_nothing(model: ModelFile, tiers:
 
 def test_the_next_part_can_be_refused_and_taken_later(model: ModelFile, tiers: et.TierManager) -> None:
     many = tiers.acquire(0, range(8))
-    parts = many.parts
-    next(parts)
-    list(many.parts)  # the last part has two experts and leaves a slot
+    groups = many.groups
+    next(groups)
+    list(many.groups)  # the last group has two experts and leaves a slot
     other = tiers.acquire(0, [0])
     with pytest.raises(BusyError):
-        next(parts)
+        next(groups)
     assert many.held is None
     tiers.check_valid()
     other.release()
-    for part, experts in zip(many.parts, [[0, 1, 2], [3, 4, 5], [6, 7]], strict=True):
-        assert part.experts.tolist() == experts
-        assert model.wrong_bytes(many, part) == []
+    for group, experts in zip(many.groups, [[0, 1, 2], [3, 4, 5], [6, 7]], strict=True):
+        assert group.experts.tolist() == experts
+        assert model.wrong_bytes(many, group) == []
     many.release()
 
 

@@ -15,8 +15,8 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.file.faulty_source import FaultySource
 from expertier.tiers.model.span import Span
-from gguf_files import Block, BytesSource, ModelFile, write_model
-from waits import Running, is_waiting, joined, wait_until, when_waiting
+from limits.waits import Running, is_waiting, joined, wait_until, when_waiting
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 N_THREADS = 6
 N_SLOTS = 4
@@ -106,8 +106,8 @@ def test_leases_of_many_threads_show_the_right_bytes(model: ModelFile, pool_page
                 layer = int(rng.integers(2))
                 try:
                     with tiers.acquire(layer, rng.integers(0, 10, int(rng.integers(1, 8)))) as lease:
-                        for part in lease.parts:
-                            assert model.wrong_bytes(lease, part) == []
+                        for group in lease.groups:
+                            assert model.wrong_bytes(lease, group) == []
                 except SourceError:
                     failures[number] += 1
 
@@ -131,12 +131,12 @@ def test_threads_that_hold_leases_are_refused_rather_than_locked_up(model: Model
                 with tiers.acquire(first, rng.integers(0, 10, 3)) as outer:
                     try:
                         with tiers.acquire(second, rng.integers(0, 10, 3)) as inner:
-                            for part in inner.parts:
-                                assert model.wrong_bytes(inner, part) == []
+                            for group in inner.groups:
+                                assert model.wrong_bytes(inner, group) == []
                     except BusyError:
                         refused[number] += 1
-                    for part in outer.parts:
-                        assert model.wrong_bytes(outer, part) == []
+                    for group in outer.groups:
+                        assert model.wrong_bytes(outer, group) == []
 
         assert run_threads(run) == []
         tiers.check_valid()

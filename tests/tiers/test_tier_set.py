@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import expertier as et
+from devices.two_device_tiers import check_both, check_slots
 from expertier.errors import BudgetError, BusyError, SourceError
 from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
@@ -21,10 +22,9 @@ from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.host_pool.budget import process_budget
 from expertier.tiers.shared.stats import summed
-from expertier.tiers.tier_set import DevicePart, TierSet, managers
+from expertier.tiers.tier_set import DeviceShare, TierSet, managers
 from expertier.units import MIB
-from gguf_files import Block, ModelFile, write_model
-from two_device_tiers import check_both, check_slots
+from model_files.gguf_files import Block, ModelFile, write_model
 
 LAYERS = 5
 
@@ -43,11 +43,11 @@ def open_set(
     model: ModelFile, cut: int, config: et.TierConfig, devices: tuple = (), **needs: object
 ) -> TierSet:
     one, two = devices or (HostDevice(), HostDevice())
-    parts = [
-        DevicePart(one, tuple(range(cut)), needs.get("first")),
-        DevicePart(two, tuple(range(cut, LAYERS)), needs.get("second")),
+    shares = [
+        DeviceShare(one, tuple(range(cut)), needs.get("first")),
+        DeviceShare(two, tuple(range(cut, LAYERS)), needs.get("second")),
     ]
-    return TierSet(model.table, parts, config=config)
+    return TierSet(model.table, shares, config=config)
 
 
 def wrong_experts(model: ModelFile, tiers: TierSet) -> list:
@@ -57,8 +57,8 @@ def wrong_experts(model: ModelFile, tiers: TierSet) -> list:
         manager, own = tiers.place_of(layer)
         for expert in range(model.table.layers[layer].n_experts):
             with manager.acquire(own, [expert]) as lease:
-                for part in lease.parts:
-                    wrong += part_of(model, manager).wrong_bytes(lease, part)
+                for group in lease.groups:
+                    wrong += part_of(model, manager).wrong_bytes(lease, group)
     return wrong
 
 
@@ -167,9 +167,9 @@ def test_a_closed_set_reads_nothing_more(model):
 
 
 @pytest.mark.parametrize("layers", [((0, 1), (2, 3)), ((0, 1, 2), (2, 3, 4)), ((0, 1, 2, 3, 4), ())])
-def test_layers_are_all_in_one_part(model, layers):
-    with pytest.raises(ValueError, match="parts"):
-        TierSet(model.table, [DevicePart(HostDevice(), part) for part in layers])
+def test_each_layer_is_in_one_share(model, layers):
+    with pytest.raises(ValueError, match="shares"):
+        TierSet(model.table, [DeviceShare(HostDevice(), share) for share in layers])
 
 
 def test_a_prefetch_goes_to_the_layers_device(model):
@@ -213,7 +213,7 @@ def test_a_set_is_the_one_manager_in_pieces(made, data) -> None:
     source = PatternSource(1)
     with ExitStack() as closing:
         devices = [closing.enter_context(HostDevice()) for _ in parts]
-        placed = [DevicePart(device, layers) for device, layers in zip(devices, parts, strict=True)]
+        placed = [DeviceShare(device, layers) for device, layers in zip(devices, parts, strict=True)]
         tiers = closing.enter_context(TierSet(table, placed, config=config, source=source))
         plan = et.plan_layers(
             table.layer_demands(), budget_bytes=min(arena, full_bytes(table.layer_demands()))

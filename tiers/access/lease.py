@@ -18,7 +18,7 @@ from expertier.tiers.model.matrix import Role
 I32 = npt.NDArray[np.int32]
 
 
-class Part(NamedTuple):
+class ExpertGroup(NamedTuple):
     """Experts that are in slots at the same time: `experts[i]` is in `slots[i]`. Both int32, distinct."""
 
     experts: I32
@@ -43,14 +43,14 @@ class MatrixView:
 class LeaseHolder(Protocol):
     """What a lease needs of the manager that gave it."""
 
-    def take_part(self, lease: Lease, experts: I32, held: I32) -> None:
+    def acquire_group(self, lease: Lease, experts: I32, held: I32) -> None:
         """Bring `experts` into slots and pin them; note the slots in `held`, and behind them that they are pinned."""
 
-    def drop_part(self, lease: Lease, held: I32) -> None:
+    def release_group(self, lease: Lease, held: I32) -> None:
         """Unpin the slots of `held`, and note there that they are not pinned any more; nothing where they are not."""
 
-    def abandon_part(self, lease: Lease, held: I32) -> None:
-        """Do the same with a part that nobody has read."""
+    def abandon_group(self, lease: Lease, held: I32) -> None:
+        """Do the same with a group that nobody has read."""
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended."""
@@ -63,17 +63,17 @@ class Lease:
     """Experts of one layer, held in L1 until `release`; made by `TierManager.acquire`, for one thread at a
     time.
 
-    `parts` gives them in one part where they fit the layer's slots, otherwise in several, of which one at a
-    time is valid: taking the next one gives up the one before. The first is in place when `acquire` returns.
+    `groups` gives the experts in one group where they fit the layer's slots, otherwise in several. One group is valid
+    at a time: taking the next group releases the one before. The first is in place when `acquire` returns.
     """
 
     __slots__ = (
+        "_group",
         "_groups",
         "_held",
         "_holder",
         "_layer",
         "_number",
-        "_part",
         "_released",
         "_stream",
         "_thread",
@@ -82,7 +82,8 @@ class Lease:
     def __init__(
         self, holder: LeaseHolder, layer: int, thread: int, stream: int | None, experts: I32, held: I32
     ) -> None:
-        """Make a lease of `experts`, if any, in one part, whose slots will be in `held`: one number more, 0 at the end.
+        """Make a lease of `experts`, if any, in one group, whose slots will be in `held`: one number more, 0 at the
+        end.
 
         `thread` is who asked for it, `stream` where it is read.
         """
@@ -93,7 +94,7 @@ class Lease:
         self._groups: tuple[I32, ...] = (experts,)
         self._number = 0
         self._held = held
-        self._part: Part | None = None  # what `held` gave out
+        self._group: ExpertGroup | None = None  # what `held` gave out
         self._released = False
 
     @property
@@ -112,19 +113,19 @@ class Lease:
         return self._stream
 
     @property
-    def n_parts(self) -> int:
-        """How many parts the experts come in; 0 when none were asked for."""
+    def n_groups(self) -> int:
+        """How many groups the experts come in; 0 when none were asked for."""
         return len(self._groups)
 
     @property
-    def held(self) -> Part | None:
-        """The part that is valid now, if any."""
+    def held(self) -> ExpertGroup | None:
+        """The group that is valid now, if any."""
         held = self._held
         if not held[-1]:
             return None
-        if self._part is None:
-            self._part = Part(self._groups[self._number], held[:-1])
-        return self._part
+        if self._group is None:
+            self._group = ExpertGroup(self._groups[self._number], held[:-1])
+        return self._group
 
     @property
     def released(self) -> bool:
@@ -132,8 +133,8 @@ class Lease:
         return self._released
 
     @property
-    def parts(self) -> Iterator[Part]:
-        """The parts in turn; each is valid until the next is taken.
+    def groups(self) -> Iterator[ExpertGroup]:
+        """The groups in turn; each is valid until the next is taken.
 
         Taking one raises what `TierManager.acquire` raises; the lease then holds nothing and is still to be
         released.
@@ -175,7 +176,7 @@ class Lease:
             raise
 
     def open(self, groups: tuple[I32, ...]) -> None:
-        """Set the experts of each part and take the first; for `TierManager.acquire` only."""
+        """Set the experts of each group and take the first; for `TierManager.acquire` only."""
         self._groups = groups
         if groups:
             self._take(0)
@@ -184,7 +185,7 @@ class Lease:
     def abandon(self) -> None:
         """End a lease that nobody was given, whatever it holds or does not; for `TierManager.acquire` only."""
         with interrupts_deferred():
-            self._holder.abandon_part(self, self._held)
+            self._holder.abandon_group(self, self._held)
             self._released = True
             self._holder.forget(self)
 
@@ -203,28 +204,28 @@ class Lease:
         if not self._released:
             self.release()
 
-    def _take(self, number: int) -> Part:
-        """Make a part the valid one; nothing moves when it is so already."""
+    def _take(self, number: int) -> ExpertGroup:
+        """Make a group the valid one; nothing moves when it is so already."""
         self._require_live()
         if self._number != number or not self._held[-1]:
             experts = self._groups[number]
             held = np.zeros(len(experts) + 1, np.int32)
             try:
                 with interrupts_deferred():
-                    self._holder.drop_part(self, self._held)
-                    self._held, self._number, self._part = held, number, None
-                    self._holder.take_part(self, experts, held)
+                    self._holder.release_group(self, self._held)
+                    self._held, self._number, self._group = held, number, None
+                    self._holder.acquire_group(self, experts, held)
             except BaseException:
                 with interrupts_deferred():
-                    self._holder.abandon_part(self, held)
+                    self._holder.abandon_group(self, held)
                 raise
-        part = self.held
-        assert part is not None
-        return part
+        group = self.held
+        assert group is not None
+        return group
 
     def _end(self) -> None:
         """Let go and be forgotten; begins again where an interrupt has ended it, at whatever instruction."""
-        self._holder.drop_part(self, self._held)
+        self._holder.release_group(self, self._held)
         self._released = True
         self._holder.forget(self)
 

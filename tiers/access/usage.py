@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 
 from expertier.errors import BusyError, LeaseError
-from expertier.interrupts import WAIT_SLICE_S, deferring, raise_pending, wait_interruptibly
+from expertier.interrupts import POLL_INTERVAL_S, deferring, raise_pending, wait_interruptibly
 from expertier.tiers.access.lease import Lease
 
 WAIT_S = 60.0
@@ -81,11 +81,6 @@ class Usage:
         self._closed = False
         self._forked = False
         _all.add(self)
-
-    @property
-    def forked(self) -> bool:
-        """Whether this is a child of the process that made it."""
-        return self._forked
 
     def require_not_forked(self) -> None:
         """Raise `LeaseError` in a child of the process that made it."""
@@ -257,7 +252,7 @@ class Usage:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 self._require_idle(what, for_engine=for_engine)
-            self._changed.wait(WAIT_SLICE_S if left_s <= 0 else min(left_s, WAIT_SLICE_S))
+            self._changed.wait(POLL_INTERVAL_S if left_s <= 0 else min(left_s, POLL_INTERVAL_S))
             raise_pending()
 
     def _has_lease(self, thread: int) -> bool:

@@ -11,4 +11,4 @@ class SplitMode(StrEnum):
     LAYER = "layer"
     """Every layer lies on one device; they compute one after another."""
     TENSOR = "tensor"
-    """Every device has a slice of every layer; they compute at the same time."""
+    """Every device has a shard of every layer; they compute at the same time."""

@@ -9,7 +9,7 @@ from expertier.tiers.model.layer import ExpertLayer
 def read_matrix(source: ByteSource, layer: ExpertLayer, matrix: int, offset: int, target: memoryview) -> None:
     """Fill `target` with a matrix's bytes from `offset` on, which counts through all of its experts.
 
-    Experts are read whole: sources of slices have nothing smaller. Raises what the source raises, and `IndexError`
+    Experts are read whole: sources of shards have nothing smaller. Raises what the source raises, and `IndexError`
     for what lies outside.
     """
     entry = layer.matrices[matrix]
@@ -27,7 +27,7 @@ def read_matrix(source: ByteSource, layer: ExpertLayer, matrix: int, offset: int
         if n_bytes == size:
             source.read_into(entry.span(expert), piece)
         else:
-            whole = bytearray(size)
-            source.read_into(entry.span(expert), memoryview(whole))
-            piece[:] = memoryview(whole)[within : within + n_bytes]
+            matrix_bytes = bytearray(size)
+            source.read_into(entry.span(expert), memoryview(matrix_bytes))
+            piece[:] = memoryview(matrix_bytes)[within : within + n_bytes]
         at += n_bytes

@@ -19,15 +19,16 @@ Fill = Callable[[int, I32, I32], None]
 
 
 class Admission:
-    """Takes and drops slots: the policy's calls under the layers' locks, with fills between them.
+    """Acquires and releases slots: the policy's calls under the layers' locks, with fills between them.
 
-        take ──► all there ────────────────────────────► taken
-          ├────► some missing ──► fill ──► complete ──► taken
-          │                         └─ fails ──► abort ──► as before, what the misses evicted stays evicted
-          └────► BUSY ──► wait, and again; or BusyError
+        acquire ─┬─► all experts are READY ─────────────────────────► acquired
+                 ├─► some are missing ──► fill ─┬─► complete ───────► acquired
+                 │                              └─► fails ──► abort ► as before, but what was evicted stays evicted
+                 └─► BUSY ──► wait, and try again; or BusyError
 
-    An engine's C++ threads make the same calls with the same locks. Thread-safe. `held` are slots with a mark behind
-    them, as `planner/policy/calls/locked_calls.py` has it. The main thread calls `take` in a region of `interrupts.py`.
+    An engine's C++ threads make the same calls with the same locks. Thread-safe. `held` are the slots of a call's
+    experts with a mark behind them, as `planner/policy/calls/locked_calls.py` describes it. The main thread calls
+    `acquire` in a region of `interrupts.py`.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Admission:
         self._locks = locks.address
         self._fill = fill
 
-    def take(self, layer: int, experts: I32, held: I32, may_wait: Callable[[], bool]) -> None:
+    def acquire(self, layer: int, experts: I32, held: I32, may_wait: Callable[[], bool]) -> None:
         """Have distinct `experts` in slots, READY and pinned, and the slots in `held`, where nothing is pinned yet.
 
         Waits while others hold what is needed, as long as the caller holds nothing itself (`may_wait`):
@@ -62,9 +63,9 @@ class Admission:
             self._residency.abort_held(self._locks, layer, held)
             raise
 
-    def drop(self, layer: int, held: I32) -> None:
-        """Unpin what `take` pinned, or the policy for hits; does nothing where nothing is pinned any more."""
-        if self._residency.give_back(self._locks, layer, held) != 0:
+    def release(self, layer: int, held: I32) -> None:
+        """Unpin what `acquire` pinned, or the policy for hits; does nothing where nothing is pinned any more."""
+        if self._residency.try_release_held(self._locks, layer, held) != 0:
             self._require_not_forked()
             status = self._residency.release_held(self._locks, layer, held)
             assert status == 0, f"layer {layer}: slots {held[:-1].tolist()} were not all pinned"
@@ -79,7 +80,7 @@ class Admission:
         waits = False
         while True:
             deadline = wait_deadline()
-            status = self._residency.take(
+            status = self._residency.begin_held(
                 self._locks, layer, experts, held, miss_index, ctypes.addressof(deadline), waits=waits
             )
             if status >= 0:

@@ -192,15 +192,15 @@ class PoolFilling:
         """Yield who to bring, by what is in the slots when each one's turn comes."""
         later = []
         for key in self._order:
-            if self._is_whole(key[0]) or self._residency.slot_of[key] >= 0:
+            if self._has_slot_for_all(key[0]) or self._residency.slot_of[key] >= 0:
                 later.append(key)
             else:
                 yield key
         for key in later:
-            if not (self._is_whole(key[0]) and self._residency.slot_of[key] >= 0):
+            if not (self._has_slot_for_all(key[0]) and self._residency.slot_of[key] >= 0):
                 yield key
 
-    def _is_whole(self, layer: int) -> bool:
+    def _has_slot_for_all(self, layer: int) -> bool:
         """Whether the layer has a slot for every expert, which then never leave."""
         return bool(self._residency.n_slots[layer] >= self._layers[layer].n_experts)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from expertier.interrupts import (
-    WAIT_SLICE_S,
+    POLL_INTERVAL_S,
     deferring,
     interrupt_pending,
     raise_pending,
@@ -179,7 +179,7 @@ class FillWorkers:
         """Return when no task of the batch runs any more; after an interrupt no more of them begin."""
         with self._lock:
             while batch.running or batch.tasks:
-                self._changed.wait(WAIT_SLICE_S)
+                self._changed.wait(POLL_INTERVAL_S)
                 if interrupt_pending():
                     self._drop_rest(batch)
 

@@ -48,7 +48,7 @@ class HostBudget:
     above theirs. The machine's memory running short lowers the limit for as long as it lasts.
 
     Its lock is taken inside the pools' locks. A pool is asked to give memory back only by threads that hold
-    neither, so a pool must call `make_room`, `settle` and `relieve` with its own lock released.
+    neither, so a pool must call `make_room`, `shrink_pools` and `relieve` with its own lock released.
     """
 
     def __init__(self, limit_bytes: int | None = None, *, pressure: MemoryPressure | None = None) -> None:
@@ -56,7 +56,7 @@ class HostBudget:
         self._limit_bytes = limit_bytes
         self._pressure = pressure
         self._lock = threading.Lock()
-        self._settling = threading.Lock()
+        self._shrinking = threading.Lock()
         self._references: list[weakref.ref[Account]] = []  # a WeakSet is slower, and in no order
         self._peak_bytes = 0
         self.is_over = False
@@ -95,7 +95,7 @@ class HostBudget:
         with self._lock:
             self._limit_bytes = limit_bytes
             self._note_limit()
-        self.settle()
+        self.shrink_pools()
 
     # ---- for a pool, any lock held
 
@@ -178,11 +178,11 @@ class HostBudget:
         with self._lock:
             account.claim_bytes = claim_bytes
             self._note_limit()
-        self.settle()
+        self.shrink_pools()
 
-    def settle(self) -> None:
+    def shrink_pools(self) -> None:
         """Have pools shrink that are above what they may take, as far as blocks in use allow."""
-        with self._settling:
+        with self._shrinking:
             with self._lock:
                 too_much = self._used() - self._limit()
                 asked = []
@@ -205,7 +205,7 @@ class HostBudget:
                 with self._lock:
                     self._note_limit()
         if self.is_over:
-            self.settle()
+            self.shrink_pools()
 
     def check_valid(self) -> None:
         """Assert that the sums hold, and the limit, unless pools are on their way down to it."""

@@ -314,7 +314,7 @@ class ChunkStore:
         units = self._device.pinned_allocation_bytes
         return min(budget_bytes, sum(units(size) * count for size, count in self._n_experts.items()))
 
-    # ---- the whole
+    # ---- the pool
 
     @property
     def refusals(self) -> int:

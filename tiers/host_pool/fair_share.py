@@ -33,11 +33,11 @@ def class_quotas(
     served = [name for name in by_need if quotas[name]]
     extras = fair_shares(left, [wanted[name] - quotas[name] for name in served])
     for name, extra in zip(served, extras, strict=True):
-        whole = extra // unit_bytes[name] * unit_bytes[name]
-        quotas[name] += whole
-        left -= whole
+        granted = extra // unit_bytes[name] * unit_bytes[name]
+        quotas[name] += granted
+        left -= granted
     for name in served:  # what rounding left over
-        whole = min(left, wanted[name] - quotas[name]) // unit_bytes[name] * unit_bytes[name]
-        quotas[name] += whole
-        left -= whole
+        granted = min(left, wanted[name] - quotas[name]) // unit_bytes[name] * unit_bytes[name]
+        quotas[name] += granted
+        left -= granted
     return quotas

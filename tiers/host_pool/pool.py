@@ -183,7 +183,7 @@ class HostPool:
                     self._store.abort_fill(block)
             self._changed.notify_all()
         if self._budget.is_over:
-            self._budget.settle()
+            self._budget.shrink_pools()
 
     # ---- several copies at once
 
@@ -212,7 +212,7 @@ class HostPool:
                 self._end_use(block, fence)
             self._changed.notify_all()
         if self._budget.is_over:
-            self._budget.settle()
+            self._budget.shrink_pools()
 
     # ---- the order of use
 
@@ -245,7 +245,7 @@ class HostPool:
             blocks = sorted(self._blocks.items(), key=lambda entry: entry[1].used_at)
             return [(key, block.address) for key, block in blocks if block.state is BlockState.RESIDENT]
 
-    # ---- the whole
+    # ---- the pool
 
     def resize(self, budget_bytes: int) -> None:
         """Set the budget. The pool shrinks now as far as blocks in use allow, the rest when they are left."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
-    """The part of `model`'s expert bytes that one manager holds.
+    """The fraction of `model`'s expert bytes that one manager holds.
 
     `model` is the same object for all of its managers: their pools draw from one budget.
     """
 
     model: object
-    part: float
+    fraction: float

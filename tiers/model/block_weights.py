@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from expertier.tiers.model.expert_tensors import collect_layers
-from expertier.tiers.model.shards import read_shards
+from expertier.tiers.model.file_shards import read_file_shards
 from expertier.tiers.model.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _BLOCK = re.compile(r"blk\.(\d+)\.")
@@ -35,7 +35,7 @@ def read_block_weights(path: str | os.PathLike[str], type_sizes: TypeSizes = PAC
 
     Raises `ModelError`s as `ExpertTable.from_gguf` does.
     """
-    shards = read_shards(Path(path).absolute(), type_sizes)
+    shards = read_file_shards(Path(path).absolute(), type_sizes)
     layers = collect_layers(shards, type_sizes)
     experts = {matrix.name for layer in layers for matrix in layer.matrices}
     header = shards[0].header

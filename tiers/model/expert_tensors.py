@@ -14,11 +14,11 @@ from expertier.errors import (
     TruncatedModelError,
     UnsupportedLayoutError,
 )
+from expertier.tiers.model.file_shards import FileShard
 from expertier.tiers.model.gguf_header import GgufHeader, TensorInfo
 from expertier.tiers.model.gguf_numbers import numbers_by_block
 from expertier.tiers.model.layer import ExpertLayer
 from expertier.tiers.model.matrix import ExpertMatrix, Role
-from expertier.tiers.model.shards import Shard
 from expertier.tiers.model.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _ROLE_SETS = (
@@ -32,7 +32,9 @@ _SMALL_SETS = re.compile(r"blk\.\d+\.(ffn_(gate|up|down)_chexps|attn_v_exps)\.we
 """Stacked matrices beside the experts that are small enough for ordinary weights: GroveMoE's, K2 Horizon's."""
 
 
-def collect_layers(shards: Sequence[Shard], type_sizes: TypeSizes = PACKAGE_TYPES) -> tuple[ExpertLayer, ...]:
+def collect_layers(
+    shards: Sequence[FileShard], type_sizes: TypeSizes = PACKAGE_TYPES
+) -> tuple[ExpertLayer, ...]:
     """Return the MoE layers of a model whose headers were read with these `type_sizes`.
 
     Raises as `ExpertTable.from_gguf` does.

@@ -15,11 +15,11 @@ from typing import Any
 
 from expertier.planner.budget.geometry import BlockMemory, ModelGeometry
 from expertier.tiers.model.expert_tensors import collect_layers
+from expertier.tiers.model.file_shards import FileShard, read_file_shards
 from expertier.tiers.model.gguf_header import TensorInfo
 from expertier.tiers.model.gguf_numbers import numbers_by_block
 from expertier.tiers.model.layer import ExpertLayer
 from expertier.tiers.model.matrix import Role
-from expertier.tiers.model.shards import Shard, read_shards
 from expertier.tiers.model.type_sizes import PACKAGE_TYPES, TypeSizes
 
 _BLOCK = re.compile(r"blk\.(\d+)\.(.+)")
@@ -67,7 +67,7 @@ def read_geometry(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_
 
     Raises `ModelError`s as `ExpertTable.from_gguf` does.
     """
-    shards = read_shards(Path(path).absolute(), type_sizes)
+    shards = read_file_shards(Path(path).absolute(), type_sizes)
     layers = collect_layers(shards, type_sizes)
     experts = {matrix.name for layer in layers for matrix in layer.matrices}
     keys = _Keys(shards[0])
@@ -106,7 +106,7 @@ def read_geometry(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_
 class _Keys:
     """The header's numbers, by their names without the architecture."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: FileShard) -> None:
         self._path, self._header = shard.path, shard.header
         self.architecture = shard.header.architecture
         self.n_blocks = self.number("block_count", 0)

@@ -42,13 +42,13 @@ class ModelNeeds:
         """What lies on the device of the output: weights that belong to no block."""
         return max(self.geometry.device_weight_bytes - sum(self.weights.bytes_by_block), 0)
 
-    def whole(self, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
+    def needs_on_one_device(self, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
         """Return what all of the model takes of one device."""
         return device_needs(
             self.geometry, self.shape, free_bytes=free_bytes, prefill_stream_bytes=prefill_stream_bytes
         )
 
-    def part(self, units: range, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
+    def needs_of_share(self, units: range, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
         """Return what some of the units take of a device: a stretch of blocks, the last one with the output."""
         has_output = self.weights.n_blocks in units
         weights = sum(self.weights.bytes_by_block[units.start : units.stop])

@@ -14,7 +14,7 @@ than 1 % of an expert (some mixes of quantisations), each matrix gets an array o
 The guards stay zero: matrix kernels read up to 512 bytes past the last expert.
 
 Kernels read rows in steps of `KERNEL_STEP` elements, and so past the last row of a matrix whose rows are no
-multiple of that, as slices of tensor split often are. What is read there is multiplied by zero, which makes zero
+multiple of that, as shards of tensor split often are. What is read there is multiplied by zero, which makes zero
 of finite numbers only: it has to be blocks of the same type. In an array it always is; in one piece it is where
 the next matrix follows at once and is alike, else the layer gets arrays.
 """

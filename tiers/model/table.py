@@ -12,9 +12,9 @@ from typing import Self
 from expertier.planner.budget.demand import LayerDemand
 from expertier.tiers.model.expert_tensors import collect_layers
 from expertier.tiers.model.file_identity import FileIdentity
+from expertier.tiers.model.file_shards import read_file_shards
 from expertier.tiers.model.layer import ExpertLayer
 from expertier.tiers.model.model_file import ModelFile
-from expertier.tiers.model.shards import read_shards
 from expertier.tiers.model.slot_layout import SlotLayout
 from expertier.tiers.model.span import Span
 from expertier.tiers.model.type_sizes import PACKAGE_TYPES, TypeSizes
@@ -44,7 +44,7 @@ class ExpertTable:
         file), `NotMoeError` or `UnsupportedLayoutError` (also for a shard that is missing or of another
         model), all of them `ModelError`s.
         """
-        shards = read_shards(Path(path).absolute(), type_sizes)
+        shards = read_file_shards(Path(path).absolute(), type_sizes)
         layers = collect_layers(shards, type_sizes)
         files = []
         begin = 0

@@ -27,7 +27,7 @@ LAYER_BYTES = 128
 CONDITION_OFFSET = 64
 
 _MUTEX_ERRORCHECK = 2  # PTHREAD_MUTEX_ERRORCHECK of glibc and musl
-_WAIT_SLICE_NS = 50_000_000
+_POLL_INTERVAL_NS = 50_000_000
 
 
 class _Timespec(ctypes.Structure):
@@ -36,7 +36,7 @@ class _Timespec(ctypes.Structure):
 
 def wait_deadline() -> _Timespec:
     """Return when a wait that begins now has to end, so that the main thread can act on a signal such as Ctrl-C."""
-    return _Timespec(*divmod(time.time_ns() + _WAIT_SLICE_NS, 1_000_000_000))
+    return _Timespec(*divmod(time.time_ns() + _POLL_INTERVAL_NS, 1_000_000_000))
 
 
 class _Pthread:

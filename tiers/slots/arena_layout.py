@@ -92,8 +92,8 @@ class ArenaLayout:
         zeros = np.empty((len(self._tails) + self.n_pieces, 2), np.int64)
         return zeros[: write_guards(layers, slots, self.arrays, self._tails, 0, zeros)]
 
-    def work_to(self, new: ArenaLayout, kept: Survivors, base: int = 0) -> tuple[I64, I64]:
-        """Return what brings the experts of `kept` to their places in `new`, in a slab at address `base`.
+    def work_to(self, new: ArenaLayout, survivors: Survivors, base: int = 0) -> tuple[I64, I64]:
+        """Return what brings the experts of `survivors` to their places in `new`, in a slab at address `base`.
 
         Moves, rows (target, source, bytes), in the order of `moves.order_moves`; and the `guards` of `new`, rows
         (address, bytes), which are to be zero then. One compiled call: a move of the boundary waits for it.
@@ -103,7 +103,7 @@ class ArenaLayout:
         tails = new._tails
         moves = np.empty((self.n_pieces + 1, 3), np.int64)
         zeros = np.empty((len(tails) + new.n_pieces, 2), np.int64)
-        layer, _, old_slot, new_slot = kept
+        layer, _, old_slot, new_slot = survivors
         n_moves, n_zeros = divmod(
             write_work(layer, old_slot, new_slot, self.arrays, new.arrays, tails, base, moves, zeros),
             len(zeros) + 1,
@@ -126,8 +126,8 @@ class ArenaLayout:
         layer, offset, _, stride, _ = self.arrays.T
         shifts, rest = np.divmod(new.arrays[:, 1] - offset, stride)
         first = np.searchsorted(layer, np.arange(len(self.layouts)))
-        is_whole = (rest == 0) & (shifts == shifts[first][layer])
-        in_line = np.logical_and.reduceat(is_whole, first)
+        keeps_slots_in_line = (rest == 0) & (shifts == shifts[first][layer])
+        in_line = np.logical_and.reduceat(keeps_slots_in_line, first)
         return np.where(in_line, shifts[first], NOT_IN_LINE)
 
     @cached_property

@@ -118,7 +118,7 @@ class Boundary:
             if self.pays_at is None:
                 self.pays_at = self._pays_from_now()
 
-    def settle(self, *, now: bool) -> bool:
+    def lower(self, *, now: bool) -> bool:
         """Go down to what is still wanted where that pays, or `now` whether it does or not.
 
         Returns whether the boundary moved. Without `now` it gives up where someone is in the way or a call

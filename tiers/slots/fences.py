@@ -47,7 +47,7 @@ class SlotFences:
                     pending.update((fence, None) for on, fence in reads.items() if on != stream)
         for fence in pending:
             if fence is not None and not fence.done():
-                fence.hold(stream)
+                fence.make_wait(stream)
 
     def after_fill(self, layer: int, slots: Iterable[int], stream: int) -> Fence | None:
         """Note that a fill of `slots` was queued on `stream`, and return its fence; None without streams.
@@ -77,7 +77,7 @@ class SlotFences:
             if stream is None:
                 fence.wait()
             elif not fence.done():
-                fence.hold(stream)
+                fence.make_wait(stream)
 
     def after_read(self, layer: int, slots: Sequence[int], stream: int | None) -> None:
         """Note that reads of `slots` may be queued on `stream`; None: the caller has seen them done."""
@@ -98,7 +98,7 @@ class SlotFences:
                 pending.update(dict.fromkeys(reads.values()))
         for fence in pending:
             if fence is not None and not fence.done():
-                fence.hold(stream)
+                fence.make_wait(stream)
 
     def after_move(self, stream: int) -> Fence | None:
         """Note that all slots moved on `stream`: everything later waits for that. Return its fence."""

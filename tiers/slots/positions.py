@@ -10,7 +10,7 @@ from expertier.planner.budget.shrink import shrink
 from expertier.tiers.slots.arena_layout import ArenaLayout
 from expertier.tiers.slots.slab import Slab
 
-MOST_KEPT = 16
+MOST_LAYOUTS = 16
 """A boundary moves in sixteenths of a compute buffer; each layout knows all pieces of all slots, 24 bytes each."""
 
 
@@ -22,21 +22,21 @@ class Positions:
         self._slab = slab
         self._demands = demands
         self._quotas: tuple[int, ...] = ()
-        self._kept: dict[tuple[int, int], ArenaLayout] = {}
+        self._layouts: dict[tuple[int, int], ArenaLayout] = {}
 
     def layout(self, quotas: tuple[int, ...], compute_bytes: int, slab_bytes: int) -> ArenaLayout:
         """Return the layout of `quotas`, or of what of them a compute region leaves; `BudgetError`: not one slot."""
         if quotas != self._quotas:
             self._quotas = quotas
-            self._kept.clear()
-        found = self._kept.pop((compute_bytes, slab_bytes), None)
+            self._layouts.clear()
+        found = self._layouts.pop((compute_bytes, slab_bytes), None)
         if found is None:
             try:
                 found = self._slab.plan(quotas, compute_bytes, slab_bytes)
             except BudgetError:
                 slots = shrink(quotas, self._demands, budget_bytes=slab_bytes - compute_bytes).slots
                 found = self._slab.plan(slots, compute_bytes, slab_bytes)
-        self._kept[compute_bytes, slab_bytes] = found  # in the order of use, so that the first may go
-        if len(self._kept) > MOST_KEPT:
-            del self._kept[next(iter(self._kept))]
+        self._layouts[compute_bytes, slab_bytes] = found  # in the order of use, so that the first may go
+        if len(self._layouts) > MOST_LAYOUTS:
+            del self._layouts[next(iter(self._layouts))]
         return found

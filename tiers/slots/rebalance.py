@@ -51,7 +51,7 @@ class Rebalance:
                 ]
             return propose(demands, self._counts, self._boundary.quotas, budget_bytes=budget_bytes)
 
-    def settle(self, budget_bytes: int) -> Proposal | None:
+    def move_if_it_pays(self, budget_bytes: int) -> Proposal | None:
         """Look at demand; where new quotas of `budget_bytes` pay, move to them and return what they promise.
 
         Cheap between samples. Gives up where a lease or an engine is in the way or the move fails, and looks

@@ -15,8 +15,8 @@ from expertier.tiers.host_pool.pool import HostPool
 from expertier.tiers.shared.stats import MoveStats
 from expertier.tiers.slots.arena_layout import ArenaLayout
 from expertier.tiers.slots.fences import SlotFences
-from expertier.tiers.slots.kept import in_place
 from expertier.tiers.slots.slab import Slab
+from expertier.tiers.slots.survivors import in_place
 
 
 class Relayout:
@@ -55,16 +55,16 @@ class Relayout:
         """
         old = self._slab.slots
         shifts = self._slab.layout.shifts_to(new)
-        kept = choose_survivors(
+        survivors = choose_survivors(
             self._residency, new.n_slots, shifts, in_order_where_all_fit=in_order_where_all_fit
         )
         self._fences.before_move(self._stream)
         try:
-            moved_bytes = self._slab.relayout(new, kept, self._stream)
+            moved_bytes = self._slab.relayout(new, survivors, self._stream)
         except BaseException:
             with suppress(DeviceError):
                 self._slab.finish()
-            intact = in_place(self._slab.still_there(new, kept))
+            intact = in_place(self._slab.still_there(new, survivors))
             lost = self._dropped(intact)
             self._residency.repack(old, intact)
             self._fences.after_move(self._stream)
@@ -73,8 +73,8 @@ class Relayout:
                 self.restore_guards()
             raise
         try:  # the tables follow while the device moves
-            dropped = self._dropped(kept)
-            self._residency.repack(new.slots, kept)
+            dropped = self._dropped(survivors)
+            self._residency.repack(new.slots, survivors)
             self._stats = self._stats.plus(moves=1, moved_bytes=moved_bytes, dropped=len(dropped))
             fence = self._fences.after_move(self._stream)
             self._pool.touch(dropped)
@@ -104,11 +104,11 @@ class Relayout:
 
     # ---- inside
 
-    def _dropped(self, kept: Survivors) -> list[tuple[int, int]]:
-        """Return (layer, expert) of the residents that are not in `kept`."""
-        if np.count_nonzero(self._residency.owner >= 0) == len(kept.layer):
+    def _dropped(self, survivors: Survivors) -> list[tuple[int, int]]:
+        """Return (layer, expert) of the residents that are not in `survivors`."""
+        if np.count_nonzero(self._residency.owner >= 0) == len(survivors.layer):
             return []
         goes = self._residency.slot_of >= 0  # all READY: nothing is pinned
-        goes[kept.layer, kept.expert] = False
+        goes[survivors.layer, survivors.expert] = False
         layers, experts = np.nonzero(goes)
         return list(zip(layers.tolist(), experts.tolist(), strict=True))

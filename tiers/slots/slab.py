@@ -25,8 +25,8 @@ from expertier.hip.zeros import Relocator, zero_pieces
 from expertier.planner.policy.repack import Survivors
 from expertier.tiers.model.slot_layout import RANGE_ALIGNMENT, Place, SlotLayout
 from expertier.tiers.slots.arena_layout import ArenaLayout
-from expertier.tiers.slots.kept import some_of
 from expertier.tiers.slots.moves import compile_moves, untouched
+from expertier.tiers.slots.survivors import some_of
 from expertier.units import mib, round_up
 
 _log = logging.getLogger(__name__)
@@ -99,8 +99,8 @@ class Slab:
         """Return what copies experts from host blocks into slots: rows of (target, source, bytes), all addresses."""
         return self._layouts[layer].fills(self.places(layer), slots, blocks, self._base)
 
-    def relayout(self, new: ArenaLayout, kept: Survivors, stream: int = 0) -> int:
-        """Move the experts of `kept` to their new slots, and lay out the slots as `new` says.
+    def relayout(self, new: ArenaLayout, survivors: Survivors, stream: int = 0) -> int:
+        """Move the experts of `survivors` to their new slots, and lay out the slots as `new` says.
 
         Queues the work on `stream`; nothing else may be using the slab, and on a device without streams not before
         `finish`. Returns the bytes moved. Raises `DeviceError`; the layout is the old one then, and the experts that
@@ -110,7 +110,7 @@ class Slab:
             self._layout = new  # of a new slab every byte is zero
             compile_moves()  # before somebody waits for one
             return 0
-        moves, zeros = self._layout.work_to(new, kept, self._base)
+        moves, zeros = self._layout.work_to(new, survivors, self._base)
         self.stale_guards = True  # until all is done: a failure may leave bytes where zeros belong
         self._relocator.relocate(moves, zeros, stream)
         self._layout, self._n_bytes = new, new.slab_bytes
@@ -121,15 +121,15 @@ class Slab:
         """Wait for what `relayout` has queued, on a device without streams."""
         self._relocator.finish()
 
-    def still_there(self, new: ArenaLayout, kept: Survivors) -> Survivors:
-        """Return those of `kept` whose bytes a failed `relayout` to `new` cannot have touched."""
-        moves, zeroed = self.layout.work_to(new, kept)
+    def still_there(self, new: ArenaLayout, survivors: Survivors) -> Survivors:
+        """Return those of `survivors` whose bytes a failed `relayout` to `new` cannot have touched."""
+        moves, zeroed = self.layout.work_to(new, survivors)
         written = np.concatenate([moves, np.stack([zeroed[:, 0], zeroed[:, 0], zeroed[:, 1]], axis=1)])
-        here = kept.layer, kept.old_slot
+        here = survivors.layer, survivors.old_slot
         is_lost = ~untouched(self.layout.pieces(*here), written)
-        intact = np.ones(len(kept.layer), np.bool_)
-        intact[self.layout.slot_numbers(kept.layer)[is_lost]] = False
-        return some_of(kept, intact)
+        intact = np.ones(len(survivors.layer), np.bool_)
+        intact[self.layout.slot_numbers(survivors.layer)[is_lost]] = False
+        return some_of(survivors, intact)
 
     def restore_guards(self, here: Survivors, stream: int = 0) -> None:
         """Zero what must be zero with `here` in their new slots, where a failed `relayout` may have left bytes.

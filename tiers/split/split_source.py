@@ -1,11 +1,12 @@
-"""One source for the slices of several devices: what one of them misses is read once, for all.
+"""One source for the tensor shards of several devices: a matrix that one device misses is read once, for all of them.
 
-    device 0 misses ─► read the whole matrix ─┬─► its slice, where it asked for it
-                                              └─► the others' slices ─► kept until they ask
-    device 1 misses ─► kept? ─► taken
+    device 0 misses ─► read the full matrix  ─┬─► its shard, where it asked for it
+                                              └─► other devices' shards ─► wait to be taken
+    device 1 misses ─► its shard waits? ─► taken
 
-The devices of a tensor split run the same layers on the same tokens, so that what one misses the other is about to
-miss. What is kept is plain memory within a limit; beyond it, the oldest is dropped and read again.
+The devices of a tensor split run the same layers on the same tokens, so the other device is about
+to miss what one device misses. Waiting shards lie in plain memory within a limit; beyond it, the oldest shard is
+dropped, and is read again when its device asks for it.
 """
 
 from __future__ import annotations
@@ -22,61 +23,62 @@ from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.counted_source import CountedSource
 from expertier.tiers.model.span import Span
 from expertier.tiers.shared.stats import FileStats
-from expertier.tiers.split.kept_slices import Bytes, KeptSlices
-from expertier.tiers.split.split_table import SliceRef, SplitTable
+from expertier.tiers.split.split_table import ShardRef, SplitTable
+from expertier.tiers.split.waiting_shards import Bytes, WaitingShards
 from expertier.units import MIB
 
-_KEPT_BYTES = 256 * MIB
-_KEPT_STEPS = 2
-"""Decode steps of one layer whose misses fit into what is kept, however large the experts are."""
+_WAITING_BYTES = 256 * MIB
+_WAITING_STEPS = 2
+"""The waiting shards have room for the misses of this many decode steps of one layer, however large experts are."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitReads:
-    """What was read of the files, and how the slices came to their devices.
+    """How much was read of the files, and how the shards came to their devices.
 
-    `handed_over` slices were read for another device and taken later; `dropped` ones were read in vain. `kept_bytes`
-    wait now, `kept_peak_bytes` at most did, of `kept_limit_bytes`.
+    `handed_over` shards were read for another device's miss and taken later; `dropped` shards were read in vain. Shards
+    of `waiting_bytes` wait now; `waiting_peak_bytes` is the most that ever waited, within `waiting_limit_bytes`.
     """
 
     file: FileStats
     handed_over: int
     dropped: int
-    kept_bytes: int
-    kept_peak_bytes: int
-    kept_limit_bytes: int
+    waiting_bytes: int
+    waiting_peak_bytes: int
+    waiting_limit_bytes: int
 
 
-def kept_limit(table: SplitTable) -> int:
-    """Return how many bytes of slices may wait: a few hundred MiB, as one device may run ahead of another.
+def waiting_limit(table: SplitTable) -> int:
+    """Return how many bytes of shards may wait: a few hundred MiB, as one device may run ahead of another.
 
-    At least what a few steps of decode can miss: then no step reads anything twice. Never more than there are.
+    It is at least as much as a few decode steps can miss, so that no step reads a matrix twice, and never more than the
+    model's experts.
     """
-    whole = table.whole
-    step = max(layer.top_k * layer.expert_bytes for layer in whole.layers)
-    return min(whole.expert_bytes_total, max(_KEPT_BYTES, _KEPT_STEPS * step))
+    full = table.full_table
+    step = max(layer.top_k * layer.expert_bytes for layer in full.layers)
+    return min(full.expert_bytes_total, max(_WAITING_BYTES, _WAITING_STEPS * step))
 
 
 class SplitSource:
-    """Whole experts from `source`, in slices for the devices of `table`. Thread-safe."""
+    """Reads full expert matrices from `source` and hands out their shards to the devices of `table`. Thread-safe."""
 
-    def __init__(self, source: ByteSource, table: SplitTable, *, kept_bytes: int | None = None) -> None:
-        """Read nothing yet. `kept_bytes` bounds what waits for other devices (`kept_limit`)."""
+    def __init__(self, source: ByteSource, table: SplitTable, *, waiting_bytes: int | None = None) -> None:
+        """Read nothing yet. `waiting_bytes` bounds the shards that wait for other devices (`waiting_limit`)."""
         self._source = CountedSource(source)
         self._table = table
         self._changed = threading.Condition()
-        self._reading: set[SliceRef] = set()
-        self._kept = KeptSlices(kept_limit(table) if kept_bytes is None else kept_bytes)
+        self._reading: set[ShardRef] = set()
+        self._waiting = WaitingShards(waiting_limit(table) if waiting_bytes is None else waiting_bytes)
 
-    def part(self, device: int) -> PartSource:
-        """Return the source of one device's slices."""
-        return PartSource(self, device)
+    def of_device(self, device: int) -> ShardSource:
+        """Return the source of one device's shards."""
+        return ShardSource(self, device)
 
     def read_into(self, device: int, span: Span, buffer: memoryview) -> None:
-        """Fill `buffer` with the device's slice at `span` of its imagined file.
+        """Fill `buffer` with the device's shard at `span` of its imagined file.
 
-        Raises what the source raises; every device that asks for a part of the same expert meanwhile reads by itself
-        then.
+        Raises what the source raises; a device that asked for another shard of the same matrix
+        meanwhile then reads the matrix itself.
         """
         if len(buffer) != span.n_bytes:
             raise ValueError(
@@ -84,14 +86,14 @@ class SplitSource:
             )
         ref = self._table.find(device, span)
         with self._changed:
-            while (ref, device) not in self._kept and ref in self._reading:
+            while (ref, device) not in self._waiting and ref in self._reading:
                 wait_interruptibly(self._changed)
-            kept = self._kept.take((ref, device))
-            if kept is None:
+            waiting = self._waiting.take((ref, device))
+            if waiting is None:
                 self._reading.add(ref)
         target = np.frombuffer(buffer, np.uint8)
-        if kept is not None:
-            target[:] = kept
+        if waiting is not None:
+            target[:] = waiting
             return
         others: dict[int, Bytes] = {}
         try:
@@ -99,60 +101,62 @@ class SplitSource:
         finally:
             with self._changed:
                 self._reading.remove(ref)
-                for other, slice_ in others.items():
-                    self._kept.put((ref, other), slice_)
+                for other, shard in others.items():
+                    self._waiting.put((ref, other), shard)
                 self._changed.notify_all()
 
     def will_need(self, device: int, spans: Sequence[Span]) -> None:
-        """Pass on which whole matrices are about to be read."""
+        """Tell the files which full matrices are about to be read."""
         refs = [self._table.find(device, span) for span in spans]
         with self._changed:
-            missing = [ref for ref in refs if (ref, device) not in self._kept]
-        self._source.will_need([self._whole(ref) for ref in missing])
+            missing = [ref for ref in refs if (ref, device) not in self._waiting]
+        self._source.will_need([self._full_span(ref) for ref in missing])
 
     def stats(self) -> SplitReads:
         """Return the counts so far."""
         file = self._source.stats()
         with self._changed:
-            kept = self._kept
-            return SplitReads(file, kept.taken, kept.dropped, kept.n_bytes, kept.peak_bytes, kept.limit_bytes)
+            shards = self._waiting
+            return SplitReads(
+                file, shards.taken, shards.dropped, shards.n_bytes, shards.peak_bytes, shards.limit_bytes
+            )
 
     def forget(self) -> None:
-        """Drop what waits: the devices start anew."""
+        """Drop the shards that wait: the devices start anew."""
         with self._changed:
-            self._kept.clear()
+            self._waiting.clear()
 
     def check_valid(self) -> None:
-        """Assert that nothing is read now, and what waits is counted."""
+        """Assert that no read is under way, and that the bytes of the waiting shards are counted."""
         with self._changed:
             assert not self._reading, f"reads that never ended: {self._reading}"
-            self._kept.check_valid()
+            self._waiting.check_valid()
 
-    def _whole(self, ref: SliceRef) -> Span:
-        return self._table.slices[0][ref.matrix].whole.span(ref.expert)
+    def _full_span(self, ref: ShardRef) -> Span:
+        return self._table.shards[0][ref.matrix].full.span(ref.expert)
 
-    def _read(self, ref: SliceRef, device: int, target: Bytes) -> dict[int, Bytes]:
-        """Read the whole matrix, put the device's slice into `target` and return those of the others."""
-        span = self._whole(ref)
+    def _read(self, ref: ShardRef, device: int, target: Bytes) -> dict[int, Bytes]:
+        """Read the full matrix, write the device's shard to `target` and return the shards of the other devices."""
+        span = self._full_span(ref)
         try:
-            whole = np.empty(span.n_bytes, np.uint8)
+            full = np.empty(span.n_bytes, np.uint8)
             others = {
-                other: np.empty(slices[ref.matrix].matrix.expert_bytes, np.uint8)
-                for other, slices in enumerate(self._table.slices)
+                other: np.empty(shards[ref.matrix].matrix.expert_bytes, np.uint8)
+                for other, shards in enumerate(self._table.shards)
                 if other != device
             }
         except MemoryError as error:
             raise SourceError(
-                f"no memory for {2 * span.n_bytes} bytes, one matrix of an expert and its slices; free some"
+                f"no memory for {2 * span.n_bytes} bytes, one matrix of an expert and its shards; free some"
             ) from error
-        self._source.read_into(span, whole.data)
-        for number, slices in enumerate(self._table.slices):
-            slices[ref.matrix].gather(whole, target if number == device else others[number])
+        self._source.read_into(span, full.data)
+        for number, shards in enumerate(self._table.shards):
+            shards[ref.matrix].gather(full, target if number == device else others[number])
         return others
 
 
-class PartSource:
-    """One device's slices: a `HintedSource` for its `TierManager`."""
+class ShardSource:
+    """One device's shards: a `HintedSource` for its `TierManager`."""
 
     def __init__(self, split: SplitSource, device: int) -> None:
         """Serve device number `device` of the split."""
@@ -160,9 +164,9 @@ class PartSource:
         self._device = device
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
-        """Fill `buffer` with the slice at `span`; raises what the source of all devices raises."""
+        """Fill `buffer` with the shard at `span`; raises what the source of all devices raises."""
         self._split.read_into(self._device, span, buffer)
 
     def will_need(self, spans: Sequence[Span]) -> None:
-        """Say which slices are read next. A hint: raises nothing."""
+        """Say which shards are read next. A hint: raises nothing."""
         self._split.will_need(self._device, spans)

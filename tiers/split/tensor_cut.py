@@ -1,11 +1,11 @@
-"""How one expert matrix is divided among devices, and where a device's slice lies in the whole.
+"""How one expert matrix is divided among devices, and where a device's shard lies in it.
 
-    rows of an expert      axis 1: whole rows              axis 0: a piece of every row
+    rows of an expert      axis 1: full rows               axis 0: a piece of every row
     ┌────────────────┐     ┌────────────────┐ device 0     ┌────────┬───────┐
     │                │     ├────────────────┤              │device 0│   1   │
     └────────────────┘     └────────────────┘ device 1     └────────┴───────┘
 
-A slice holds its pieces one after another, in the order of the file, as ggml lays it out.
+A shard holds its pieces one after another, in the order of the file, as ggml lays it out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _WITHIN_ROWS, _BETWEEN_ROWS = 0, 1
 class TensorCut:
     """A tensor's division: `ranges[device]` are its [begin, end) of elements along `axis`.
 
-    Axis 0 cuts every row into pieces, axis 1 takes whole rows; None gives every device the whole tensor.
+    Axis 0 cuts every row into pieces, axis 1 takes full rows; None gives every device the full tensor.
     """
 
     axis: int | None
@@ -37,7 +37,7 @@ class TensorCut:
 
     @classmethod
     def mirrored(cls, n_devices: int) -> Self:
-        """Every device has the whole tensor."""
+        """Every device has the full tensor."""
         return cls(None, ((),) * n_devices)
 
     @classmethod
@@ -55,39 +55,41 @@ class TensorCut:
 
 
 @dataclass(frozen=True, slots=True)
-class MatrixSlice:
-    """One device's slice of a matrix: `matrix` describes it as if it were a matrix of its own.
+class TensorShard:
+    """One device's shard of the matrix `full`; `matrix` describes the shard as if it were a matrix of its own.
 
-    An expert's bytes in the file are `n_rows` rows, and of each of them the slice has the `columns`, in bytes.
+    An expert's bytes in the file are `n_rows` rows, and of each row the shard has the `columns`, in bytes.
     """
 
-    whole: ExpertMatrix
+    full: ExpertMatrix
     matrix: ExpertMatrix
     n_rows: int
     columns: tuple[Range, ...]
 
-    def gather(self, whole: npt.NDArray[np.uint8], slice_: npt.NDArray[np.uint8]) -> None:
-        """Copy the slice out of one expert's bytes; both arrays are one-dimensional and of the expert's size."""
-        source = whole.reshape(self.n_rows, -1)
-        target = slice_.reshape(self.n_rows, -1)
+    def gather(self, full: npt.NDArray[np.uint8], shard: npt.NDArray[np.uint8]) -> None:
+        """Copy the shard out of one expert's bytes; both arrays are one-dimensional and of the expert's size."""
+        source = full.reshape(self.n_rows, -1)
+        target = shard.reshape(self.n_rows, -1)
         at = 0
         for begin, end in self.columns:
             target[:, at : at + end - begin] = source[:, begin:end]
             at += end - begin
 
 
-def cut_matrix(matrix: ExpertMatrix, cut: TensorCut, offsets: Sequence[int]) -> tuple[MatrixSlice, ...]:
-    """Return the slice of each device; the slices of expert 0 are said to lie at `offsets`.
+def cut_matrix(matrix: ExpertMatrix, cut: TensorCut, offsets: Sequence[int]) -> tuple[TensorShard, ...]:
+    """Return the shard of each device; the shards of expert 0 are said to lie at `offsets`.
 
     Raises `UnsupportedLayoutError` where a device would get nothing, or a piece that ends inside of a block of
     quantised elements.
     """
     if cut.axis is None:
-        whole = ((0, matrix.expert_bytes),)
-        return tuple(MatrixSlice(matrix, replace(matrix, file_offset=offset), 1, whole) for offset in offsets)
+        everything = ((0, matrix.expert_bytes),)
+        return tuple(
+            TensorShard(matrix, replace(matrix, file_offset=offset), 1, everything) for offset in offsets
+        )
     if cut.axis not in (_WITHIN_ROWS, _BETWEEN_ROWS):
         raise UnsupportedLayoutError(
-            f"tensor {matrix.name}: the engine splits it along axis {cut.axis}, between experts; slots hold slices "
+            f"tensor {matrix.name}: the engine splits it along axis {cut.axis}, between experts; slots hold shards "
             "along axis 0 or 1 only: use --split-mode layer"
         )
     n_along = matrix.ne0 if cut.axis == _WITHIN_ROWS else matrix.ne1
@@ -100,14 +102,14 @@ def cut_matrix(matrix: ExpertMatrix, cut: TensorCut, offsets: Sequence[int]) -> 
             f"tensor has {n_along}: use --split-mode layer"
         )
     return tuple(
-        _slice(matrix, cut.axis, device, pieces, offset)
+        _shard(matrix, cut.axis, device, pieces, offset)
         for device, (pieces, offset) in enumerate(zip(cut.ranges, offsets, strict=True))
     )
 
 
-def _slice(
+def _shard(
     matrix: ExpertMatrix, axis: int, device: int, pieces: tuple[Range, ...], offset: int
-) -> MatrixSlice:
+) -> TensorShard:
     n = sum(end - begin for begin, end in pieces)
     if not n:
         what = "row" if axis == _BETWEEN_ROWS else "element"
@@ -118,7 +120,7 @@ def _slice(
         )
     row_bytes = matrix.expert_bytes // matrix.ne1
     if axis == _BETWEEN_ROWS:
-        return MatrixSlice(
+        return TensorShard(
             matrix,
             replace(matrix, ne1=n, expert_bytes=n * row_bytes, file_offset=offset),
             1,
@@ -129,14 +131,14 @@ def _slice(
         if edge % block:
             raise UnsupportedLayoutError(
                 f"tensor {matrix.name}: the engine cuts its rows of {matrix.ne0} elements at {edge} for device "
-                f"{device}, inside of a block of {block} quantised elements: such a slice has no bytes of its own; "
+                f"{device}, inside of a block of {block} quantised elements: such a shard has no bytes of its own; "
                 "use --split-mode layer, or a file whose matrices of a layer have types of one block size"
             )
     columns = tuple(
         (begin // block * matrix.type_bytes, end // block * matrix.type_bytes) for begin, end in pieces
     )
     n_bytes = sum(end - begin for begin, end in columns)
-    return MatrixSlice(
+    return TensorShard(
         matrix,
         replace(matrix, ne0=n, expert_bytes=n_bytes * matrix.ne1, file_offset=offset),
         matrix.ne1,

@@ -29,8 +29,8 @@ from expertier.engine_adapter.hosts.server.guard import ServerGuard, bound_socke
 from expertier.engine_adapter.hosts.server.sockets import shut_sockets
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
-from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.override_pattern import placed_regex
 from expertier.engine_adapter.placement.placement import Placement
@@ -119,7 +119,7 @@ class TieredServer:
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
             if config.split_mode is SplitMode.TENSOR:
-                tiers, placement = open_slice_tiers(engine, table, config, shape)
+                tiers, placement = open_shard_tiers(engine, table, config, shape)
             else:
                 tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
             closing.callback(tiers.close)
@@ -136,9 +136,9 @@ class TieredServer:
             with _only_ours(engine, placement):
                 server = _load(params, table, binding)
             try:
-                for part in binding.parts:
-                    if table.architecture not in WITHOUT_MEMORY and part.counters().graphs == 0:
-                        raise EngineError(f"the engine did not place the layers on {part.device_name}")
+                for each in binding.bindings:
+                    if table.architecture not in WITHOUT_MEMORY and each.counters().graphs == 0:
+                        raise EngineError(f"the engine did not place the layers on {each.device_name}")
                 if placement.is_split and (tensor := binding.find_unplaced()):
                     raise EngineError(f"the engine did not place {tensor} on the device whose tiers hold it")
                 guard.open(path)
@@ -249,17 +249,17 @@ def _names_of_experts(
     """Yield the server's option that places the experts, by names of buffer types that it finds inside the block."""
     if placement.tensors is None:
         yield ",".join(
-            f"{placed_regex(part.manager.table, is_split=placement.is_split)}={part.buffer_type_name}"
-            for part in binding.parts
+            f"{placed_regex(each.manager.table, is_split=placement.is_split)}={each.buffer_type_name}"
+            for each in binding.bindings
         )
         return
-    parts = [part.address for part in binding.parts]
-    split = placement.tensors.buffer_type(engine.proxy, parts)
-    name: bytes = engine.proxy.expertier_name_split_type(parts[0], split)
+    addresses = [each.address for each in binding.bindings]
+    split = placement.tensors.buffer_type(engine.proxy, addresses)
+    name: bytes = engine.proxy.expertier_name_split_type(addresses[0], split)
     try:
         yield f"{placed_regex(table, is_split=False)}={name.decode()}"
     finally:
-        engine.proxy.expertier_name_split_type(parts[0], None)
+        engine.proxy.expertier_name_split_type(addresses[0], None)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any, TypeVar, cast
 
 from numba import int64, types
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.interrupts import interrupts_deferred
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE, Outcome
 from expertier.planner.policy.tables import (
@@ -76,7 +76,7 @@ def _compiled(*arguments: Any, nogil: bool = False) -> Callable[[_F], _F]:
     """Compile for these arguments, at once, from the on-disk cache where that holds it."""
     if not COMPILED:
         return _deferred
-    return kept_njit(int64(*arguments), nogil=nogil)
+    return cached_njit(int64(*arguments), nogil=nogil)
 
 
 def _deferred(function: _F) -> _F:

@@ -28,7 +28,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from expertier.compiled_functions import kept_cfunc
+from expertier.compiled_functions import cached_cfunc
 from expertier.errors import ConfigError
 from expertier.planner.policy import policy
 from expertier.planner.policy.calls.c_calls import (
@@ -94,7 +94,7 @@ def _require_compilation() -> None:
 def _build_begin(rule: Rule, stamp: int) -> Any:
     """Compile one policy's `begin`. Both arguments are cells, and so part of its key in Numba's cache."""
 
-    @kept_cfunc(BEGIN_SIGNATURE)
+    @cached_cfunc(BEGIN_SIGNATURE)
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -113,7 +113,7 @@ def _build_begin(rule: Rule, stamp: int) -> Any:
 def _build(stamp: int) -> EntryPoints:
     """Compile what serves every policy."""
 
-    @kept_cfunc(BEGIN_SIGNATURE)
+    @cached_cfunc(BEGIN_SIGNATURE)
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
         head = array_at(directory, HEAD, np.int64)
         if head[STAMP] != stamp:  # the policy's own `begin` checks the layer
@@ -121,43 +121,43 @@ def _build(stamp: int) -> EntryPoints:
         address = head[BEGIN]
         return call_begin(address, directory, layer, experts, n, slots, miss_index)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
+    @cached_cfunc(ON_SLOTS_SIGNATURE)
     def complete(directory: int, layer: int, slots: int, n: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.complete(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
+    @cached_cfunc(ON_SLOTS_SIGNATURE)
     def abort(directory: int, layer: int, slots: int, n: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.abort(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
+    @cached_cfunc(ON_SLOTS_SIGNATURE)
     def release(directory: int, layer: int, slots: int, n: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.release(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
+    @cached_cfunc(ON_SLOTS_SIGNATURE)
     def resident_first(directory: int, layer: int, experts: int, n: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.resident_first(layer_view(directory, layer), array_at(experts, n, np.int32), n)
 
-    @kept_cfunc(ON_EXPERT_SIGNATURE)
+    @cached_cfunc(ON_EXPERT_SIGNATURE)
     def begin_prefetch(directory: int, layer: int, expert: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.begin_prefetch(layer_view(directory, layer), expert)
 
-    @kept_cfunc(INTO_SLOT_SIGNATURE)
+    @cached_cfunc(INTO_SLOT_SIGNATURE)
     def begin_prefetch_into(directory: int, layer: int, expert: int, slot: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.begin_prefetch_into(layer_view(directory, layer), expert, slot)
 
-    @kept_cfunc(HOLD_SIGNATURE)
+    @cached_cfunc(HOLD_SIGNATURE)
     def victims(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -165,7 +165,7 @@ def _build(stamp: int) -> EntryPoints:
             layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
         )
 
-    @kept_cfunc(HOLD_SIGNATURE)
+    @cached_cfunc(HOLD_SIGNATURE)
     def pin_ready(directory: int, layer: int, experts: int, n: int, slots: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -173,19 +173,19 @@ def _build(stamp: int) -> EntryPoints:
             layer_view(directory, layer), array_at(experts, n, np.int32), n, array_at(slots, n, np.int32)
         )
 
-    @kept_cfunc(ON_LAYER_SIGNATURE)
+    @cached_cfunc(ON_LAYER_SIGNATURE)
     def is_fully_resident(directory: int, layer: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.is_fully_resident(layer_view(directory, layer))
 
-    @kept_cfunc(ON_LAYER_SIGNATURE)
+    @cached_cfunc(ON_LAYER_SIGNATURE)
     def version(directory: int, layer: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
         return policy.version(layer_view(directory, layer))
 
-    @kept_cfunc(HOLD_SIGNATURE)
+    @cached_cfunc(HOLD_SIGNATURE)
     def evicted_by(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL

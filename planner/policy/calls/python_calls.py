@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from numba import int64, types
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.outcome import Outcome
 from expertier.planner.policy.tables import (
     ABORT,
@@ -59,7 +59,7 @@ def python_calls() -> PythonCalls:
 
 def _compiled(*arguments: Any) -> Callable[[_F], _F]:
     """Compile for these arguments, at once, from the on-disk cache where that holds it."""
-    return kept_njit(int64(*arguments))
+    return cached_njit(int64(*arguments))
 
 
 def _build(stamp: int) -> PythonCalls:

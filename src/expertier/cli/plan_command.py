@@ -21,7 +21,7 @@ from expertier.planner.predict.hit_rates import FromExperience, FromProfile, Fro
 from expertier.planner.predict.rates import MachineRates, PathRate
 from expertier.planning import curve, make_plan
 from expertier.planning_devices import Inputs, Machine
-from expertier.probe.probe import kept_probe, machine_key
+from expertier.probe.probe import machine_key, saved_probe
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.geometry import read_geometry
@@ -122,15 +122,15 @@ def plan(
     demands = table.layer_demands()
     profile = profile if profile is not None else config.profile
     hits, optimum, uses = _routing(table, trace, profile, str(config.policy))
-    cards, kept, in_slab = ((), None, True) if device is None else _card_here(device, threads)
+    cards, probed, in_slab = ((), None, True) if device is None else _card_here(device, threads)
     if vram is not None:
         cards = (parse_size("--vram", vram),) * devices
     ram_bytes = parse_size("--ram", ram) if ram is not None else available_bytes()
     machine = Machine(ram_bytes, cards, computes_in_slab=in_slab)
     rates, source = _rates(machine, threads, vram_gbs, link_gbs, disk_gbs)
-    if kept is not None:
+    if probed is not None:
         rates, source = (
-            kept,
+            probed,
             f"measured on {device} by `expertier probe --device`",
         )
     inputs = Inputs(
@@ -158,7 +158,7 @@ def _card_here(name: str, threads: int) -> tuple[tuple[int, ...], MachineRates |
     The last value says whether an engine computes in the slab there: not on ROCm, as `MOE_SLAB_COMPUTE=auto` has it.
     """
     with open_device(name) as device:
-        found = kept_probe(machine_key(device.name, threads))
+        found = saved_probe(machine_key(device.name, threads))
         if not device.has_own_memory:
             return (), None, False
         in_slab = not device.name.startswith("hip")
@@ -194,7 +194,7 @@ def _rates(
     machine: Machine, threads: int, vram_gbs: float, link_gbs: float, disk_gbs: float
 ) -> tuple[MachineRates, str]:
     """Return the rates to predict with, and where they are from."""
-    host = kept_probe(machine_key("host", threads))
+    host = saved_probe(machine_key("host", threads))
     if machine.vram_bytes:
         rates = _card(vram_gbs, link_gbs, disk_gbs)
         if host is not None and host.details["files"]["page_cache"]:

@@ -7,13 +7,13 @@ import shutil
 
 import pytest
 
+from engine_runs.tiered_runs import make_tiers, prompt_tokens, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError, ExpertierError, SourceError
 from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from shard_files import split_model
-from tiered_runs import make_tiers, prompt_tokens, write_small_model
+from model_files.shard_files import split_model
 
 
 @pytest.fixture(scope="module")

@@ -8,11 +8,11 @@ import os
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel, selftest
 from expertier.errors import DecodeError, EngineMismatchError, SourceError
-from failing_reads import FailingReads
-from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
+from failures.failing_reads import FailingReads
 
 
 @pytest.fixture(scope="module")

@@ -7,15 +7,15 @@ from pathlib import Path
 import gguf
 import pytest
 
+from engine_runs.read_back import assert_read_in_pieces, engine_model
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import ModelError, SourceError
 from expertier.tiers.model.table import ExpertTable
-from failing_reads import FailingReads
-from lora_files import write_lora
-from read_back import assert_read_in_pieces, engine_model
-from shard_files import split_model
-from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
+from failures.failing_reads import FailingReads
+from model_files.lora_files import write_lora
+from model_files.shard_files import split_model
 
 
 @pytest.fixture(scope="module")

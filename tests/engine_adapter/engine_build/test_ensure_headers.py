@@ -13,7 +13,7 @@ from expertier.engine_adapter.build.hashing import hash_file
 from expertier.engine_adapter.build.headers import ensure_headers
 from expertier.engine_adapter.build.pins import EnginePin
 from expertier.errors import BuildError, ConfigError, EngineMismatchError
-from waits import joined
+from limits.waits import joined
 
 _TOY_PIP = """
 import pathlib, shutil, sys, time

@@ -18,7 +18,7 @@ from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.build.plugin import Plugin, Selftest, ensure_plugin, find_plugin
 from expertier.engine_adapter.build.selftest_run import SelftestReport, run_selftest
 from expertier.errors import BuildError, ConfigError, EngineMismatchError
-from waits import joined
+from limits.waits import joined
 
 if TYPE_CHECKING:
     from conftest import ToyCompiler

@@ -8,12 +8,12 @@ from itertools import product
 
 import pytest
 
-from expert_graphs import THROWN, ExpertGraphs
+from engine_runs.expert_graphs import THROWN, ExpertGraphs
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, write_small_model
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.errors import SourceError
 from expertier.tiers.manager import TierManager
-from failing_reads import FailingReads
-from tiered_runs import SMALL, assert_nothing_held, make_tiers, write_small_model
+from failures.failing_reads import FailingReads
 
 FAILED = -1  # GGML_STATUS_FAILED
 

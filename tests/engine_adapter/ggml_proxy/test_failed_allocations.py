@@ -8,9 +8,9 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-import failing_allocations
-from tiered_runs import SMALL, write_small_model
-from waits import PATIENCE_S
+from engine_runs.tiered_runs import SMALL, write_small_model
+from failures import failing_allocations
+from limits.waits import PATIENCE_S
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ import re
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.models import logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import prompt_tokens, run_model, write_small_model
 
 TOKENS = 24
 _SMALL_BATCHES = re.compile(r"llama_moe_cache: ubatch <= 8: hits = (\d+), misses = (\d+)")

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.engine_device import device_of
@@ -17,7 +17,7 @@ from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
-from failing_reads import FailingReads
+from failures.failing_reads import FailingReads
 from fake_ggml_gpu.models import (
     DEVICE,
     assert_same,
@@ -28,7 +28,7 @@ from fake_ggml_gpu.models import (
     stock_logits,
 )
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
+from model_files.architecture_models import MODELS
 
 PROMPT = prompt_tokens(40)
 TOKENS = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SMALL, prompt_tokens
+from model_files.architecture_models import MODELS
 
 PROMPT = prompt_tokens(20)
 TOKENS = 8

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
+from engine_runs.read_back import assert_read_in_pieces, engine_model
+from engine_runs.tiered_runs import SMALL
 from fake_ggml_gpu.models import gpu_model, gpu_tiers, model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from fake_ggml_gpu.tensor_models import slices_of, tensor_config, tensor_model
-from read_back import assert_read_in_pieces, engine_model
-from tiered_runs import SMALL
+from fake_ggml_gpu.tensor_models import shards_of, tensor_config, tensor_model
 
 POOL = 64 << 20
 
@@ -40,7 +40,7 @@ def test_any_piece_through_the_device_s_backend(gpus: GpuSession):
 
 @pytest.mark.parametrize("role", ["gate", "down"])
 @on_fake_gpus
-def test_tensors_in_slices_are_put_together(gpus: GpuSession, role: str):
+def test_tensors_in_shards_are_put_together(gpus: GpuSession, role: str):
     """Rows cut apart, and columns, which ggml reads row by row."""
     path = model_path(
         gpus, "small, 512", replace(SMALL, n_ff=512)
@@ -50,7 +50,7 @@ def test_tensors_in_slices_are_put_together(gpus: GpuSession, role: str):
         tensor_model(gpus, path, tensor_config(path, 4, host_pool_bytes=POOL)) as model,
         engine_model(gpus.engine, model.model) as own,
     ):
-        for layer in slices_of(model).table.layers:
+        for layer in shards_of(model).table.layers:
             (matrix,) = (each for each in layer.matrices if each.role == role)
             n_bytes = layer.n_experts * matrix.expert_bytes
             assert own.read(matrix.name, 0, n_bytes) == file[matrix.file_offset :][:n_bytes]

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SHAPES, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from fake_ggml_gpu.models import logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import SHAPES, prompt_tokens, run_model, write_small_model
 
 TOKENS = 12
 SWITCHES = {"plain": {}, "jitter": {"jitter_us": 300}, "as CUDA copies": {"pageable_at_call": 1}}

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tiered_runs import write_small_model
-from tool_server import EXEC, HALF_BUDGET, PROMPTS, ToolServer, events_of
-from waits import joined
+from engine_runs.tiered_runs import write_small_model
+from limits.waits import joined
+from servers.tool_server import EXEC, HALF_BUDGET, PROMPTS, ToolServer, events_of
 
 pytestmark = pytest.mark.deep
 

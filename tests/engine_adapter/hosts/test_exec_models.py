@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from dense_models import write_dense_llama
+from engine_runs.tiered_runs import SMALL, write_small_model
 from expertier.engine_adapter.hosts.exec.tool import ToolCommand, prepare_tool
 from expertier.engine_adapter.models.synth import write_model
-from lora_files import write_lora
-from tiered_runs import SMALL, write_small_model
-from tool_server import EXEC, HALF_BUDGET, PATIENCE_S, PROMPTS, ToolServer, answers, events_of
+from model_files.dense_models import write_dense_llama
+from model_files.lora_files import write_lora
+from servers.tool_server import EXEC, HALF_BUDGET, PATIENCE_S, PROMPTS, ToolServer, answers, events_of
 
 pytestmark = pytest.mark.deep
 

@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.hosts.exec import tool as exec_tool
 from expertier.engine_adapter.hosts.exec.tool import MODEL_VARIABLE, prepare_tool
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import BudgetError, ConfigError, EngineMissingError, NotGgufError
 from expertier.tiers.model.table import ExpertTable
-from tiered_runs import write_small_model
 
 
 class ToyPlugin:

@@ -1,6 +1,6 @@
 """The drop-in for llama-cpp-python: over a stand-in for the package here, over the real one in the deep tests.
 
-The real package is compiled once and kept in the cache folder; each deep test runs `support/drop_in_runs.py` in a
+The real package is compiled once and kept in the cache folder. Each deep test runs `drop_in_runs` of tests/support in a
 process of its own, as one process can have one engine.
 """
 
@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from engine_runs.tiered_runs import make_tiers, write_small_model
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.pins import LLAMA_CPP_PYTHON
 from expertier.engine_adapter.build.plugin import require_pinned
@@ -43,10 +44,9 @@ from expertier.errors import (
     NotMoeError,
     SourceError,
 )
-from gguf_files import write_model as write_raw_model
-from interrupt_at import at_every_instruction, n_instructions
-from tiered_runs import make_tiers, write_small_model
-from waits import joined
+from interruptions.interrupt_at import at_every_instruction, n_instructions
+from limits.waits import joined
+from model_files.gguf_files import write_model as write_raw_model
 
 HERE = "expertier.engine_adapter.hosts.llama_cpp_python"
 
@@ -606,11 +606,11 @@ def site(engine_cache: Path) -> Path:
 
 
 def run_scenario(site: Path, scenario: str, folder: Path, **options: Any) -> tuple[dict[str, Any], str]:
-    """Run a function of support/drop_in_runs.py on the real package; return what it says, and standard error."""
-    script = Path(__file__).parents[2] / "support" / "drop_in_runs.py"
+    """Run a function of `drop_in_runs` on the real package; return its result and standard error."""
+    support = Path(__file__).parents[2] / "support"
     ended = subprocess.run(
-        [sys.executable, script, scenario, folder, json.dumps(options)],
-        env={**os.environ, "PYTHONPATH": str(site)},
+        [sys.executable, "-m", "engine_runs.drop_in_runs", scenario, folder, json.dumps(options)],
+        env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{support}"},
         capture_output=True,
         text=True,
         timeout=900,

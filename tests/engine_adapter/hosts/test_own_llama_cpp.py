@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens, write_small_model
 from expertier.engine_adapter.build.locate import find_engine
 from expertier.engine_adapter.build.plugin import ensure_plugin
 from expertier.engine_adapter.hosts.measured_run import RunOptions, run_in_child
-from tiered_runs import SMALL, prompt_tokens, write_small_model
-from tool_server import EXEC, HALF_BUDGET, PROMPTS, answers, events_of
+from servers.tool_server import EXEC, HALF_BUDGET, PROMPTS, answers, events_of
 
 pytestmark = pytest.mark.deep
 

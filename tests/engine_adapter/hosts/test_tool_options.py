@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.engine_adapter.hosts.exec.options import check_options
 from expertier.errors import ConfigError
 from expertier.tiers.model.table import ExpertTable
-from tiered_runs import write_small_model
 
 
 @pytest.fixture(scope="module")

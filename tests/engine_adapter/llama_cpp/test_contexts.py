@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.errors import BusyError, DecodeError, EngineError
-from tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
 
 
 @pytest.fixture(scope="module")

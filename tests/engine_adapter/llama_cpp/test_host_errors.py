@@ -11,13 +11,13 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import BusyError, ConfigError, DecodeError, EngineError, SourceError
-from failing_reads import FailingReads
-from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
-from waits import joined
+from failures.failing_reads import FailingReads
+from limits.waits import joined
+from model_files.architecture_models import MODELS
 
 OTHERS_WAIT_S = 60  # how long the engine waits for leases of others
 PROMPT = prompt_tokens(60)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import expertier.engine_adapter
+from engine_runs.tiered_runs import assert_nothing_held
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
@@ -30,8 +31,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.host_pool.budget import process_budget
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from interrupt_at import Interrupted, at_every_instruction, expertier_folders, n_instructions
-from tiered_runs import assert_nothing_held
+from interruptions.interrupt_at import Interrupted, at_every_instruction, expertier_folders, n_instructions
 
 SHAPE = ModelShape(
     layers=1, experts=8, top_k=2, n_embd=64, n_ff=32, heads=1, kv_heads=1, head_dim=64, vocab=300, seed=1,

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError
-from failing_reads import FailingReads
-from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
-from waits import joined
+from failures.failing_reads import FailingReads
+from limits.waits import joined
 
 PROMPT = prompt_tokens(40)
 N_MOMENTS = 30

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs.tiered_runs import make_tiers, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.placement.override_pattern import experts_regex
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import KIB
-from tiered_runs import make_tiers, write_small_model
 
 
 def bytes_read_by_this_process() -> int:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from rpc_runs import compare, refused
-from tiered_runs import write_small_model
-from waits import PATIENCE_S, child_process, wait_until_listening
+from engine_runs.rpc_runs import compare, refused
+from engine_runs.tiered_runs import write_small_model
+from limits.waits import PATIENCE_S, child_process, wait_until_listening
 
 
 @pytest.fixture(scope="module")

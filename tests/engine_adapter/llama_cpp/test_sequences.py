@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import DecodeError, SourceError
-from failing_reads import FailingReads
-from tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
+from failures.failing_reads import FailingReads
+from model_files.architecture_models import MODELS
 
 LENGTHS = (5, 17, 9)
 STEPS = 6

@@ -6,14 +6,14 @@ import os
 
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.llama_cpp import skeleton
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
 from expertier.errors import ConfigError, SourceError
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import KIB
-from shard_files import split_model
-from tiered_runs import write_small_model
+from model_files.shard_files import split_model
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.abi.type_sizes import EngineTypes
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.models import synth
@@ -25,7 +26,6 @@ from expertier.tiers.manager import TierManager
 from expertier.tiers.model.geometry import read_geometry
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.model.type_sizes import PACKAGE_TYPES, BlockSize, TypeSizes
-from tiered_runs import SMALL, prompt_tokens, run_model, write_small_model
 
 Q2_0 = 42
 BLOCK = BlockSize(64, 18)  # a half, then two bits for each element

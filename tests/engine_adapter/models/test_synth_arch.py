@@ -9,13 +9,13 @@ from pathlib import Path
 import gguf
 import pytest
 
-from architecture_models import MODELS, UNUSED_LAYERS
+from engine_runs.tiered_runs import SMALL
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth import model_tensors, write_model
 from expertier.engine_adapter.models.synth_arch import ARCHITECTURES
 from expertier.errors import ConfigError
 from expertier.tiers.model.table import ExpertTable
-from tiered_runs import SMALL
+from model_files.architecture_models import MODELS, UNUSED_LAYERS
 
 IN_GGUF = {gguf.MODEL_ARCH_NAMES[arch]: arch for arch in gguf.MODEL_ARCH}
 

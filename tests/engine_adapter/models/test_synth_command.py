@@ -13,8 +13,8 @@ import pytest
 from gguf import GGUFReader
 
 from expertier.tiers.model.table import ExpertTable
-from trace_models import random_ids
-from warm_commands import WarmCommands
+from model_files.trace_models import random_ids
+from servers.warm_commands import WarmCommands
 
 Synth = Callable[..., subprocess.CompletedProcess[str]]
 IDS = random_ids(steps=40, layers=3, experts=12, top_k=2)
@@ -50,7 +50,7 @@ def test_sizes_that_fit_are_chosen(synth: Synth, trace: Path, tmp_path: Path) ->
     assert (document["layers"], document["experts"], document["top_k"]) == (3, 16, 2)
     assert document["steps"] == 40
     assert document["n_embd"] == 256, "whole blocks of Q4_K that hold 3 x 16 coordinates"
-    assert document["codes"] == "slices"
+    assert document["codes"] == "per-layer"
     assert table.architecture == "qwen3moe"
 
 

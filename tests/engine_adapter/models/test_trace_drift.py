@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.binding.lookup_log import Lookup, LookupLog
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.models.model_shape import ModelShape
@@ -15,8 +16,7 @@ from expertier.engine_adapter.models.trace_codes import I32
 from expertier.engine_adapter.models.trace_drift import RARE_STEPS, make_drifting_codes
 from expertier.engine_adapter.models.trace_model import trace_shape, trace_tokens, write_trace_model
 from expertier.errors import ConfigError
-from tiered_runs import make_tiers
-from trace_models import opened, random_ids, shape_for
+from model_files.trace_models import opened, random_ids, shape_for
 
 LAYERS, EXPERTS, TOP_K = 4, 16, 4
 

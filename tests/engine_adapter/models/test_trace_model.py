@@ -15,7 +15,7 @@ from expertier.engine_adapter.models.synth_arch import ARCHITECTURES
 from expertier.engine_adapter.models.trace_codes import make_codes
 from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, default_width, write_trace_model
 from expertier.errors import ConfigError
-from trace_models import random_ids, shape_for
+from model_files.trace_models import random_ids, shape_for
 
 IDS = random_ids(steps=40, layers=3, experts=8, top_k=2)
 
@@ -24,11 +24,11 @@ def tensors(path: Path) -> dict[str, np.ndarray]:
     return {tensor.name: tensor.data for tensor in GGUFReader(path).tensors}
 
 
-@pytest.mark.parametrize("n_embd", [64, 24, 20], ids=["slices", "slices, no room left", "orthogonal"])
+@pytest.mark.parametrize("n_embd", [64, 24, 20], ids=["per layer", "per layer, no room left", "orthogonal"])
 def test_routers_score_the_recorded_experts_highest(n_embd: int) -> None:
     ids = IDS[:20]
     codes = make_codes(ids, 8, n_embd, seed=1)
-    assert codes.slices == (n_embd >= 24)
+    assert codes.per_layer == (n_embd >= 24)
     np.testing.assert_allclose(np.sqrt((codes.codes**2).mean(axis=1)), 1, rtol=1e-5)
     for layer in range(3):
         scores = codes.codes @ codes.router(layer).T

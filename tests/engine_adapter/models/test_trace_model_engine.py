@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.binding.lookup_log import Lookup, LookupLog
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.models.synth_arch import ARCHITECTURES
@@ -17,8 +18,7 @@ from expertier.engine_adapter.models.trace_model import (
     write_trace_model,
 )
 from expertier.planner import PolicyKind
-from tiered_runs import make_tiers
-from trace_models import I32, opened, random_ids, recorded_ids, replayed, shape_for
+from model_files.trace_models import I32, opened, random_ids, recorded_ids, replayed, shape_for
 
 STEPS = 200
 EXPERTS = 32
@@ -72,13 +72,13 @@ def test_every_architecture_replays(tmp_path: Path, loaded_engine: LoadedEngine,
     assert_replays(loaded_engine, model.path, ids, 4)
 
 
-def test_orthogonal_codes_replay_where_slices_do_not_fit(tmp_path: Path, loaded_engine: LoadedEngine) -> None:
+def test_orthogonal_codes_replay_where_layers_do_not_fit(tmp_path: Path, loaded_engine: LoadedEngine) -> None:
     ids = random_ids(steps=256, layers=24, experts=EXPERTS, top_k=4)
     assert ids.max() >= 8
     shape = shape_for(ids[:, :8], EXPERTS)
     assert shape.n_embd == 256 < 24 * EXPERTS
     model = write_trace_model(tmp_path / "m.gguf", ids, shape)
-    assert not model.slices
+    assert not model.per_layer
     assert_replays(loaded_engine, model.path, ids, 16)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from architecture_models import MODELS, TYPES, UNUSED_LAYERS, slot_counts
+from engine_runs.tiered_runs import Run, make_tiers, prompt_tokens, run_model
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth import model_tensors, write_model
@@ -17,7 +17,7 @@ from expertier.engine_adapter.placement.override_pattern import experts_regex
 from expertier.tiers.model.gguf_header import read_header
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import KIB
-from tiered_runs import Run, make_tiers, prompt_tokens, run_model
+from model_files.architecture_models import MODELS, TYPES, UNUSED_LAYERS, slot_counts
 
 PREFILL_TOKENS = 100
 DECODE_TOKENS = 24

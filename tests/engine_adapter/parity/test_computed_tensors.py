@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import EngineError
 from expertier.tiers.model.table import ExpertTable
-from tiered_runs import SMALL, make_tiers, prompt_tokens, write_small_model
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

@@ -12,7 +12,7 @@ import pytest
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.pins import XLLAMACPP
 from expertier.engine_adapter.build.plugin import Plugin
-from generated_models import Outcome, Setup, build_generator, generate, try_model
+from model_files.generated_models import Outcome, Setup, build_generator, generate, try_model
 
 REFUSED = {
     "ernie4_5": "NotMoeError",  # the generator calls them mixtures, and gives them no experts

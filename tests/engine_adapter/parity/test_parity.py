@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from expertier.engine_adapter.llama_cpp import LoadedEngine
-from tiered_runs import (
+from engine_runs.tiered_runs import (
     DECODE_TOKENS,
     PREFILL_TOKENS,
     SHAPES,
@@ -20,6 +19,7 @@ from tiered_runs import (
     run_model,
     write_small_model,
 )
+from expertier.engine_adapter.llama_cpp import LoadedEngine
 
 SLOTS = {
     "one": 1,
@@ -85,8 +85,8 @@ def check_parity(stock, loaded_engine, kind, slots, n_ubatch, n_threads) -> None
     assert found.flash_attention
     assert expected.flash_attention
     # With a slot for each expert nobody asks for ids any more, once all are there.
-    assert found.counters.id_reads + found.counters.whole_calls >= SMALL.layers * DECODE_TOKENS
-    assert (found.counters.whole_calls > 0) == (slots == "all")
+    assert found.counters.id_reads + found.counters.fully_resident_calls >= SMALL.layers * DECODE_TOKENS
+    assert (found.counters.fully_resident_calls > 0) == (slots == "all")
     assert (found.counters.pass_calls > 0) == (SLOTS[slots] < SMALL.experts), "prefill chooses every expert"
 
 

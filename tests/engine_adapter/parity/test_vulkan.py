@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
+from engine_runs.vulkan_runs import DEVICE, compare
 from expertier.engine_adapter.build.locate import LIBRARY_FOLDERS
-from tiered_runs import write_small_model
-from vulkan_runs import DEVICE, compare
-from waits import PATIENCE_S
+from limits.waits import PATIENCE_S
 
 pytestmark = pytest.mark.deep
 

@@ -8,10 +8,10 @@ import sys
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import make_tiers, prompt_tokens, run_model, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.errors import ConfigError, EngineError
-from tiered_runs import make_tiers, prompt_tokens, run_model, write_small_model
 
 OPTIONS = {
     "device": {"inner_device": "CPU"},

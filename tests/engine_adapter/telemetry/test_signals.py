@@ -8,7 +8,7 @@ import sys
 import textwrap
 from contextlib import AbstractContextManager
 
-from waits import child_process
+from limits.waits import child_process
 
 PROGRAM = """
     import ctypes, os, signal, sys

@@ -9,10 +9,11 @@ from functools import partial
 import numpy as np
 import pytest
 
-from at_once import run_at_once
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path
+from limits.at_once import run_at_once
 from real_devices.models import (
     EVERY_SPLIT,
     KINDS,
@@ -26,7 +27,6 @@ from real_devices.models import (
 )
 from real_devices.process import DeviceSession, on_devices
 from real_devices.speculation import Speculation, speculate
-from tiered_runs import SMALL, prompt_tokens
 
 KIND = "qwen3moe"
 POOL = 64 << 20
@@ -140,10 +140,10 @@ def test_four_sequences_in_a_batch(session: DeviceSession, split, n_slots):
         for _ in range(2):
             assert_same(run_four(context), expected)
         counters = opened.binding.counters()
-        if n_slots == SMALL.experts // 2:  # with fewer, four tokens' experts are staged
+        if n_slots == SMALL.experts // 2:  # with fewer, four tokens' experts are streamed
             assert counters.lookups > 0, counters
         else:
-            assert counters.whole_calls + counters.staged_calls > 0, counters
+            assert counters.fully_resident_calls + counters.streamed_calls > 0, counters
 
 
 def four_sequences(model: LlamaModel) -> LlamaContext:

@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
+from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import device_of
@@ -25,7 +26,7 @@ from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
 from real_devices.driver import number_of, ordinal_of
@@ -44,7 +45,6 @@ from real_devices.models import (
 )
 from real_devices.process import DeviceSession, on_devices
 from real_devices.splits import SplitOfGraph, logged_splits
-from tiered_runs import SMALL, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(40), 10
 KIND = "qwen3moe"
@@ -94,7 +94,7 @@ def test_row_06_the_slots_of_both_devices_end_in_zeros(session: DeviceSession, s
         fill_with_dirt(session, name)
     table, config = ExpertTable.from_gguf(path), config_of(session, path, split, SMALL.top_k + 1)
     if split is Split.TENSOR:
-        tiers, placement = open_slice_tiers(session.engine, table, config, SHAPE)
+        tiers, placement = open_shard_tiers(session.engine, table, config, SHAPE)
     else:
         tiers, placement = open_engine_tiers(session.engine.proxy, table, config, SHAPE)
     with tiers:
@@ -167,10 +167,10 @@ def test_row_15_devices_without_a_whole_layer_are_refused(session: DeviceSession
 
 @pytest.mark.parametrize("n_ff", [256, 512, 768])
 @on_devices
-def test_row_15_slices_are_whole_blocks_or_refused_with_the_reason(session: DeviceSession, n_ff):
+def test_row_15_shards_are_whole_blocks_or_refused_with_the_reason(session: DeviceSession, n_ff):
     """Blocks of 256 elements: two devices cannot share one, and of three one has more than the other."""
     device_of_split(session, Split.TENSOR)
-    path = model_path(session, f"pair slices of {n_ff}", replace(KINDS[KIND], layers=2, n_ff=n_ff))
+    path = model_path(session, f"pair shards of {n_ff}", replace(KINDS[KIND], layers=2, n_ff=n_ff))
     table, config = ExpertTable.from_gguf(path), config_of(session, path, Split.TENSOR, 5)
     if n_ff == 256:
         with pytest.raises(UnsupportedLayoutError, match="device 0 of the tensor split would get no row"):
@@ -239,12 +239,12 @@ def test_row_23_each_device_has_the_slots_of_its_part(session: DeviceSession, sp
                 assert free - device.free_bytes() >= manager.arena_bytes, name
             for address in (manager._slab.base, manager._slab.base + manager._slab.n_bytes - 1):
                 assert ordinal_of(name, address) in (number_of(name), None)
-        assert model.binding.parts[0].counters().graphs > TOKENS
-        assert model.binding.parts[1].counters().graphs > TOKENS
+        assert model.binding.bindings[0].counters().graphs > TOKENS
+        assert model.binding.bindings[1].counters().graphs > TOKENS
         n_layers = [manager.table.n_layers for manager in parts]
         if split is Split.LAYER:
             assert sorted(n_layers) == [2, 3], "equal devices have equal shares"
         else:
-            assert isinstance(model.tiers, SliceSet)
+            assert isinstance(model.tiers, ShardSet)
             assert n_layers == [KINDS[KIND].layers] * 2
     assert config_of(session, path, split, 4).split_mode is SplitMode(str(split))

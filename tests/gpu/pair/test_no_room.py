@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import BudgetError, DeviceError
@@ -28,7 +29,6 @@ from real_devices.models import (
     write_kind,
 )
 from real_devices.process import DeviceSession, on_devices
-from tiered_runs import SMALL, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(40), 6
 KIND = "qwen3moe"
@@ -61,7 +61,7 @@ def what_is_named(split: Split, name: str) -> str:
     return {
         Split.ONE: "",
         Split.LAYER: rf"ggml:{name}, which has \d of {KINDS[KIND].layers} layers with experts: ",
-        Split.TENSOR: f"ggml:{name}, which has slices of all {KINDS[KIND].layers} layers: ",
+        Split.TENSOR: f"ggml:{name}, which has shards of all {KINDS[KIND].layers} layers: ",
     }[split]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from device_contract import random_bytes, read, rows, write
+from devices.device_contract import random_bytes, read, rows, write
 from expertier.errors import DeviceError
 from expertier.hip.driver.bindings import CALLS, CUDA_CALLS, HIP_CALLS
 from expertier.hip.driver.vendor import TRAITS, Vendor

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from device_contract import moved, random_bytes, read, rows
+from devices.device_contract import moved, random_bytes, read, rows
 from expertier.hip.fake import FakeDriver
 from expertier.hip.fence import Fences
 from expertier.hip.gpu.device import GpuDevice
-from waits import joined
+from limits.waits import joined
 
 OpenFake = Callable[..., GpuDevice]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from device_contract import read, write
+from devices.device_contract import read, write
 from expertier.errors import BuildError, DriverError
 from expertier.hip.driver.gpu import Gpu
 from expertier.hip.driver.memory import DeviceBuffer, PinnedBuffer

@@ -70,14 +70,14 @@ def experts_of_a_lease(name: str) -> None:
         tiers = TierManager(table, device=device, source=source, config=config)
         for layer, roles in ((0, {"up": None, "down": None}), (1, {"gate": np.float32, "up": np.float16})):
             with tiers.acquire(layer, [6, 1, 4], stream=stream.ptr) as lease:
-                part = next(iter(lease.parts))
+                group = next(iter(lease.groups))
                 for role, dtype in roles.items():
                     number = [matrix.role for matrix in table.layers[layer].matrices].index(role)
                     view, matrix = lease.view(role), table.layers[layer].matrices[number]
                     seen = Matrix(view.address, view.stride_bytes, matrix.expert_bytes, view.shape)
                     array = slots_as_cupy(seen, dtype, owner=lease)
                     assert array.data.ptr == view.address
-                    for expert, slot in zip(part.experts.tolist(), part.slots.tolist(), strict=True):
+                    for expert, slot in zip(group.experts.tolist(), group.slots.tolist(), strict=True):
                         with stream:
                             found = cupy.asnumpy(cupy.ascontiguousarray(array[slot]), stream=stream)
                         stream.synchronize()

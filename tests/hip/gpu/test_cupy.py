@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cupy_on_fake import make_libraries
+from devices.cupy_on_fake import make_libraries
 from expertier.errors import DeviceError
 from expertier.hip.fake import FakeLibraries
 from expertier.hip.gpu.cupy_interop import load_cupy

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import expertier as et
-from device_contract import random_bytes, read
+from devices.device_contract import random_bytes, read
 from expertier.errors import DeviceError, DriverError
 from expertier.hip.device import Moves
 from expertier.hip.driver.vendor import Vendor
@@ -24,7 +24,7 @@ from expertier.hip.gpu.moves.copy_loop import CopyLoop, _interpreted, copy_loop
 from expertier.hip.gpu.moves.many_copies import ManyCopies
 from expertier.testing import LayerShape, PatternSource, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
-from waits import joined
+from limits.waits import joined
 
 OpenFake = Callable[..., GpuDevice]
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from device_contract import moved
+from devices.device_contract import moved
 from expertier.hip.gpu.moves import ordered_moves
 from expertier.hip.gpu.moves import plan as move_plan
 from expertier.hip.gpu.moves.ordered_moves import ordered_launches

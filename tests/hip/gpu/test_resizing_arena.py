@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import expertier as et
+from devices.resizing_arena import CHUNK, FULL_BYTES, TABLE, ResizingArena, grow_and_shrink
 from expertier.errors import BudgetError, BusyError, DeviceError
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.gpu.vmm.probe import ProbeStep
 from expertier.testing import PatternSource
-from resizing_arena import CHUNK, FULL_BYTES, TABLE, ResizingArena, grow_and_shrink
 
 OpenFake = Callable[..., GpuDevice]
 UNMAP = {Vendor.HIP: "hipMemUnmap", Vendor.CUDA: "cuMemUnmap"}
@@ -177,7 +177,7 @@ def test_memory_that_cannot_be_given_back_is_said_and_tried_again(
 
 steps = st.lists(
     st.tuples(
-        st.sampled_from(["use", "use", "resize", "reserve", "release", "settle"]),
+        st.sampled_from(["use", "use", "resize", "reserve", "release", "lower_boundary"]),
         st.integers(0, 40),
         st.sampled_from([None, None, None, 1, 2, 3]),
     ),
@@ -230,4 +230,4 @@ def act(arena: ResizingArena, what: str, number: int, rng: np.random.Generator) 
     elif what == "release":
         tiers.release_compute(number * CHUNK // 100)
     else:
-        tiers.settle()
+        tiers.lower_boundary()

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from devices.gpu_tier_machine import GpuTierMachine
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver, FakeLibraries
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.open import open_driver_gpu
-from gpu_tier_machine import GpuTierMachine
 
 
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "copies"])

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from devices.two_device_tiers import check_both
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver, FakeLibraries
 from expertier.hip.open import open_gpu
-from two_device_tiers import check_both
 
 
 def test_both_at_once(

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from device_contract import random_bytes, read, rows, write
+from devices.device_contract import random_bytes, read, rows, write
+from devices.kernel_checks import BLOCK_SUMS
 from expertier.errors import DeviceError, DriverError
 from expertier.hip.driver.gpu import Gpu
 from expertier.hip.driver.libraries import load_compiler
@@ -24,7 +25,6 @@ from expertier.hip.gpu.moves.mover import Mover
 from expertier.hip.kernels.cache import compiled, kernel_source
 from expertier.hip.kernels.compiler import RuntimeCompiler
 from expertier.hip.kernels.module import KernelModule
-from kernel_checks import BLOCK_SUMS
 
 OpenFake = Callable[..., GpuDevice]
 

@@ -17,12 +17,12 @@ from typing import NoReturn
 
 import pytest
 
+from devices.kernel_checks import BLOCK_SUMS
 from expertier.errors import DeviceError
 from expertier.hip.driver.libraries import load_compiler
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.kernels.cache import kernel_source
 from expertier.hip.kernels.compiler import RuntimeCompiler
-from kernel_checks import BLOCK_SUMS
 
 KERNELS = (b"move_rows", b"move_rows_by_value")
 DEBIAN_HIP = "libamdhip64.so.5"
@@ -58,7 +58,7 @@ def test_hiprtc(hiprtc: RuntimeCompiler, architecture: str) -> None:
     assert architecture.encode() in code
     assert all(name in code for name in KERNELS)
     assert b"block_sums" in hiprtc.compile(BLOCK_SUMS, architecture)
-    for name in ("gate", "predict"):
+    for name in ("device_lookup", "predict"):
         assert name.encode() in hiprtc.compile(kernel_source(f"{name}.cu"), architecture)
 
 
@@ -67,7 +67,7 @@ def test_nvrtc(nvrtc: RuntimeCompiler) -> None:
     assert code[:4] == b"\x7fELF"
     assert all(name in code for name in KERNELS)
     assert b"block_sums" in nvrtc.compile(BLOCK_SUMS, "sm_90")
-    for name in ("gate", "predict"):
+    for name in ("device_lookup", "predict"):
         assert name.encode() in nvrtc.compile(kernel_source(f"{name}.cu"), "sm_90")
 
 

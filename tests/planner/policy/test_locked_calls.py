@@ -14,10 +14,11 @@ from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
 from expertier.planner.policy.calls.python_calls import python_calls
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
-from waits import joined
+from limits.waits import joined
+from policy_runs.residency_arrays import ARRAYS
 
 I32 = npt.NDArray[np.int32]
 CALLS = locked_calls()
@@ -175,12 +176,12 @@ def test_what_is_not_pinned_is_let_go_of_once() -> None:
     residency, locks = filled(), LayerLocks(2)
     held = array(-1, -1, 0)
     missing = array(-1, -1)
-    assert residency.take(locks.address, 1, array(0, 5), held, missing, 0, waits=False) == 1
+    assert residency.begin_held(locks.address, 1, array(0, 5), held, missing, 0, waits=False) == 1
     assert (held[-1], missing[0]) == (1, 1)
     for end_held in (
         residency.abort_held,
         residency.release_held,
-        residency.give_back,
+        residency.try_release_held,
         residency.finish_held,
     ):
         assert end_held(locks.address, 1, held) == 0
@@ -192,7 +193,7 @@ def test_what_is_not_pinned_is_let_go_of_once() -> None:
 def test_complete_keeps_the_pins_and_finish_does_not() -> None:
     residency, locks = filled(), LayerLocks(2)
     held = array(-1, 0)
-    assert residency.take(locks.address, 0, array(5), held, array(-1), 0, waits=False) == 1
+    assert residency.begin_held(locks.address, 0, array(5), held, array(-1), 0, waits=False) == 1
     assert residency.complete_held(locks.address, 0, held) == 1
     assert (held[-1], residency.pins_of(0)) == (1, [1, 0])
     assert CALLS.update_held(residency.directory_address, locks.address, COMPLETE_AND_RELEASE, 0, held) == 0
@@ -203,12 +204,12 @@ def test_complete_keeps_the_pins_and_finish_does_not() -> None:
 def test_a_call_that_cannot_be_had_waits_for_a_fill_and_then_says_so() -> None:
     residency, locks = filled(), LayerLocks(2)
     taken = array(-1, -1, -1, 0)
-    assert residency.take_hits(locks.address, 1, array(0, 1, 2), taken) == 0
+    assert residency.try_pin_hits(locks.address, 1, array(0, 1, 2), taken) == 0
     until = layer_locks.wait_deadline()
     held = array(-1, 0)
 
     def ask() -> int:
-        return residency.take(
+        return residency.begin_held(
             locks.address, 1, array(7), held, array(-1), ctypes.addressof(until), waits=False
         )
 

@@ -14,8 +14,9 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.native import entry_points
-from expertier.planner.policy.residency import ARRAYS, Residency
-from waits import joined
+from expertier.planner.policy.residency import Residency
+from limits.waits import joined
+from policy_runs.residency_arrays import ARRAYS
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 

@@ -118,7 +118,7 @@ def counts_of_tiers(case: Case) -> tuple[tuple[int, ...], tuple[int, ...]]:
     with TierManager(case.table, device=open_device("host"), config=config, source=PatternSource()) as tiers:
         for layer, experts in case.calls:
             with tiers.acquire(layer, np.array(experts, np.int32)) as lease:
-                assert sum(len(part.experts) for part in lease.parts) == len(experts)
+                assert sum(len(group.experts) for group in lease.groups) == len(experts)
         stats = tiers.stats()
         l1, l2 = stats.l1, stats.l2
         counts = (l1.hits, l1.misses, l1.evictions, l1.bytes_in, stats.file.bytes_read, l2.hits, l2.evictions)
@@ -133,7 +133,7 @@ def _alone(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
 
 
 # What runs have found, first the reads of a call pushing out the copies that it needs; then the other rules, one each:
-# what L1 evicts becomes L2's newest, parts begin with what is there, and L2 has whole blocks only.
+# what L1 evicts becomes L2's newest, groups begin with what is there, and L2 has whole blocks only.
 @example(alike(2, 11, (0, (0,)), (0, (0, 1, 2, 3, 4, 5)), (1, (0, 1, 2, 3, 4, 5)), (0, (0, 1))))
 @example(alike(2, 2, (0, (0,)), (0, (1,)), (0, (2,)), (0, (0,))))
 @example(alike(1, 0, (0, (1,)), (0, (0, 1))))

@@ -22,7 +22,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.process import GpuSession
-from waits import joined
+from limits.waits import joined
 
 Logits = npt.NDArray[np.float32]
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_process import EngineProcess, in_process
+from engine_runs.engine_process import EngineProcess, in_process
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from fake_ggml_gpu.library import FakeGpus
 

@@ -7,16 +7,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.block_weights import read_block_weights
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import DevicePart, TierSet
+from expertier.tiers.tier_set import DeviceShare, TierSet
 from fake_ggml_gpu.models import Logits, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession
+from model_files.architecture_models import MODELS
 
 BOTH = "FAKE0,FAKE1"
 LAYERS = 5
@@ -58,7 +58,7 @@ def split_tiers(
         expert_cache_bytes=budget, host_pool_bytes=host_pool_bytes, stream_tokens=stream_tokens
     )
     parts = [
-        DevicePart(device_of(gpus.engine.proxy, name), layers)
+        DeviceShare(device_of(gpus.engine.proxy, name), layers)
         for name, layers in zip(placement.devices, placement.layers(table), strict=True)
     ]
     with TierSet(table, parts, config=config) as tiers:

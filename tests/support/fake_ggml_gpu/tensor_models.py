@@ -1,4 +1,4 @@
-"""Models whose tensors are split over the two fake devices: stock, and through tiers of slices on each."""
+"""Models whose tensors are split over the two fake devices: stock, and through tiers of shards on each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from fake_ggml_gpu.models import Logits, logits_of
 from fake_ggml_gpu.process import GpuSession
 
@@ -46,13 +46,13 @@ def tensor_config(path: Path, n_slots: int, **more: object) -> TierConfig:
 
 @contextmanager
 def tensor_model(gpus: GpuSession, path: Path, config: TierConfig) -> Iterator[TieredModel]:
-    """A model with slices of its experts in both devices' slots; valid at the end."""
+    """A model with shards of its experts in both devices' slots; valid at the end."""
     with TieredModel.open(gpus.engine, ExpertTable.from_gguf(path), config) as model:
         yield model
         model.tiers.check_valid()
 
 
-def slices_of(model: TieredModel) -> SliceSet:
+def shards_of(model: TieredModel) -> ShardSet:
     """The tiers of such a model."""
-    assert isinstance(model.tiers, SliceSet)
+    assert isinstance(model.tiers, ShardSet)
     return model.tiers

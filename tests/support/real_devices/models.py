@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from architecture_models import MODELS
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.errors import EngineError
@@ -23,6 +22,7 @@ from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import Logits, logits_of, model_path
+from model_files.architecture_models import MODELS
 from real_devices.process import DeviceSession
 
 LAYERS = 5

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from engine_process import EngineProcess, in_process
+from engine_runs.engine_process import EngineProcess, in_process
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open import open_engine
 from expertier.engine_adapter.placement.engine_device import device_of
 from fake_ggml_gpu.library import FakeGpus
-from waits import wait_until_listening
+from limits.waits import wait_until_listening
 
 DEVICES_VARIABLE = "EXPERTIER_TEST_DEVICES"
 LLAMA_CPP_VARIABLE = "EXPERTIER_TEST_LLAMA_CPP"

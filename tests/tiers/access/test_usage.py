@@ -11,7 +11,7 @@ import pytest
 from expertier.errors import BusyError, LeaseError
 from expertier.tiers.access.lease import Lease
 from expertier.tiers.access.usage import Usage
-from waits import Running
+from limits.waits import Running
 
 
 def lease(thread: int | None = None) -> Lease:

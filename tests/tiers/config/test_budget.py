@@ -25,7 +25,7 @@ from expertier.tiers.host_pool.chunk_size import block_size
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.shared.host_memory import available_bytes
 from expertier.units import GIB, MIB
-from gguf_files import Block, write_model
+from model_files.gguf_files import Block, write_model
 
 
 @pytest.fixture(scope="module")

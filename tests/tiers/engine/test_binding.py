@@ -18,7 +18,7 @@ from expertier.hip.host import HostDevice
 from expertier.planner.policy.calls.native import entry_points
 from expertier.tiers.engine.binding import EngineBinding
 from expertier.tiers.file.faulty_source import FaultySource
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
@@ -244,8 +244,8 @@ def test_engine_threads_and_python_leases_share_the_layers(model: ModelFile, tie
                     engine.release(layer, slots)
                 else:
                     with tiers.acquire(layer, experts) as lease:
-                        for part in lease.parts:
-                            assert model.wrong_bytes(lease, part) == []
+                        for group in lease.groups:
+                            assert model.wrong_bytes(lease, group) == []
         except BaseException as error:
             errors.append(error)
 

@@ -14,7 +14,7 @@ from expertier.planner.budget.allocate import floor_bytes
 from expertier.testing import FaultPlan, FaultyDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.engine.binding import bound_layer
 from expertier.tiers.manager import TierManager
-from waits import Running
+from limits.waits import Running
 
 TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"), n_experts=12)])
 COMPUTE_BYTES = 40_000

@@ -12,7 +12,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.read_back import read_matrix
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.span import Span
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
 
 
 class WholeSource(BytesSource):
-    """Gives whole spans of the table only, as a source of slices does."""
+    """Gives whole spans of the table only, as a source of shards does."""
 
     def __init__(self, model: ModelFile) -> None:
         super().__init__(model.bytes)

@@ -18,7 +18,7 @@ from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.file_identity import FileIdentity
 from expertier.tiers.model.model_file import ModelFile
 from expertier.tiers.model.span import Span
-from gguf_files import Block, write_model
+from model_files.gguf_files import Block, write_model
 
 SIZE = 20_000
 MODES = [FileMode.PAGE_CACHE, FileMode.DIRECT]

@@ -15,7 +15,7 @@ import expertier as et
 from expertier.errors import SourceError
 from expertier.hip.host import HostDevice
 from expertier.tiers.model.span import Span
-from gguf_files import Block, ModelFile, write_model
+from model_files.gguf_files import Block, ModelFile, write_model
 
 
 class RangeServer(ThreadingHTTPServer):
@@ -128,12 +128,12 @@ def test_tiers_over_http(model: ModelFile, server: RangeServer, pool_pages: int)
                         pytest.raises(SourceError, match=r"answered 503|ended after"),
                         tiers.acquire(layer, range(10)) as lease,
                     ):
-                        list(lease.parts)
+                        list(lease.groups)
                     server.broken = None
                     tiers.check_valid()
                 with tiers.acquire(layer, experts) as lease:
-                    for part in lease.parts:
-                        assert model.wrong_bytes(lease, part) == []
+                    for group in lease.groups:
+                        assert model.wrong_bytes(lease, group) == []
             tiers.check_valid()
             stats = tiers.stats().file
             assert stats.failures > 0

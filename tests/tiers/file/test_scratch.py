@@ -1,13 +1,15 @@
-"""Aligned memory lent to direct reads, and the gate that reads pass."""
+"""Aligned memory for direct reads, and the count of reads in flight."""
 
 from __future__ import annotations
 
 import pytest
 
-from expertier.tiers.config.file_mode import FileMode
-from expertier.tiers.file.read_gate import ReadGate
+from expertier.tiers.file.in_flight_reads import InFlightReads
+from expertier.tiers.file.modes import page_cache
+from expertier.tiers.file.reader import ReadingTerms
+from expertier.tiers.file.readers import Readers
 from expertier.tiers.file.scratch import ScratchPool
-from waits import Running
+from limits.waits import Running
 
 
 @pytest.mark.parametrize("alignment", [1, 512, 4096, 65_536])
@@ -60,28 +62,28 @@ def test_closing_under_a_read_is_our_bug() -> None:
 
 def test_the_last_one_out_cleans_up_once() -> None:
     cleaned: list[int] = []
-    gate = ReadGate(lambda: cleaned.append(1))
-    assert gate.enter()
-    assert gate.enter()
-    gate.close()
-    gate.close()
-    assert not gate.enter()
-    gate.leave(FileMode.DIRECT, 10)
+    reads = InFlightReads(lambda: cleaned.append(1))
+    assert reads.begin()
+    assert reads.begin()
+    reads.close()
+    reads.close()
+    assert not reads.begin()
+    terms = ReadingTerms(1, lambda: 0, lambda: 0.0)
+    reader = page_cache.Reader([], terms, Readers([], terms))
+    reads.end(reader, 10)
     assert cleaned == []
-    gate.leave(None, 10)
+    reads.end(None, 10)
     assert cleaned == [1]
-    gate.close()
+    reads.close()
     assert cleaned == [1]
-    assert (gate.direct_reads, gate.direct_bytes) == (1, 10)
-    assert gate.page_cache_reads == 0
+    assert (reader.n_reads, reader.bytes_read) == (1, 10)
 
 
 def test_with_nobody_inside_it_is_cleaned_up_at_once() -> None:
     cleaned: list[int] = []
-    gate = ReadGate(lambda: cleaned.append(1))
-    assert gate.enter()
-    gate.leave(FileMode.PAGE_CACHE, 3)
+    reads = InFlightReads(lambda: cleaned.append(1))
+    assert reads.begin()
+    reads.end(None, 3)
     assert cleaned == []
-    assert (gate.page_cache_reads, gate.page_cache_bytes) == (1, 3)
-    gate.close()
+    reads.close()
     assert cleaned == [1]

@@ -14,7 +14,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.file.faulty_source import FaultySource
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 OPERATIONS = {"read": SourceError, "copy_in": DeviceError, "alloc_pinned": DeviceError}
 
@@ -104,17 +104,17 @@ def test_a_failed_part_leaves_the_lease_empty_but_live(model: ModelFile, operati
     faults = FaultPlan()
     tiers = make(model, faults, 8)
     with tiers.acquire(0, range(8)) as lease:
-        parts = lease.parts
-        next(parts)
+        groups = lease.groups
+        next(groups)
         faults.arm(operation, 2)
         with pytest.raises(OPERATIONS[operation]):
-            next(parts)
+            next(groups)
         assert lease.held is None
         tiers.check_valid()
         seen = []
-        for part in lease.parts:
-            assert model.wrong_bytes(lease, part) == []
-            seen += part.experts.tolist()
+        for group in lease.groups:
+            assert model.wrong_bytes(lease, group) == []
+            seen += group.experts.tolist()
         assert sorted(seen) == list(range(8))
     tiers.check_valid()
 
@@ -195,8 +195,8 @@ def test_a_part_that_its_stream_refuses_is_let_go(monkeypatch: pytest.MonkeyPatc
     config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
     with et.TierManager(model.table, device=device, config=config, source=BytesSource(model.bytes)) as tiers:
         lease = tiers.acquire(0, [0, 1, 2, 3])
-        parts = lease.parts
-        next(parts)
+        groups = lease.groups
+        next(groups)
 
         def refuse(*_: object) -> None:
             raise DeviceError("no")
@@ -204,7 +204,7 @@ def test_a_part_that_its_stream_refuses_is_let_go(monkeypatch: pytest.MonkeyPatc
         with monkeypatch.context() as patch:
             patch.setattr(tiers._fences, "before_read", refuse)
             with pytest.raises(DeviceError, match="no"):
-                next(parts)
+                next(groups)
         assert lease.held is None
         assert not tiers._residency.pins.any()
         lease.release()

@@ -18,7 +18,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.testing import FakeDevice, LayerShape, PatternSource, synthetic_table
 from expertier.tiers.fill import filler
-from gguf_files import Block, BytesSource, ModelFile, write_model
+from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
 SLOTS, EXPERTS = 6, 18
 ONE_PIECE, ARRAYS = ("Q4_0", "Q4_0", "Q4_0"), ("Q4_0", "Q4_0", "Q8_0")
@@ -266,7 +266,7 @@ def test_host_memory_is_copied_by_several_threads(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", ["present", "missing"])
-def test_staged_layers_are_loaded_together(bench: Bench, kind: str) -> None:
+def test_streamed_layers_are_loaded_together(bench: Bench, kind: str) -> None:
     if kind == "missing":
         bench.tiers.resize_host_pool(0)
     layout = bench.table.slot_layouts[0]

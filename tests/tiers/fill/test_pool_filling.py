@@ -27,8 +27,8 @@ from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.fill.pool_filling import REST_S, FillingState
 from expertier.tiers.fill.warm_start import fill_order
 from expertier.tiers.host_pool.chunk_size import block_size
-from held_source import HeldSource
-from waits import Running, wait_until
+from failures.held_source import HeldSource
+from limits.waits import Running, wait_until
 
 TABLE = synthetic_table([LayerShape(n_experts=12), LayerShape(n_experts=8), LayerShape(n_experts=4)])
 SLOTS = 4

@@ -19,8 +19,8 @@ from expertier.testing import (
     synthetic_table,
 )
 from expertier.tiers.fill.prefetcher import MAX_WAITING
-from held_source import HeldSource
-from waits import Running, wait_until, when_waiting
+from failures.held_source import HeldSource
+from limits.waits import Running, wait_until, when_waiting
 
 TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(n_experts=300)])
 SLOTS = 4

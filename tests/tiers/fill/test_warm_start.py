@@ -14,8 +14,8 @@ from expertier.planner import PolicyKind
 from expertier.testing import LayerShape, PatternSource, synthetic_table
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.host_pool.chunk_size import block_size
-from held_source import HeldSource
-from waits import Running, wait_until
+from failures.held_source import HeldSource
+from limits.waits import Running, wait_until
 
 TABLE = synthetic_table([LayerShape(n_experts=32), LayerShape(n_experts=32)], top_k=2)
 SLOTS = 8

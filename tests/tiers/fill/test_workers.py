@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from expertier.tiers.fill.workers import FillWorkers
-from waits import Running, joined, wait_until
+from limits.waits import Running, joined, wait_until
 
 
 @pytest.fixture(params=[0, 1, 3])

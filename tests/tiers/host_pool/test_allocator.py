@@ -16,8 +16,8 @@ from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.growth_pause import FIRST_PAUSE_S
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
 from expertier.units import MIB
-from pool_fakes import PAGE, LedgerDevice, bring, powers_of_two
-from waits import Running
+from failures.pool_fakes import PAGE, LedgerDevice, bring, powers_of_two
+from limits.waits import Running
 
 
 def make(

@@ -14,7 +14,7 @@ from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool.budget import HostBudget, process_budget
 from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from pool_fakes import PAGE, LedgerDevice, ManualFence, bring
+from failures.pool_fakes import PAGE, LedgerDevice, ManualFence, bring
 
 
 class Pools:

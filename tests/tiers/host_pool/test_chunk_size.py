@@ -14,7 +14,7 @@ from expertier.tiers.host_pool.chunk_size import (
     blocks_per_chunk,
 )
 from expertier.units import GIB, MIB
-from pool_fakes import PAGE, powers_of_two, whole_pages
+from failures.pool_fakes import PAGE, powers_of_two, whole_pages
 
 
 @pytest.mark.parametrize(("n_bytes", "expected"), [(1, PAGE), (PAGE, PAGE), (PAGE + 1, 2 * PAGE)])

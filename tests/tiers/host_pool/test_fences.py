@@ -9,7 +9,7 @@ from expertier.tiers.host_pool.acquired_copies import AcquiredCopies
 from expertier.tiers.host_pool.budget import HostBudget
 from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
-from pool_fakes import PAGE, LedgerDevice, ManualFence, bring
+from failures.pool_fakes import PAGE, LedgerDevice, ManualFence, bring
 
 
 class Pool:

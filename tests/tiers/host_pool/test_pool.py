@@ -14,7 +14,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
-from waits import Running, joined
+from limits.waits import Running, joined
 
 PAGE = mmap.PAGESIZE
 EXPERT = 3000

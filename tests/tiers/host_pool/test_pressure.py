@@ -10,7 +10,7 @@ from expertier.tiers.host_pool.growth_pause import FIRST_PAUSE_S, LONGEST_PAUSE_
 from expertier.tiers.host_pool.pool import USES_PER_LOOK, HostPool
 from expertier.tiers.host_pool.pressure import FLOOR_DIVISOR, INTERVAL_S, LARGEST_FLOOR_BYTES, MemoryPressure
 from expertier.units import GIB, MIB
-from pool_fakes import PAGE, LedgerDevice, bring
+from failures.pool_fakes import PAGE, LedgerDevice, bring
 
 FLOOR = 100
 

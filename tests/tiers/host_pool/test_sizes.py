@@ -9,7 +9,7 @@ import pytest
 from expertier.tiers.host_pool.budget import HostBudget
 from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
-from pool_fakes import PAGE, LedgerDevice, bring, powers_of_two, whole_pages
+from failures.pool_fakes import PAGE, LedgerDevice, bring, powers_of_two, whole_pages
 
 SMALL, LARGE = PAGE, 3 * PAGE
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from gguf import GGUFValueType
 
-from architecture_models import MODELS
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import ModelError
 from expertier.planner.budget.geometry import BlockMemory, ModelGeometry
@@ -16,7 +15,8 @@ from expertier.tiers.model.geometry import read_geometry
 from expertier.tiers.model.gguf_header import read_header
 from expertier.tiers.model.gguf_numbers import numbers_by_block
 from expertier.tiers.model.table import ExpertTable
-from raw_gguf import RawValue, good_model, write_files
+from model_files.architecture_models import MODELS
+from model_files.raw_gguf import RawValue, good_model, write_files
 
 
 def geometry(tmp_path: Path, kind: str) -> ModelGeometry:

@@ -180,7 +180,7 @@ def test_what_kernels_read_past_the_last_row_is_a_block_of_the_same_type_or_zero
             assert under or at >= max(start for start, _ in held) or not layout.stride, "a gap, of any bytes"
 
 
-def test_slices_of_mixed_types_get_arrays() -> None:
+def test_shards_of_mixed_types_get_arrays() -> None:
     assert SlotLayout.of(matrices(kinds("Q4_0", "Q4_0", "Q8_0"), 2048, 384)).stride == 0
     assert SlotLayout.of(matrices(kinds("Q4_0", "Q4_0", "Q4_0"), 2048, 384)).stride > 0
     assert SlotLayout.of(matrices(kinds("Q4_0", "Q4_0", "Q8_0"), 2048, 512)).stride > 0

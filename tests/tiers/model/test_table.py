@@ -22,7 +22,7 @@ from expertier.tiers.model.block_weights import read_block_weights
 from expertier.tiers.model.geometry import read_geometry
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
-from gguf_files import Block, ModelFile, add_experts, expert_array, write_model
+from model_files.gguf_files import Block, ModelFile, add_experts, expert_array, write_model
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from expertier.tiers.shared.layer_locks import LAYER_BYTES, LayerLocks
-from waits import joined
+from limits.waits import joined
 
 
 def test_a_lock_excludes_and_layers_are_independent() -> None:

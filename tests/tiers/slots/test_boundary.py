@@ -19,7 +19,7 @@ from expertier.testing import (
     synthetic_table,
 )
 from expertier.tiers.slots.slab import Slab
-from waits import Running
+from limits.waits import Running
 
 TABLE = synthetic_table(
     [LayerShape(n_experts=8), LayerShape(n_experts=12, n_ff=64), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"))]
@@ -110,8 +110,8 @@ def test_the_hottest_experts_stay_and_the_boundary_comes_back_to_where_it_was(ti
     assert stats.moves.dropped == dropped == stats.l1.evictions - evictions
     assert stats.moves.moves == 1
     tiers.manager.release_compute()
-    assert tiers.manager.settle()
-    assert not tiers.manager.settle()
+    assert tiers.manager.lower_boundary()
+    assert not tiers.manager.lower_boundary()
     assert (tiers.manager.slots, tiers.residents()) == (before, kept)
     tiers.check()
     misses = tiers.manager.stats().l1.misses
@@ -160,7 +160,7 @@ def test_a_release_keeps_what_it_names(tiers: Tiers) -> None:
     tiers.manager.reserve_compute(20_000)
     tiers.manager.release_compute(8000)
     tiers.manager.release_compute(9000)
-    assert tiers.manager.settle()
+    assert tiers.manager.lower_boundary()
     assert tiers.manager.stats().l1.compute_bytes == 8064
 
 
@@ -246,7 +246,7 @@ def test_a_plan_keeps_the_hottest_and_is_the_boundarys_from_then_on(tiers: Tiers
     small = tiers.manager.slots
     assert small[0] > small[2] > small[1] >= 1
     tiers.manager.release_compute()
-    tiers.manager.settle()
+    tiers.manager.lower_boundary()
     assert tiers.manager.slots == (8, 2, 5)
 
 

@@ -9,7 +9,7 @@ from expertier.hip.host import HostDevice
 from expertier.planner.budget.shrink import shrink
 from expertier.planner.policy.repack import Survivors
 from expertier.testing import LayerShape, synthetic_table
-from expertier.tiers.slots.positions import MOST_KEPT, Positions
+from expertier.tiers.slots.positions import MOST_LAYOUTS, Positions
 from expertier.tiers.slots.slab import Slab
 
 TABLE = synthetic_table([LayerShape(n_experts=8), LayerShape(types=("Q4_0", "Q4_0", "Q8_0"), n_experts=12)])
@@ -46,11 +46,11 @@ def test_other_quotas_are_laid_out_anew(slab: Slab) -> None:
     assert again.slots == first.slots
 
 
-def test_only_what_was_used_of_late_is_kept(slab: Slab) -> None:
+def test_only_what_was_used_of_late_is_layouts(slab: Slab) -> None:
     positions = Positions(slab, DEMANDS)
-    layouts = [positions.layout(QUOTAS, 128 * i, slab.n_bytes) for i in range(MOST_KEPT)]
+    layouts = [positions.layout(QUOTAS, 128 * i, slab.n_bytes) for i in range(MOST_LAYOUTS)]
     assert positions.layout(QUOTAS, 0, slab.n_bytes) is layouts[0]
-    positions.layout(QUOTAS, 128 * MOST_KEPT, slab.n_bytes)
+    positions.layout(QUOTAS, 128 * MOST_LAYOUTS, slab.n_bytes)
     assert positions.layout(QUOTAS, 0, slab.n_bytes) is layouts[0], "it was used a moment ago"
     assert positions.layout(QUOTAS, 128, slab.n_bytes) is not layouts[1], "nobody had used it for longer"
 

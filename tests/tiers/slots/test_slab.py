@@ -17,9 +17,9 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.planner.policy.repack import NOT_IN_LINE, Survivors
 from expertier.tiers.model.slot_layout import GUARD_BYTES, SlotLayout
-from expertier.tiers.slots.kept import in_place
 from expertier.tiers.slots.slab import Slab
-from gguf_files import Block, ModelFile, write_model
+from expertier.tiers.slots.survivors import in_place
+from model_files.gguf_files import Block, ModelFile, write_model
 
 N_EXPERTS = 8
 SLAB_BYTES = 100_001
@@ -111,10 +111,10 @@ def is_there(slab: Slab, layer: int, expert: int, slot: int) -> bool:
     )
 
 
-def guards_are_zero(slab: Slab, kept: Survivors) -> bool:
+def guards_are_zero(slab: Slab, survivors: Survivors) -> bool:
     return all(
         not any(ctypes.string_at(slab.base + offset, n_bytes))
-        for offset, n_bytes in slab.layout.guards(kept.layer, kept.new_slot).tolist()
+        for offset, n_bytes in slab.layout.guards(survivors.layer, survivors.new_slot).tolist()
     )
 
 
@@ -140,14 +140,14 @@ def before_the_move(
     layouts: Sequence[SlotLayout],
     old: list[int],
     compute: int,
-    kept: Survivors,
+    survivors: Survivors,
 ) -> Slab:
     slab = Slab(device, layouts, SLAB_BYTES)
     ctypes.memset(slab.base, 0xA5, slab.n_bytes)  # as if everything had been used
     slab.relayout(slab.plan(old, compute), Survivors.none())
     slab.relayout(slab.plan(old, compute), Survivors.none())
     for layer, expert, slot in zip(
-        *(a.tolist() for a in (kept.layer, kept.expert, kept.old_slot)), strict=True
+        *(a.tolist() for a in (survivors.layer, survivors.expert, survivors.old_slot)), strict=True
     ):
         put(slab, layer, expert, slot)
     return slab
@@ -157,12 +157,14 @@ def before_the_move(
 def test_experts_that_stay_have_their_bytes_after_every_move(
     tmp_path_factory: pytest.TempPathFactory, move: tuple[list[int], int, list[int], int, Survivors]
 ) -> None:
-    old, old_compute, new, new_compute, kept = move
-    slab = before_the_move(HostDevice(), _layouts(_folder(tmp_path_factory)), old, old_compute, kept)
-    slab.relayout(slab.plan(new, new_compute), kept)
-    for row in range(len(kept.layer)):
-        assert is_there(slab, int(kept.layer[row]), int(kept.expert[row]), int(kept.new_slot[row]))
-    assert guards_are_zero(slab, kept)
+    old, old_compute, new, new_compute, survivors = move
+    slab = before_the_move(HostDevice(), _layouts(_folder(tmp_path_factory)), old, old_compute, survivors)
+    slab.relayout(slab.plan(new, new_compute), survivors)
+    for row in range(len(survivors.layer)):
+        assert is_there(
+            slab, int(survivors.layer[row]), int(survivors.expert[row]), int(survivors.new_slot[row])
+        )
+    assert guards_are_zero(slab, survivors)
     assert slab.slots == tuple(new)
 
     slab.check_valid()
@@ -175,20 +177,20 @@ def test_a_failed_move_says_what_is_intact(
     operation: str,
     nth: int,
 ) -> None:
-    old, old_compute, new, new_compute, kept = move
+    old, old_compute, new, new_compute, survivors = move
     faults = FaultPlan()
     device = FaultyDevice(HostDevice(), faults)
-    slab = before_the_move(device, _layouts(_folder(tmp_path_factory)), old, old_compute, kept)
+    slab = before_the_move(device, _layouts(_folder(tmp_path_factory)), old, old_compute, survivors)
     target = slab.plan(new, new_compute)
     faults.arm(operation, nth)
     try:
-        slab.relayout(target, kept)
+        slab.relayout(target, survivors)
     except DeviceError:
         assert slab.slots == tuple(old)
         assert slab.stale_guards
     else:
         return
-    intact = in_place(slab.still_there(target, kept))
+    intact = in_place(slab.still_there(target, survivors))
     for row in range(len(intact.layer)):
         assert is_there(slab, int(intact.layer[row]), int(intact.expert[row]), int(intact.old_slot[row]))
     faults.arm("zero", 1)

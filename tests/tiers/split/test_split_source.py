@@ -1,4 +1,4 @@
-"""One source for the slices of several devices: every slice is the file's bytes, and every matrix is read once."""
+"""One source for the shards of several devices: every shard is the file's bytes, and every matrix is read once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from expertier.tiers.model.layer import ExpertLayer
 from expertier.tiers.model.matrix import ExpertMatrix, Role
 from expertier.tiers.model.span import Span
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.split.kept_slices import KeptSlices
-from expertier.tiers.split.split_source import SplitSource, kept_limit
-from expertier.tiers.split.split_table import SliceRef, SplitTable
+from expertier.tiers.split.split_source import SplitSource, waiting_limit
+from expertier.tiers.split.split_table import ShardRef, SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
-from waits import PATIENCE_S, Running
+from expertier.tiers.split.waiting_shards import WaitingShards
+from limits.waits import PATIENCE_S, Running
 
 N_DEVICES, N_EXPERTS, N_LAYERS = 3, 4, 2
 ROWS = (3, 2, 1)  # of the gate, by device
@@ -72,12 +72,12 @@ SPLIT = split_of(TABLE)
 
 
 def wanted(device: int, layer: int, matrix: int, expert: int) -> tuple[Span, np.ndarray]:
-    """Where a slice is asked for, and its bytes."""
-    whole = TABLE.layers[layer].matrices[matrix]
-    piece = SPLIT.slices[device][2 * layer + matrix]
+    """Where a shard is asked for, and its bytes."""
+    full = TABLE.layers[layer].matrices[matrix]
+    piece = SPLIT.shards[device][2 * layer + matrix]
     expected = np.empty(piece.matrix.expert_bytes, np.uint8)
-    piece.gather(file_bytes(whole.span(expert)), expected)
-    return SPLIT.parts[device].layers[layer].matrices[matrix].span(expert), expected
+    piece.gather(file_bytes(full.span(expert)), expected)
+    return SPLIT.tables[device].layers[layer].matrices[matrix].span(expert), expected
 
 
 def all_wanted(device: int) -> list[tuple[Span, np.ndarray]]:
@@ -91,21 +91,21 @@ def all_wanted(device: int) -> list[tuple[Span, np.ndarray]]:
 
 def read(source: SplitSource, device: int, span: Span) -> np.ndarray:
     out = np.empty(span.n_bytes, np.uint8)
-    source.part(device).read_into(span, out.data)
+    source.of_device(device).read_into(span, out.data)
     return out
 
 
-def test_slices_of_all_devices_are_the_whole():
-    assert sum(part.expert_bytes_total for part in SPLIT.parts) == TABLE.expert_bytes_total
-    assert [part.layers[0].matrices[0].ne1 for part in SPLIT.parts] == list(ROWS)
-    assert [part.layers[0].matrices[1].ne0 for part in SPLIT.parts] == [32 * n for n in COLUMNS]
+def test_shards_of_all_devices_are_the_full_matrix():
+    assert sum(table.expert_bytes_total for table in SPLIT.tables) == TABLE.expert_bytes_total
+    assert [table.layers[0].matrices[0].ne1 for table in SPLIT.tables] == list(ROWS)
+    assert [table.layers[0].matrices[1].ne0 for table in SPLIT.tables] == [32 * n for n in COLUMNS]
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_every_matrix_is_read_once_in_any_order_of_the_devices(data):
     pattern = Pattern([])
-    source = SplitSource(pattern, SPLIT, kept_bytes=TABLE.expert_bytes_total)
+    source = SplitSource(pattern, SPLIT, waiting_bytes=TABLE.expert_bytes_total)
     asked = [(device, *one) for device in range(N_DEVICES) for one in all_wanted(device)]
     for device, span, expected in data.draw(st.permutations(asked)):
         assert (read(source, device, span) == expected).all()
@@ -113,25 +113,25 @@ def test_every_matrix_is_read_once_in_any_order_of_the_devices(data):
     stats = source.stats()
     assert stats.file.bytes_read == TABLE.expert_bytes_total
     assert stats.handed_over == (N_DEVICES - 1) * len(pattern.reads)
-    assert stats.kept_bytes == stats.dropped == 0
+    assert stats.waiting_bytes == stats.dropped == 0
     source.check_valid()
 
 
 @settings(deadline=None)
 @given(st.integers(0, TABLE.expert_bytes_total), st.data())
-def test_what_is_kept_stays_within_its_limit(limit, data):
-    source = SplitSource(Pattern([]), SPLIT, kept_bytes=limit)
+def test_waiting_shards_stay_within_their_limit(limit, data):
+    source = SplitSource(Pattern([]), SPLIT, waiting_bytes=limit)
     asked = [(device, *one) for device in range(N_DEVICES) for one in all_wanted(device)]
     for device, span, expected in data.draw(st.lists(st.sampled_from(asked), max_size=60)):
         assert (read(source, device, span) == expected).all()
         source.check_valid()
-    assert source.stats().kept_peak_bytes <= limit
+    assert source.stats().waiting_peak_bytes <= limit
 
 
 def test_devices_that_ask_at_the_same_time_share_a_read():
     for seed in range(10):
         pattern = Pattern([])
-        source = SplitSource(pattern, SPLIT, kept_bytes=TABLE.expert_bytes_total)
+        source = SplitSource(pattern, SPLIT, waiting_bytes=TABLE.expert_bytes_total)
 
         def ask(device: int, seed: int = seed, source: SplitSource = source) -> None:
             asked = all_wanted(device)
@@ -158,9 +158,9 @@ class HeldPattern(Pattern):
         super().read_into(span, buffer)
 
 
-def test_a_device_waits_for_the_read_of_another_that_has_its_slice_too():
+def test_a_device_waits_for_the_read_of_another_that_has_its_shard_too():
     pattern = HeldPattern()
-    source = SplitSource(pattern, SPLIT, kept_bytes=TABLE.expert_bytes_total)
+    source = SplitSource(pattern, SPLIT, waiting_bytes=TABLE.expert_bytes_total)
     asked = [wanted(device, 0, 0, 0) for device in range(2)]
     first = Running(read, source, 0, asked[0][0])
     assert pattern.began.wait(30)
@@ -194,17 +194,17 @@ def test_a_read_that_fails_is_tried_again_by_whoever_asks_next(nth):
     assert source.stats().file.failures == 1
 
 
-def test_spans_that_are_not_one_slice_are_refused():
+def test_spans_that_are_not_one_shard_are_refused():
     span, _ = wanted(1, 0, 1, 2)
     source = SplitSource(Pattern([]), SPLIT)
     for wrong in (Span(span.offset + 1, span.n_bytes), Span(span.offset, span.n_bytes - 1)):
-        with pytest.raises(ValueError, match=r"slices are read whole"):
+        with pytest.raises(ValueError, match=r"shards are read as one"):
             read(source, 1, wrong)
     with pytest.raises(ValueError, match="must be equal"):
-        source.part(1).read_into(span, memoryview(bytearray(3)))
+        source.of_device(1).read_into(span, memoryview(bytearray(3)))
 
 
-def test_hints_name_whole_matrices_that_do_not_wait_already():
+def test_hints_name_full_matrices_whose_shards_do_not_wait():
     hinted: list[Span] = []
 
     class Hinted(Pattern):
@@ -214,7 +214,7 @@ def test_hints_name_whole_matrices_that_do_not_wait_already():
     source = SplitSource(Hinted([]), SPLIT)
     first, second = wanted(0, 0, 0, 0)[0], wanted(0, 0, 0, 1)[0]
     read(source, 1, wanted(1, 0, 0, 0)[0])
-    source.part(0).will_need([first, second])
+    source.of_device(0).will_need([first, second])
     assert hinted == [TABLE.layers[0].matrices[0].span(1)]
 
 
@@ -224,22 +224,22 @@ def test_a_tensor_whose_split_is_not_known_is_refused():
 
 
 def test_the_limit_holds_a_small_model_and_not_a_large_one():
-    assert kept_limit(SPLIT) == TABLE.expert_bytes_total
+    assert waiting_limit(SPLIT) == TABLE.expert_bytes_total
     large = tuple(
         replace(layer, n_experts=1 << 20) for layer in TABLE.layers
     )  # of which two steps still take less
-    limit = kept_limit(replace(SPLIT, whole=replace(TABLE, layers=large)))
+    limit = waiting_limit(replace(SPLIT, full_table=replace(TABLE, layers=large)))
     assert limit < large[0].n_experts * large[0].expert_bytes
     assert limit >= 2 * TABLE.top_k * large[0].expert_bytes
 
 
-def test_a_slice_above_the_limit_is_not_kept_and_the_oldest_goes_first():
-    kept = KeptSlices(10)
+def test_a_shard_above_the_limit_does_not_wait_and_the_oldest_is_dropped_first():
+    waiting = WaitingShards(10)
     for number, n_bytes in enumerate((4, 4, 4, 11)):
-        kept.put((SliceRef(0, number), 0), np.zeros(n_bytes, np.uint8))
-        kept.check_valid()
-    assert [(SliceRef(0, number), 0) in kept for number in range(4)] == [False, True, True, False]
-    assert kept.dropped == 2
-    assert kept.take((SliceRef(0, 1), 0)) is not None
-    assert kept.take((SliceRef(0, 1), 0)) is None
-    assert kept.n_bytes == 4
+        waiting.put((ShardRef(0, number), 0), np.zeros(n_bytes, np.uint8))
+        waiting.check_valid()
+    assert [(ShardRef(0, number), 0) in waiting for number in range(4)] == [False, True, True, False]
+    assert waiting.dropped == 2
+    assert waiting.take((ShardRef(0, 1), 0)) is not None
+    assert waiting.take((ShardRef(0, 1), 0)) is None
+    assert waiting.n_bytes == 4

@@ -1,4 +1,4 @@
-"""Cuts of expert matrices: all slices together are the whole, and what cannot be cut is refused with the reason."""
+"""Cuts of expert matrices: all shards together are the full matrix; an impossible cut is refused with the reason."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def cuts(draw: st.DrawFn) -> tuple[ExpertMatrix, TensorCut]:
 
 
 @given(cuts())
-def test_every_byte_goes_to_one_device_and_slices_keep_their_rows(case):
+def test_every_byte_goes_to_one_device_and_shards_keep_their_rows(case):
     matrix, cut = case
-    slices = cut_matrix(matrix, cut, [0] * len(cut.ranges))
+    shards = cut_matrix(matrix, cut, [0] * len(cut.ranges))
     numbers = np.arange(matrix.expert_bytes)  # each byte by its place, in two halves of a byte each
     halves = [(numbers >> shift).astype(np.uint8) for shift in (0, 8)]
     found = []
-    for piece in slices:
+    for piece in shards:
         gathered = []
         for half in halves:
             out = np.empty(piece.matrix.expert_bytes, np.uint8)
@@ -57,20 +57,20 @@ def test_every_byte_goes_to_one_device_and_slices_keep_their_rows(case):
         found.append(places)
         row_bytes = matrix.expert_bytes // matrix.ne1
         rows = places.reshape(piece.matrix.ne1, -1) // row_bytes
-        assert (rows == rows[:, :1]).all(), "a row of a slice comes from several rows"
-        assert (np.diff(places) > 0).all(), "a slice is in another order than the file"
+        assert (rows == rows[:, :1]).all(), "a row of a shard comes from several rows"
+        assert (np.diff(places) > 0).all(), "a shard is in another order than the file"
     assert sorted(np.concatenate(found).tolist()) == numbers.tolist()
 
 
 @given(cuts())
-def test_a_slice_is_a_matrix_of_its_own(case):
+def test_a_shard_is_a_matrix_of_its_own(case):
     matrix, cut = case
     for device, piece in enumerate(cut_matrix(matrix, cut, range(len(cut.ranges)))):
-        slice_ = piece.matrix
+        shard = piece.matrix
         elements = matrix.ne0 * matrix.ne1 * matrix.type_bytes // matrix.expert_bytes
-        assert slice_.expert_bytes == slice_.ne0 // elements * matrix.type_bytes * slice_.ne1
-        assert slice_.file_offset == device
-        assert (slice_.ne0 == matrix.ne0) if cut.axis == 1 else (slice_.ne1 == matrix.ne1)
+        assert shard.expert_bytes == shard.ne0 // elements * matrix.type_bytes * shard.ne1
+        assert shard.file_offset == device
+        assert (shard.ne0 == matrix.ne0) if cut.axis == 1 else (shard.ne1 == matrix.ne1)
 
 
 def test_a_fused_matrix_gives_each_device_rows_of_both_halves():
@@ -82,13 +82,13 @@ def test_a_fused_matrix_gives_each_device_rows_of_both_halves():
     assert second.matrix.ne1 == 2
 
 
-def test_a_mirrored_tensor_is_whole_on_every_device():
+def test_every_device_has_the_full_mirrored_tensor():
     matrix = matrix_of(64, 3)
     for piece in cut_matrix(matrix, TensorCut.mirrored(2), [10, 20]):
         out = np.empty(matrix.expert_bytes, np.uint8)
-        whole = np.arange(matrix.expert_bytes).astype(np.uint8)
-        piece.gather(whole, out)
-        assert (out == whole).all()
+        full = np.arange(matrix.expert_bytes).astype(np.uint8)
+        piece.gather(full, out)
+        assert (out == full).all()
         assert piece.matrix.expert_bytes == matrix.expert_bytes
 
 

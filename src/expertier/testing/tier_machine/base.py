@@ -133,7 +133,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
     def pins(self, layer: int) -> Counter[int]:
         """Return how many users hold each slot."""
         users: list[Held | EngineCall] = [*self.live, *self.engine_calls]
-        return Counter(slot for user in users if user.layer == layer for slot in user.part.values())
+        return Counter(slot for user in users if user.layer == layer for slot in user.group.values())
 
     def filling(self, layer: int) -> set[int]:
         """Return the experts that the engine is filling: a call for one would wait."""
@@ -144,7 +144,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         """Whether enough slots are unpinned for all of `wanted` at once (I13)."""
         pins = self.pins(layer)
         if without is not None:
-            pins.subtract(without.part.values())
+            pins.subtract(without.group.values())
         residents = self.inside.residents(layer)
         taken = {slot for slot, n in pins.items() if n > 0}
         taken |= {slot for expert, slot in residents.items() if expert in wanted}
@@ -152,7 +152,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
 
     def must_not_wait(self, without: Held | None = None) -> bool:
         """Whether a call that finds no slot is refused: this thread holds some, and waits for nobody."""
-        return any(held.part for held in self.live if held is not without)
+        return any(held.group for held in self.live if held is not without)
 
     def missed_bytes(self) -> int:
         """Return what L1's misses have cost."""
@@ -218,11 +218,11 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
             )
             self.wrong.append(f"{read.what}: wrong from byte {at} of {len(found)}")
 
-    def reads_of(self, layer: int, part: dict[int, int], what: str) -> list[Read]:
-        """Return what readers of a part will find, matrix by matrix."""
+    def reads_of(self, layer: int, group: dict[int, int], what: str) -> list[Read]:
+        """Return what readers of a group will find, matrix by matrix."""
         reads = []
         for number, place in enumerate(self.inside.places(layer)):
-            for expert, slot in part.items():
+            for expert, slot in group.items():
                 address = self.inside.base + place.offset + slot * place.stride
                 expected = self.expected[layer, expert][number]
                 reads.append(
@@ -245,8 +245,8 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
             assert found == [expected[slot] for slot in range(n_slots)], f"I7: pins of layer {layer}: {found}"
         for held in self.live:
             residents = self.inside.residents(held.layer)
-            assert slots_of(held.lease.held) == held.part, "I6: the part changed"
-            for expert, slot in held.part.items():
+            assert slots_of(held.lease.held) == held.group, "I6: the group changed"
+            for expert, slot in held.group.items():
                 assert residents.get(expert) == slot, f"I6: leased expert {expert} left slot {slot}"
 
     def check_call(

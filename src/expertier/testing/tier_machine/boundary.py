@@ -19,7 +19,7 @@ move_faults = faults("copy_within", "zero", "stream_wait_event", *EVENTS)
 
 
 class BoundaryRules(MachineBase):
-    """Reserve, write, release, settle, apply, resize (I2, I12)."""
+    """Reserve, write, release, lower, apply, resize (I2, I12)."""
 
     @rule(
         eighths=st.sampled_from([1, 1, 2, 3, 4, 6, 8, 9, 0]),
@@ -91,17 +91,17 @@ class BoundaryRules(MachineBase):
             self.region.pays_at = self._gain_pays_at()
 
     @rule(fault=st.none() | move_faults)
-    def settle(self, fault: Fault | None) -> None:
+    def lower_boundary(self, fault: Fault | None) -> None:
         """Move the boundary down now."""
         before, was = self.inside.view(), self.compute_bytes()
         gain = was - round_up(self.region.wanted_bytes, RANGE_ALIGNMENT)
         if self.in_use and gain:
-            self.expect(BusyError, self.tiers.settle)
+            self.expect(BusyError, self.tiers.lower_boundary)
             return
-        ok, moved = self.attempt(self.tiers.settle, fault, swallows=(*EVENTS, "stream_wait_event"))
+        ok, moved = self.attempt(self.tiers.lower_boundary, fault, swallows=(*EVENTS, "stream_wait_event"))
         self._check_move(before, fault, ok=ok)
         if ok:
-            assert moved == (gain > 0), "settle said the wrong thing"
+            assert moved == (gain > 0), "lower_boundary said the wrong thing"
             assert self.compute_bytes() == round_up(self.region.wanted_bytes, RANGE_ALIGNMENT)
         if ok or self.compute_bytes() != was:
             self.region.pays_at = self._gain_pays_at() if moved or not ok else self.region.pays_at
@@ -206,8 +206,8 @@ class BoundaryRules(MachineBase):
             assert left == set(hottest) or (lossy and left <= set(ranks)), (
                 f"D4: of {ranks} the {n_slots} hottest stay, not {sorted(after.residents[layer])}"
             )
-        whole = ok and not lossy  # an interrupt leaves it open whether those that went were touched in L2
-        self.check_call(before, set() if whole else before.gone_until(after), set(), moved=True, ok=whole)
+        certain = ok and not lossy  # an interrupt leaves it open whether those that went were touched in L2
+        self.check_call(before, set() if certain else before.gone_until(after), set(), moved=True, ok=certain)
 
     def check_slots(self) -> None:
         """I12, I13: with nothing reserved every layer has its quota, otherwise no more than that."""
@@ -227,14 +227,14 @@ class BoundaryRules(MachineBase):
             and not self.in_use
         )
 
-    def note_own_move(self, before: View, *, whole: bool) -> None:
+    def note_own_move(self, before: View, *, certain: bool) -> None:
         """Check the move that `acquire` had reason to make; with a fault it may have been put off."""
         compute = self.compute_bytes()
         if compute == round_up(self.region.wanted_bytes, RANGE_ALIGNMENT):
             self.region.pays_at = self._gain_pays_at()
             self.check_slots()
         else:
-            assert not whole, "the boundary did not move, and it would have paid"
+            assert not certain, "the boundary did not move, and it would have paid"
             assert compute == before.stats.l1.compute_bytes, "I12: half a move"
             assert self.tiers.slots == before.slots, "I12: half a move"
 

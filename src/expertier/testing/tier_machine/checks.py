@@ -55,7 +55,7 @@ class TierChecks(MachineBase):
             else:
                 users: list[Held | EngineCall] = [*held, *calls]
                 for user in users:
-                    self.read_now(self.reads_of(layer, user.part, "I6: a slot in use"))
+                    self.read_now(self.reads_of(layer, user.group, "I6: a slot in use"))
         if self.region.written is not None:
             n_bytes, value = self.region.written
             found = self.read_memory(self.inside.base, n_bytes)

@@ -108,7 +108,7 @@ class EngineRules(MachineBase):
         layer = self.some_layer(number)
         expert = self.some_experts(layer, [expert])[0]
         calls = [call for call in self.engine_calls if call.layer == layer and not call.filled]
-        if not any(call.part.get(expert) == slot for call in calls):
+        if not any(call.group.get(expert) == slot for call in calls):
             self.expect(ValueError, lambda: self.tiers.fill(layer, [expert], [slot]))
 
     @rule(call=consumes(MachineBase.calls))
@@ -124,7 +124,7 @@ class EngineRules(MachineBase):
         self.engine_calls.remove(call)
 
     def _read(self, call: EngineCall, what: str) -> None:
-        self.read_now(self.reads_of(call.layer, call.part, what))
+        self.read_now(self.reads_of(call.layer, call.group, what))
 
     @precondition(lambda self: self.in_use)
     @rule()

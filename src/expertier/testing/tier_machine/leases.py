@@ -1,4 +1,4 @@
-"""Rules: leases, their parts, and kernels that read them."""
+"""Rules: leases, their groups, and kernels that read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ fill_faults = faults("read", "verify", "copy_in", "alloc_pinned", "stream_wait_e
 
 
 class LeaseRules(MachineBase):
-    """Acquire, take parts, read, release, and misuse."""
+    """Acquire, take groups, read, release, and misuse."""
 
     @rule(
         target=MachineBase.leases,
@@ -58,9 +58,9 @@ class LeaseRules(MachineBase):
         )
         if ok and moves:
             first = set(slots_of(taken[0].held))
-            assert len(first) == min(len(distinct), self.tiers.slots[layer]), "I13: a part of another size"
+            assert len(first) == min(len(distinct), self.tiers.slots[layer]), "I13: a group of another size"
         if moves:
-            self.note_own_move(before, whole=fault is None)
+            self.note_own_move(before, certain=fault is None)
         else:
             assert self.tiers.slots == before.slots, "the boundary moved, and it did not pay"
         asked = self._count(layer, first, before, ok=ok)
@@ -83,7 +83,7 @@ class LeaseRules(MachineBase):
             assert not new or (late and new == first - set(before.residents[layer])), f"I11: {new} were left"
             return multiple()
         held = Held(taken[0], set(distinct), stream, slots_of(taken[0].held))
-        assert set(held.part) == first, "the lease holds other experts than the first part's"
+        assert set(held.group) == first, "the lease holds other experts than the first group's"
         if not moves:
             hits = after.stats.l1.hits - before.stats.l1.hits
             assert hits == len(first & set(before.residents[layer])), "I14: hits are what was there"
@@ -93,13 +93,13 @@ class LeaseRules(MachineBase):
 
     @rule(held=MachineBase.leases, number=st.integers(0, 7), fault=st.none() | fill_faults)
     def take_a_part(self, held: Held, number: int, fault: Fault | None) -> None:
-        """Have a lease go on to another part, or back to an earlier one."""
-        if held not in self.live or not held.lease.n_parts:
+        """Have a lease go on to another group, or back to an earlier one."""
+        if held not in self.live or not held.lease.n_groups:
             return
-        number %= held.lease.n_parts
+        number %= held.lease.n_groups
         layer, wanted = held.layer, set(held.lease._groups[number].tolist())
-        if set(held.part) == wanted:
-            assert held.lease._take(number) is held.lease.held, "the same part again, and not the same"
+        if set(held.group) == wanted:
+            assert held.lease._take(number) is held.lease.held, "the same group again, and not the same"
             return
         if wanted & self.filling(layer):
             return
@@ -107,23 +107,23 @@ class LeaseRules(MachineBase):
         if not self.fits(layer, wanted, without=held):
             if not self.must_not_wait(without=held) or self.filling(layer):
                 return
-            held.part = {}
+            held.group = {}
             try:
                 held.lease._take(number)
             except BusyError:
                 return
             raise AssertionError("I13: no slots, and no BusyError")
-        was = held.part
+        was = held.group
         ok, _ = self.attempt(lambda: held.lease._take(number), fault, swallows=EVENTS)
-        held.part = slots_of(held.lease.held)
-        assert set(held.part) == wanted if ok else held.part in ({}, was), "I11: half of a part"
+        held.group = slots_of(held.lease.held)
+        assert set(held.group) == wanted if ok else held.group in ({}, was), "I11: half of a group"
         asked = self._count(layer, wanted, before, ok=ok)
         missed = {key for key in asked if key[1] not in before.residents[layer]}
         self.check_call(before, missed, asked, ok=ok)
         self._read_now(held)
 
     def _first_part(self, layer: int, distinct: list[int]) -> set[int]:
-        """Return the experts of the first part: with more than fit, those that have slots come first."""
+        """Return the experts of the first group: with more than fit, those that have slots come first."""
         n_slots = self.tiers.slots[layer]
         if len(distinct) > n_slots:
             there = set(self.inside.residents(layer)) | self.filling(layer)
@@ -131,7 +131,7 @@ class LeaseRules(MachineBase):
         return set(distinct[:n_slots])
 
     def _count(self, layer: int, wanted: set[int], before: View, *, ok: bool) -> set[ExpertKey]:
-        """Note a part's look-ups (I14), which count also where the fill fails after them; return them."""
+        """Note a group's look-ups (I14), which count also where the fill fails after them; return them."""
         stats = self.tiers.stats()
         n_asked = stats.l1.hits + stats.l1.misses - before.stats.l1.hits - before.stats.l1.misses
         self.requests += n_asked
@@ -147,13 +147,13 @@ class LeaseRules(MachineBase):
     def _read_now(self, held: Held) -> None:
         """I8: without a stream the bytes are there when the call returns."""
         if held.stream is None:
-            self.read_now(self.reads_of(held.layer, held.part, "I8: a lease without a stream"))
+            self.read_now(self.reads_of(held.layer, held.group, "I8: a lease without a stream"))
 
     @rule(held=MachineBase.leases)
     def launch(self, held: Held) -> None:
         """Queue a kernel that reads a lease's experts when it runs."""
         if held in self.live:
-            reads = self.reads_of(held.layer, held.part, "I1, I10: a queued reader")
+            reads = self.reads_of(held.layer, held.group, "I1, I10: a queued reader")
             self.launch_read(held.stream, reads, self.seen)
 
     @precondition(lambda self: self.all_streams())
@@ -209,8 +209,8 @@ class LeaseRules(MachineBase):
         """I7: a lease ends once, and nobody closes tiers that are used."""
         for call in (held.lease.release, lambda: held.lease.view("up"), held.lease.__enter__):
             self.expect(LeaseError, call)
-        if held.lease.n_parts:
-            self.expect(LeaseError, lambda: next(iter(held.lease.parts)))
+        if held.lease.n_groups:
+            self.expect(LeaseError, lambda: next(iter(held.lease.groups)))
         if self.in_use:
             self.expect(BusyError, self.tiers.close)
 
@@ -220,6 +220,6 @@ class LeaseRules(MachineBase):
         """Whether the next `acquire` moves the boundary down, because it pays and nobody is in the way."""
         raise NotImplementedError
 
-    def note_own_move(self, before: View, *, whole: bool) -> None:
+    def note_own_move(self, before: View, *, certain: bool) -> None:
         """Check a move that `acquire` made."""
         raise NotImplementedError

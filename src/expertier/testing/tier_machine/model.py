@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import DeviceError, SourceError
-from expertier.tiers.access.lease import Lease, Part
+from expertier.tiers.access.lease import ExpertGroup, Lease
 from expertier.tiers.shared.stats import TierStats
 
 I32 = npt.NDArray[np.int32]
@@ -46,12 +46,12 @@ class Fault:
 
 @dataclass(eq=False, slots=True)
 class Held:
-    """A lease: the experts that it was asked for, its stream, and the part that it holds: expert → slot."""
+    """A lease: the experts that it was asked for, its stream, and the group that it holds: expert → slot."""
 
     lease: Lease
     wanted: set[int]
     stream: int | None
-    part: dict[int, int]
+    group: dict[int, int]
 
     @property
     def layer(self) -> int:
@@ -71,7 +71,7 @@ class EngineCall:
     evicted: set[ExpertKey] = field(default_factory=set)
 
     @property
-    def part(self) -> dict[int, int]:
+    def group(self) -> dict[int, int]:
         """Expert → slot."""
         return dict(zip(self.experts.tolist(), self.slots.tolist(), strict=True))
 
@@ -117,8 +117,8 @@ class View:
         }
 
 
-def slots_of(part: Part | None) -> dict[int, int]:
-    """Return expert → slot of a part."""
-    if part is None:
+def slots_of(group: ExpertGroup | None) -> dict[int, int]:
+    """Return expert → slot of a group."""
+    if group is None:
         return {}
-    return dict(zip(part.experts.tolist(), part.slots.tolist(), strict=True))
+    return dict(zip(group.experts.tolist(), group.slots.tolist(), strict=True))

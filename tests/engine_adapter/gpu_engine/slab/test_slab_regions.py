@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.planner.budget.context_memory import ContextShape
@@ -20,7 +20,7 @@ from expertier.units import KIB, MIB
 from fake_ggml_gpu.computing import assert_sound, computing_model, counts_of
 from fake_ggml_gpu.models import DEVICE, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
-from tiered_runs import prompt_tokens
+from model_files.architecture_models import MODELS
 
 KIND = "qwen3moe"
 UBATCHES = (16, 64, 128)

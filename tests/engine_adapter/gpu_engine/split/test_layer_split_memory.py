@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import EngineDevice
@@ -28,7 +29,6 @@ from fake_ggml_gpu.split_models import (
     split_tiers,
     stock_split_logits,
 )
-from tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 
 PROMPT, TOKENS = prompt_tokens(40), 6
 SHAPE = ContextShape(n_ctx=512, n_ubatch=128, full_windows=True)

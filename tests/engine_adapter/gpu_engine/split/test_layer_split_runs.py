@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from at_once import run_at_once
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.cli import app as cli
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer, _only_ours
@@ -30,7 +30,7 @@ from fake_ggml_gpu.split_models import (
     split_tiers,
     stock_split_logits,
 )
-from tiered_runs import SMALL, prompt_tokens
+from limits.at_once import run_at_once
 
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8
@@ -210,7 +210,7 @@ def test_the_server_on_both(gpus: GpuSession):
             )
             with urllib.request.urlopen(request, timeout=60) as answer:
                 answers.append(json.load(answer)["tokens"])
-            assert all(part.counters().graphs > TOKENS for part in server.binding.parts)
+            assert all(each.counters().graphs > TOKENS for each in server.binding.bindings)
             assert server.tiers.stats().l1.misses > 0
     assert answers[0] == answers[1]
     assert len(answers[1]) == TOKENS

@@ -1,4 +1,4 @@
-"""Tensor split over two fake GPUs: stock's logits bit for bit, slices as slots, every expert read once."""
+"""Tensor split over two fake GPUs: stock's logits bit for bit, shards as slots, every expert read once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from architecture_models import MODELS, UNUSED_LAYERS
-from expertier.engine_adapter.llama_cpp.slice_tiers import open_slice_tiers
+from engine_runs.tiered_runs import prompt_tokens
+from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.tensor_split import ask_tensor_split
 from expertier.errors import (
@@ -21,19 +21,19 @@ from expertier.errors import (
     UnsupportedLayoutError,
 )
 from expertier.hip.faults.plan import FaultPlan
-from expertier.tiers import slice_set
+from expertier.tiers import shard_set
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import (
     BOTH,
-    slices_of,
+    shards_of,
     stock_tensor_logits,
     tensor_config,
     tensor_model,
 )
-from tiered_runs import prompt_tokens
+from model_files.architecture_models import MODELS, UNUSED_LAYERS
 
 PREFILL, DECODE = 80, 12
 POOL = 64 << 20
@@ -57,7 +57,7 @@ def assert_parity(
     path, prompt = path_of(gpus, kind), prompt_tokens(PREFILL)
     expected = stock_tensor_logits(gpus, path, prompt, DECODE, n_ubatch=n_ubatch)
     with tensor_model(gpus, path, tensor_config(path, n_slots, host_pool_bytes=pool, **more)) as model:
-        tiers = slices_of(model)
+        tiers = shards_of(model)
         assert set(tiers.slots) == {n_slots}
         assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=n_ubatch), expected)
         if pool:
@@ -65,17 +65,19 @@ def assert_parity(
             layers = tiers.table.layers[: tiers.table.n_layers - n_unused]
             tiers.drain()
             assert tiers.source.stats().file.bytes_read <= sum(n.n_experts * n.expert_bytes for n in layers)
-        assert model.binding.counters().gated_calls == 0
+        assert model.binding.counters().device_lookups == 0
 
 
 @pytest.mark.parametrize(
-    ("n_slots", "n_ubatch", "pool", "staged"),
+    ("n_slots", "n_ubatch", "pool", "streamed"),
     [(16, 64, 0, True), (8, 512, POOL, True), (4, 64, POOL, False), (3, 512, 0, False), (1, 16, POOL, True)],
 )
 @on_fake_gpus
-def test_logits_are_bit_identical_with_any_number_of_slots(gpus: GpuSession, n_slots, n_ubatch, pool, staged):
+def test_logits_are_bit_identical_with_any_number_of_slots(
+    gpus: GpuSession, n_slots, n_ubatch, pool, streamed
+):
     gpus.fakes.switch(jitter_us=50)
-    stream_tokens = "auto" if staged else 0
+    stream_tokens = "auto" if streamed else 0
     assert_parity(gpus, "qwen3moe", n_slots, n_ubatch=n_ubatch, pool=pool, stream_tokens=stream_tokens)
     assert all(device.counters()["allreduces"] for device in gpus.fakes.devices), (
         "the devices' own sums were not used"
@@ -122,7 +124,7 @@ def test_uneven_shares_are_cut_where_the_engine_cuts(gpus: GpuSession):
     with tensor_model(
         gpus, path, tensor_config(path, 8, tensor_split=(3.0, 1.0), host_pool_bytes=POOL)
     ) as model:
-        first, second = slices_of(model).managers
+        first, second = shards_of(model).managers
         assert np.isfinite(logits_of(model.model, prompt_tokens(PREFILL), DECODE)).all()
         assert first.slots == second.slots
         sizes = [[layer.expert_bytes for layer in manager.table.layers] for manager in (first, second)]
@@ -171,8 +173,8 @@ def test_a_device_without_room_is_named(gpus: GpuSession):
     config = replace(tensor_config(path, 4), expert_cache_bytes="auto", headroom_bytes=0)
     gpus.fakes.devices[1].set_memory(1 << 20)
     try:
-        with pytest.raises(BudgetError, match="ggml:FAKE1, which has slices of all 2 layers"):
-            open_slice_tiers(gpus.engine, ExpertTable.from_gguf(path), config)
+        with pytest.raises(BudgetError, match="ggml:FAKE1, which has shards of all 2 layers"):
+            open_shard_tiers(gpus.engine, ExpertTable.from_gguf(path), config)
     finally:
         gpus.fakes.devices[1].set_memory(1 << 30)
 
@@ -190,14 +192,14 @@ def test_a_failed_read_fails_the_batch_and_the_next_one_is_right(gpus: GpuSessio
             super().read_into(span, buffer)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(slice_set, "FileSource", Failing)
+        patched.setattr(shard_set, "FileSource", Failing)
         with tensor_model(gpus, path, tensor_config(path, 6)) as model:
             with model.model.context(n_ctx=512, n_ubatch=64, n_threads=1) as context:
                 plan.arm("read", nth)
                 with pytest.raises(DecodeError) as failure:
                     context.decode(prompt, 0)
                 assert isinstance(failure.value.__cause__, SourceError)
-                slices_of(model).check_valid()
+                shards_of(model).check_valid()
                 context.forget()
             assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
 
@@ -214,7 +216,7 @@ def test_refused_pinned_memory_on_one_device_fails_one_batch(gpus: GpuSession, n
             with pytest.raises(DecodeError):
                 context.decode(prompt, 0)
             assert not gpus.fakes.is_armed("pinned")
-            slices_of(model).check_valid()
+            shards_of(model).check_valid()
         assert_same(logits_of(model.model, prompt, DECODE, n_ubatch=64), expected)
 
 
@@ -277,7 +279,7 @@ def test_what_is_said_of_it(gpus: GpuSession):
         model.generate(prompt_tokens(20), 4, n_ctx=64)
         told = model.describe()
         assert [device["device"] for device in told["devices"]] == BOTH.split(",")
-        assert told["slices"]["file"]["bytes_read"] > 0
-        assert told["slices"]["handed_over"] > 0
+        assert told["shards"]["file"]["bytes_read"] > 0
+        assert told["shards"]["handed_over"] > 0
         assert told["load"]["expert_bytes_read"] == 0
         assert told["load"]["expert_bytes_skipped"] == ExpertTable.from_gguf(path).expert_bytes_total

@@ -1,4 +1,4 @@
-"""The wheel's llama-server over devices that share every tensor: told of no devices, it finds slices by a name."""
+"""The wheel's llama-server over devices that share every tensor: told of no devices, it finds shards by a name."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import pytest
 
-from architecture_models import MODELS
+from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import ConfigError
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.slice_set import SliceSet
+from expertier.tiers.shard_set import ShardSet
 from fake_ggml_gpu.models import model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import BOTH, stock_tensor_logits, tensor_config
-from tiered_runs import SMALL, prompt_tokens
-from waits import joined
+from limits.waits import joined
+from model_files.architecture_models import MODELS
 
 PROMPTS = [prompt_tokens(40), prompt_tokens(40)[::-1]]
 TOKENS = 8
@@ -67,7 +67,7 @@ def test_answers_are_those_of_stock(gpus: GpuSession, n_slots, pool):
     config = tensor_config(path, n_slots, host_pool_bytes=pool)
     options = ServerOptions(port=0, n_ctx=256, n_threads=1, n_parallel=2)
     with TieredServer.start(gpus.engine, ExpertTable.from_gguf(path), config, options) as server:
-        assert isinstance(server.tiers, SliceSet)
+        assert isinstance(server.tiers, ShardSet)
         for _ in range(2):
             assert [complete(server.url, prompt) for prompt in PROMPTS] == expected
         found: dict[int, list[int]] = {}
@@ -81,10 +81,10 @@ def test_answers_are_those_of_stock(gpus: GpuSession, n_slots, pool):
             thread.start()
         joined(*threads)
         assert sorted(map(len, found.values())) == [TOKENS] * 2, "both at once are answered, too"
-        assert all(part.counters().graphs > TOKENS for part in server.binding.parts)
+        assert all(each.counters().graphs > TOKENS for each in server.binding.bindings)
         if n_slots < SMALL.experts:
             misses = [manager.stats().l1.misses for manager in server.tiers.managers]
-            assert all(misses), ([part.counters() for part in server.binding.parts], misses)
+            assert all(misses), ([each.counters() for each in server.binding.bindings], misses)
     only_stocks_faults(gpus)
     after = [device["name"] for device in gpus.engine.devices()]
     assert after == before, (after, before)

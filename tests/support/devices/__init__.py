@@ -1,0 +1,1 @@
+"""What every device must do, and tiers on devices that are fake or real."""

@@ -1,0 +1,1 @@
+"""Runs of the engine: in this process or in one of their own, with the tiers and without."""

@@ -1,0 +1,1 @@
+"""Interrupts at every instruction of a call, and signals to commands."""

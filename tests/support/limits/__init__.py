@@ -1,0 +1,1 @@
+"""Limits of time, waits that have one, and several jobs at once."""

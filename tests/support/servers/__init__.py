@@ -1,0 +1,1 @@
+"""Servers and commands as tests start and ask them."""

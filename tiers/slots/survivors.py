@@ -1,0 +1,23 @@
+"""Choices among the experts that stay in L1 while its slots move."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from expertier.planner.policy.repack import Survivors
+
+
+def some_of(survivors: Survivors, chosen: npt.NDArray[np.bool_]) -> Survivors:
+    """Return those that `chosen` marks."""
+    return Survivors(
+        survivors.layer[chosen],
+        survivors.expert[chosen],
+        survivors.old_slot[chosen],
+        survivors.new_slot[chosen],
+    )
+
+
+def in_place(survivors: Survivors) -> Survivors:
+    """Return the same experts in the slots that they have."""
+    return Survivors(survivors.layer, survivors.expert, survivors.old_slot, survivors.old_slot)
