@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from devices.fake_proxy import FakeProxy
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.errors import BudgetError, ConfigError, DeviceError
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
@@ -31,8 +32,7 @@ from expertier.tiers.model.needs import ModelNeeds
 from expertier.tiers.model.slot_layout import RANGE_ALIGNMENT
 from expertier.tiers.tier_set import managers
 from expertier.units import round_up
-from fake_proxy import FakeProxy
-from sizing_cases import SHAPE, Models, few_mib, plan_of, set_ram, shapes, shares
+from model_files.sizing_cases import SHAPE, Models, few_mib, plan_of, set_ram, shapes, shares
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def cases(draw: st.DrawFn, models: Models, n: int) -> Case:
         fill_threads=0,
     )
     stream = prefill_stream_bytes(config, model.table, has_own_memory=n > 0)
-    taken = sum(model.whole(0, prefill_stream_bytes=stream).reserved().values())
+    taken = sum(model.needs_on_one_device(0, prefill_stream_bytes=stream).reserved().values())
     kept = HEADROOM_BYTES if config.headroom_bytes == "auto" else config.headroom_bytes
     wished = 0 if config.expert_cache_bytes == "auto" else min(config.expert_cache_bytes, full)
     beside = taken + kept + (0 if config.reserve_bytes == "auto" else config.reserve_bytes)
@@ -142,7 +142,7 @@ def of_run(case: Case, proxy: FakeProxy) -> tuple[Numbers, list[int], list[Any]]
         for number, manager in enumerate(each):
             if manager.engine_computes:
                 units = placement.blocks()[number]
-                needs = model.part(units, 0) if placement.is_split else model.whole(0)
+                needs = model.needs_of_share(units, 0) if placement.is_split else model.needs_on_one_device(0)
                 manager.bind_engine()
                 manager.move_boundary(needs.compute_narrow)
                 manager.unbind_engine()

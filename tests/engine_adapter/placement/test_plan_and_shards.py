@@ -16,7 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from expertier.engine_adapter.llama_cpp import slice_tiers
+from devices.fake_proxy import FakeProxy
+from expertier.engine_adapter.llama_cpp import shard_tiers
 from expertier.errors import BudgetError
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
 from expertier.planner.budget.ledger import Consumer
@@ -33,8 +34,7 @@ from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
 from expertier.tiers.tier_set import managers
-from fake_proxy import FakeProxy
-from sizing_cases import SHAPE, Models, few_mib, plan_of, set_ram, shapes, shares
+from model_files.sizing_cases import SHAPE, Models, few_mib, plan_of, set_ram, shapes, shares
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,10 @@ def cases(draw: st.DrawFn, models: Models) -> Case:
         fill_threads=0,
     )
     cuts = cut(model.table, n)
-    parts = SplitTable.of(model.table, cuts, n).parts
-    whole = model.whole(0, prefill_stream_bytes=prefill_stream_bytes(config, parts[0], has_own_memory=True))
+    parts = SplitTable.of(model.table, cuts, n).tables
+    whole = model.needs_on_one_device(
+        0, prefill_stream_bytes=prefill_stream_bytes(config, parts[0], has_own_memory=True)
+    )
     beside = whole.weights + whole.kv - round(whole.weights / n) - round(whole.kv / n)
     kept = HEADROOM_BYTES if config.headroom_bytes == "auto" else config.headroom_bytes
     demands = parts[0].layer_demands()
@@ -99,12 +101,12 @@ def compare(case: Case) -> bool:
 
     engine: Any = SimpleNamespace(proxy=proxy)
     try:
-        tiers, _ = slice_tiers.open_slice_tiers(engine, case.model.table, case.config, SHAPE)
+        tiers, _ = shard_tiers.open_shard_tiers(engine, case.model.table, case.config, SHAPE)
     except BudgetError:
         with pytest.raises(BudgetError):
             list(map(planned, case.parts, case.cards))
         return False
-    whole = case.model.whole(0)
+    whole = case.model.needs_on_one_device(0)
     with tiers:
         for manager, part, free in zip(managers(tiers), case.parts, case.cards, strict=True):
             plan, pool = planned(part, free), manager.stats().l2
@@ -124,7 +126,7 @@ def test_a_device_has_for_its_shards_what_a_plan_for_such_experts_says(
     models, at_ram = Models(tmp_path), set_ram(monkeypatch)
     cuts: dict[str, TensorCut] = {}
     asked: Callable[..., Any] = lambda *_: SimpleNamespace(cuts=lambda: cuts)  # noqa: E731
-    monkeypatch.setattr(slice_tiers, "ask_tensor_split", asked)
+    monkeypatch.setattr(shard_tiers, "ask_tensor_split", asked)
     opened = [0]
 
     @settings(max_examples=20, suppress_health_check=list(HealthCheck))
