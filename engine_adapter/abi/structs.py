@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ctypes as ct
 
+from expertier.planner.policy.operations import OPERATIONS
+
 PROXY_ABI = 11  # EXPERTIER_ABI in abi.h
 HOST_ABI = 9  # EXPERTIER_HOST_ABI in llama_host/abi.h
 
@@ -29,19 +31,8 @@ FILLS_SERVED, FILLS_ZEROS, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
 
-POLICY_FUNCTIONS = (
-    "begin",
-    "complete",
-    "abort",
-    "release",
-    "resident_first",
-    "pin_ready",
-    "is_fully_resident",
-    "version",
-    "evicted_by",
-    "begin_prefetch_into",
-    "victims",
-)
+POLICY_FUNCTIONS = tuple(operation.name for operation in OPERATIONS if operation.for_engine)
+"""The fields of `expertier_policy`, in its order."""
 
 
 class Policy(ct.Structure):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes as ct
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from expertier.engine_adapter.placement.device_traits import family_of
 from expertier.engine_adapter.placement.engine_device import device_names, device_of, has_own_memory
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import ConfigError
@@ -114,10 +114,9 @@ def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
                 )
         return names
     names = device_names(proxy)
-    kind = re.sub(r"\d+$", "", names[0])
     if not has_own_memory(proxy, names[0]):
         return names[:1]
-    return [name for name in names if re.sub(r"\d+$", "", name) == kind and has_own_memory(proxy, name)]
+    return [name for name in names if family_of(name) == family_of(names[0]) and has_own_memory(proxy, name)]
 
 
 def _with_room(

@@ -137,9 +137,12 @@ def test_what_an_engine_stages_on_a_card_is_planned_for(ours, qwen, monkeypatch)
 def test_a_card_of_this_machine(ours, tiny, monkeypatch):
     opened = []
 
+    class FakeCard(FakeDevice):
+        name = "cuda:0"
+
     def open_fake(name):
         opened.append(name)
-        return FakeDevice()
+        return FakeCard()
 
     monkeypatch.setattr("expertier.cli.plan_command.open_device", open_fake)
     document = ours("plan", tiny, "--device", "auto", "--ram", "2GiB", "--json").document

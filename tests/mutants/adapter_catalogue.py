@@ -101,8 +101,8 @@ COMPUTE = (
     Mutant(
         "graphs are captured though llama.cpp is to do without",
         "engine_adapter/binding/device_lookup.py",
-        'capture = found[1] == "CUDA" and _NO_GRAPHS not in environ',
-        'capture = found[1] == "CUDA"',
+        "capture = traits.captures and traits.capture_off_variable not in environ",
+        "capture = traits.captures",
         ("tests/engine_adapter/binding/test_device_lookup.py",),
     ),
 )

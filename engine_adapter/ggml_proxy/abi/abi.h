@@ -16,8 +16,8 @@ enum expertier_begin_status : int32_t {
     EXPERTIER_BAD_CALL = -4,   // tables of another policy version, or a layer, slot or count out of range
 };
 
-// The compiled residency policy (planner/policy/calls/native.py). No call takes the interpreter's lock; the caller
-// holds the layer's own lock. `directory` points to the addresses of the residency tables.
+// The compiled residency policy; planner/policy/operations.py lists its operations. No call takes the interpreter's
+// lock; the caller holds the layer's own lock. `directory` points to the addresses of the residency tables.
 struct expertier_policy {
     int32_t (*begin)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n, int32_t * slots,
                      int32_t * miss_index);

@@ -22,6 +22,7 @@ from expertier.compiled_functions import cached_njit
 from expertier.interrupts import interrupts_deferred
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE, Outcome
 from expertier.planner.policy.tables import (
+    BEGIN_PREFETCH,
     COMPILED,
     COMPLETE,
     I32,
@@ -242,7 +243,7 @@ def _build(stamp: int) -> LockedCalls:
         mutex = locks + layer * LOCK_BYTES
         if how.lock(mutex) != 0:
             return _BAD_CALL
-        status = how.on_expert(directory, layer, expert)
+        status = how.on_expert(directory, BEGIN_PREFETCH, layer, expert)
         how.unlock(mutex)
         return status
 

@@ -165,7 +165,7 @@ def test_giving_back_wakes_who_waits(locks: LayerLocks) -> None:
 
 def test_arrays_of_another_kind_are_refused() -> None:
     residency = filled()
-    if not hasattr(python_calls().release, "signatures"):
+    if not hasattr(python_calls()["release"], "signatures"):
         pytest.skip("NUMBA_DISABLE_JIT is set: the interpreter takes any array")
     for slots in (np.zeros(4, np.int64), np.zeros(4, np.int32)[::2], np.zeros((1, 1), np.int32)):
         with pytest.raises(TypeError):

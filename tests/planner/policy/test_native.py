@@ -168,8 +168,7 @@ def test_the_second_start_compiles_nothing() -> None:
         "from expertier.planner import PolicyKind\n"
         "from expertier.planner.policy.calls import locked_calls, native, python_calls\n"
         "owners = [*native.entry_points()._owners, *(native.begin_of(kind) for kind in PolicyKind)]\n"
-        "made = python_calls.python_calls(), locked_calls.locked_calls()\n"
-        "calls = [call for each in made for call in dataclasses.astuple(each)]\n"
+        "calls = [*python_calls.python_calls().values(), *dataclasses.astuple(locked_calls.locked_calls())]\n"
         "misses = {sum(call.stats.cache_misses.values()) for call in calls}\n"
         "print({owner.cache_hits for owner in owners}, misses, len(calls))\n"
     )
