@@ -80,7 +80,7 @@ class DeviceShare:
 
 
 def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
-    """Share the blocks out over the devices, as the tiers on them would be."""
+    """Share the blocks out over the devices, as tiers that are opened on them do; none where the host computes."""
     cards, ram_bytes, names = inputs.machine.vram_bytes, inputs.machine.ram_bytes, inputs.machine.names
     config, table, wishes = inputs.config, inputs.table, inputs.config.wishes()
     if not cards:
