@@ -125,8 +125,8 @@ FILES = (
     Mutant(
         "a skeleton of a changed model is used",
         "engine_adapter/llama_cpp/skeleton.py",
-        '    parts = [f"{file.path}|{file.identity}" for file in table.files]\n',
-        '    parts = [f"{file.path}" for file in table.files]\n',
+        'f"{file.path}|{file.identity}" for file in table.files',
+        'f"{file.path}" for file in table.files',
         ("tests/engine_adapter/llama_cpp/test_skeleton.py",),
     ),
 )
