@@ -126,9 +126,9 @@ class TierManager:
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_capture = config.decode_capture
-        """Whether an engine with a gate launches decode graphs whole; `auto`: where that has been tried."""
+        """Whether an engine with device look-ups captures decode graphs; `auto`: where that has been tried."""
         self.decode_prefetch = config.decode_prefetch
-        """How many layers ahead a gate's engine fetches predicted experts; `auto`: as long as that pays."""
+        """How many layers ahead an engine with device look-ups prefetches experts; `auto`: as long as that pays."""
         self.follow_demand = config.follow_demand
         budgets = resolve(
             config,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import ctypes as ct
 import logging
 import os
-import re
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Literal
 
 from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.placement.device_traits import ordinal_of, traits_of
 from expertier.errors import DeviceError
 from expertier.hip.driver.libraries import load_compiler
 from expertier.hip.driver.runtime import Stream
@@ -22,10 +22,7 @@ from expertier.hip.open import open_driver_gpu
 
 _log = logging.getLogger(__name__)
 
-_VENDORS = {"CUDA": Vendor.CUDA, "ROCm": Vendor.HIP}
 _ERROR_BYTES = 4096
-_NO_GRAPHS = "GGML_CUDA_DISABLE_GRAPHS"
-"""llama.cpp's own variable: its CUDA backend launches kernel by kernel."""
 _CAPTURE_CALLS = (
     "capture_begin",
     "capture_end",
@@ -106,22 +103,22 @@ def open_device_lookup(
 ) -> DeviceLookup | None:
     """Give the proxy's `tiers` on ggml's `device` a device look-up, where one is wanted and works; else say why not.
 
-    `auto` wants one on CUDA: nobody has run it on HIP. It fetches what layers are predicted to use `prefetch` layers
-    ahead (0: nothing), for `auto` one or two by `expert_bytes` and as long as that pays. With `capture` a decode
-    graph is launched whole; `auto` does so on CUDA, unless llama.cpp is to do without such graphs itself. The engine
-    computes the same without any of these.
+    `auto` asks the device's traits. The look-up fetches the experts that layers are predicted to use `prefetch` layers
+    ahead (0: it fetches none); with `auto` that is one or two layers by `expert_bytes`, as long as it pays. With
+    `capture` a decode graph is launched at once; `auto` asks the device's traits, and does not where the user has
+    turned such graphs off in llama.cpp. The engine computes the same without any of these.
     """
-    found = re.fullmatch(r"(CUDA|ROCm)(\d+)", device, re.ASCII)
-    if not wanted or (wanted == "auto" and (found is None or found[1] != "CUDA")):
+    traits, ordinal = traits_of(device), ordinal_of(device)
+    if not (traits.looks_up if wanted == "auto" else wanted):
         return None
     lookup: DeviceLookup | None = None
     try:
-        if found is None:
+        if traits.driver is None or ordinal is None:
             raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
         if capture == "auto":
-            capture = found[1] == "CUDA" and _NO_GRAPHS not in environ
+            capture = traits.captures and traits.capture_off_variable not in environ
         lookup = DeviceLookup(
-            _VENDORS[found[1]], int(found[2]), environ, prefetch, expert_bytes=expert_bytes, captures=capture
+            traits.driver, ordinal, environ, prefetch, expert_bytes=expert_bytes, captures=capture
         )
         error = ct.create_string_buffer(_ERROR_BYTES)
         if not proxy.expertier_tiers_open_device_lookup(tiers, ct.byref(lookup.calls), error, len(error)):

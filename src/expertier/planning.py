@@ -41,7 +41,7 @@ _POINTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan. Where several devices share the layers, there is a ledger for each; `slots` are of all layers."""
+    """A plan, with a ledger for each device; `narrow` and `wide` have the slots of all layers."""
 
     devices: tuple[DeviceLedger, ...]
     ram: RamLedger
@@ -61,7 +61,8 @@ def make_plan(inputs: Inputs) -> Planned:
     shares = split_over_devices(inputs)
     if not shares:
         return _on_host(inputs)
-    in_slab = inputs.machine.computes_in_slab and inputs.config.slab_compute is not False
+    asked = inputs.config.slab_compute
+    in_slab = inputs.machine.computes_in_slab if asked == "auto" else asked
     ledgers: list[DeviceLedger] = []
     pools: list[PoolSize] = []
     narrow_slots: list[int] = []
@@ -172,6 +173,7 @@ def _ram(
         limited_by=next(
             limit for limit in (LimitedBy.RAM, LimitedBy.POOL, LimitedBy.SLOTS) if limit in limits
         ),
+        asked=inputs.config.host_pool_bytes != "auto",
         arena_bytes=arena_bytes,
     )
 
@@ -182,7 +184,7 @@ def _context_bytes(inputs: Inputs) -> int:
 
 
 def _cached_share(inputs: Inputs, ram: RamLedger, arena_bytes: int) -> float:
-    """Return what of the experts that neither slots nor L2 hold the page cache can keep."""
+    """Return the part that the page cache can keep of the experts that are neither in slots nor in L2."""
     held = max(arena_bytes if not inputs.machine.vram_bytes else 0, ram.host_pool_bytes)
     rest = max(inputs.table.expert_bytes_total - held, 1)
     return min((ram.entries[RamConsumer.PAGE_CACHE] + ram.unused_bytes) / rest, 1.0)
@@ -198,7 +200,7 @@ def _layer_plan(inputs: Inputs, slots: tuple[int, ...]) -> LayerPlan:
 
 
 def _savings(inputs: Inputs, plan: LayerPlan) -> dict[str, float]:
-    """Return the bytes a token that more slots would save: one more in every layer, and one more GiB in all."""
+    """Return the bytes a token that more slots would save: one slot more in every layer, and one GiB more of slots."""
     now = inputs.hits.misses(plan.slots).bytes
     one_more = [min(n + 1, demand.n_experts) for n, demand in zip(plan.slots, inputs.demands, strict=True)]
     try:

@@ -38,8 +38,7 @@ F64 = npt.NDArray[np.float64]
 class Machine:
     """A machine to plan for: RAM, and the free memory of each device that may be used; none where the host computes.
 
-    `computes_in_slab` says whether the engine's compute buffers lie in the slab unless the user forbids it, as they do
-    on CUDA.
+    `computes_in_slab` says whether `MOE_SLAB_COMPUTE=auto` has the engine's compute buffers in the slab, as on CUDA.
     """
 
     ram_bytes: int
@@ -80,7 +79,7 @@ class DeviceShare:
 
 
 def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
-    """Share the blocks out over the devices, as the tiers on them would be."""
+    """Share the blocks out over the devices, as tiers that are opened on them do; none where the host computes."""
     cards, ram_bytes, names = inputs.machine.vram_bytes, inputs.machine.ram_bytes, inputs.machine.names
     config, table, wishes = inputs.config, inputs.table, inputs.config.wishes()
     if not cards:

@@ -101,8 +101,8 @@ COMPUTE = (
     Mutant(
         "graphs are captured though llama.cpp is to do without",
         "engine_adapter/binding/device_lookup.py",
-        'capture = found[1] == "CUDA" and _NO_GRAPHS not in environ',
-        'capture = found[1] == "CUDA"',
+        "capture = traits.captures and traits.capture_off_variable not in environ",
+        "capture = traits.captures",
         ("tests/engine_adapter/binding/test_device_lookup.py",),
     ),
 )
@@ -125,8 +125,8 @@ FILES = (
     Mutant(
         "a skeleton of a changed model is used",
         "engine_adapter/llama_cpp/skeleton.py",
-        '    parts = [f"{file.path}|{file.identity}" for file in table.files]\n',
-        '    parts = [f"{file.path}" for file in table.files]\n',
+        'f"{file.path}|{file.identity}" for file in table.files',
+        'f"{file.path}" for file in table.files',
         ("tests/engine_adapter/llama_cpp/test_skeleton.py",),
     ),
 )

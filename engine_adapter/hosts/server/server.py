@@ -32,6 +32,7 @@ from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
 from expertier.engine_adapter.opening import closed_if_interrupted
+from expertier.engine_adapter.placement.device_traits import traits_of
 from expertier.engine_adapter.placement.override_pattern import placed_regex
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
@@ -301,12 +302,8 @@ def _silence(engine: LoadedEngine) -> None:
 
 
 def _gpu_index(engine: LoadedEngine, device_name: str) -> int:
-    """Return which of the engine's GPU devices, in its order, our device is: the CPU's own come in no list."""
-    names = [
-        device["name"]
-        for device in engine.devices()
-        if not device["name"].startswith(("CPU", "EXPERTS_", "BLAS"))
-    ]
+    """Return the place of our device among those that the engine lists as GPUs, in the engine's order."""
+    names = [device["name"] for device in engine.devices() if traits_of(device["name"]).is_listed_gpu]
     return names.index(device_name)
 
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from expertier.cli import plan_report
 from expertier.cli.plan_sizes import parse_size
+from expertier.engine_adapter.placement.device_traits import engine_name, traits_of
 from expertier.errors import ConfigError
 from expertier.hip import open_device
 from expertier.planner.budget.context_memory import ContextShape
@@ -155,13 +156,13 @@ def plan(
 def _card_here(name: str, threads: int) -> tuple[tuple[int, ...], MachineRates | None, bool]:
     """Return the free bytes of a device of this machine (none for the host) and what a probe measured there.
 
-    The last value says whether an engine computes in the slab there: not on ROCm, as `MOE_SLAB_COMPUTE=auto` has it.
+    The last value says whether an engine computes in the slab there under `MOE_SLAB_COMPUTE=auto`.
     """
     with open_device(name) as device:
         found = saved_probe(machine_key(device.name, threads))
         if not device.has_own_memory:
             return (), None, False
-        in_slab = not device.name.startswith("hip")
+        in_slab = traits_of(engine_name(device.name)).computes_in_slab
         return (device.free_bytes(),), None if found is None else found.rates, in_slab
 
 

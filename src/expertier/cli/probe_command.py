@@ -14,6 +14,7 @@ from expertier.cli import report
 from expertier.cli.early_checks import check_threads
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open import open_engine
+from expertier.engine_adapter.placement.device_traits import engine_name
 from expertier.engine_adapter.placement.engine_device import device_names
 from expertier.errors import EngineError
 from expertier.hip import open_device
@@ -22,7 +23,6 @@ from expertier.planner.predict.rates import MachineRates
 from expertier.probe.probe import machine_key, probe_file, run_probe, saved_probe
 
 GB = 1e9
-_ENGINE_NAMES = {"host": "CPU", "cuda": "CUDA", "hip": "ROCm"}
 _NAMES = {
     "decode": "weights, one token",
     "prefill": "weights, a prompt (x tokens)",
@@ -69,8 +69,7 @@ def probe(
 
 def _engine(llama_cpp: Path | None, device: Device, say: Any) -> tuple[LoadedEngine | None, str]:
     """Return the engine and its own name of the device; no engine where it has none of that name."""
-    vendor, _, number = device.name.partition(":")
-    name = f"{_ENGINE_NAMES[vendor]}{number}"
+    name = engine_name(device.name)
     try:
         engine = open_engine(llama_cpp, say)
     except EngineError as error:
