@@ -2,7 +2,7 @@
 # make test        everything that needs no GPU: lint, types, layers, tests; under 4 minutes on 2 cores that do nothing else,
 #                  some minutes more the first time, when the plugin and the tests' own libraries are compiled. The ten
 #                  slowest, in CPU seconds with all processes: parity on two threads (22 on a busy machine, which has them
-#                  spin), rows of the GPU benchmark (4), its cold starts (4), contexts that come and go beside a gate (3),
+#                  spin), rows of the GPU benchmark (4), its cold starts (4), contexts that come and go beside device look-ups (3),
 #                  the demonstration (3), a server over a tensor split (3), the machine on the fake device (3), a recorded
 #                  trace (3), interrupts at any moment (3), the examples of docs/testing-an-engine.md (3)
 # make test-deep   what takes longer: a llama.cpp built from source, every architecture, the lowest allowed versions

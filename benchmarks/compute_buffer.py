@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.context_sizes import measure_context
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth import write_model
 from expertier.engine_adapter.open import open_engine
@@ -28,6 +28,10 @@ from expertier.tiers.manager import TierManager
 from expertier.tiers.model.geometry import read_geometry
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+
+from engine_runs.context_sizes import measure_context
 
 _QWEN = ModelShape(
     layers=4, experts=128, top_k=8, n_embd=2048, n_ff=768, heads=32, kv_heads=4, head_dim=128, vocab=151936,

@@ -20,7 +20,9 @@ from expertier.planner import LayerDemand, PolicyKind, plan_layers
 from expertier.planner.budget.quotas import UseCounts, propose
 from expertier.planner.policy.repack import choose_survivors
 from expertier.planner.policy.residency import Residency
-from expertier.planner.replay.replay import play
+from expertier.planner.replay.calls import make_calls, make_counts, make_pool
+from expertier.planner.replay.policy import play_calls
+from expertier.planner.traces.trace import trace_from_ids
 
 ASK_EVERY, SAMPLE_EVERY, REPEATS = 32, 27, 4
 SEQUENCES = np.random.default_rng(1).permutation(560)[200:216]
@@ -57,9 +59,14 @@ def misses(
     slots = plan_layers(demands, budget_bytes=budget).slots
     residency = Residency([n_experts] * n_layers, slots, PolicyKind.LFU_DECAY)
     counts = UseCounts((n_layers, n_experts))
+    trace = trace_from_ids(steps, n_experts=n_experts)
+    calls = make_calls(
+        trace, trace.experts, [top_k] * n_layers
+    )  # no layer has fewer slots than a call has experts
+    pool, lookups = make_pool(trace, 0), make_counts(n_layers)
     moves = []
     for t in range(len(steps)):
-        play(residency, steps[t : t + 1])
+        play_calls(residency, calls, pool, lookups, t * n_layers, (t + 1) * n_layers)
         if (t + 1) % SAMPLE_EVERY == 0:
             counts.sample(residency.heat, SAMPLE_EVERY)
         if move and (t + 1) % ASK_EVERY == 0:

@@ -17,7 +17,9 @@ from numba import njit
 
 from expertier.planner.policy.kind import PolicyKind
 from expertier.planner.policy.residency import Residency
-from expertier.planner.replay.replay import play
+from expertier.planner.replay.calls import make_calls, make_counts, make_pool
+from expertier.planner.replay.policy import play_calls
+from expertier.planner.traces.trace import trace_from_ids
 
 N_EXPERTS, N_LAYERS = 32, 24
 HELD_OUT = np.random.default_rng(1).permutation(560)[200:300]
@@ -51,15 +53,15 @@ def plain_lfu(pieces_end, steps, n_experts, n_slots, drop_heat):
                     continue
                 misses += 1
                 if there.sum() == n_slots:
-                    coldest = -1
+                    victim = -1
                     for other in range(n_experts):
                         if (there[other] and not (asked == other).any()) and (
-                            coldest < 0
-                            or heat[other] < heat[coldest]
-                            or (heat[other] == heat[coldest] and last[other] < last[coldest])
+                            victim < 0
+                            or heat[other] < heat[victim]
+                            or (heat[other] == heat[victim] and last[other] < last[victim])
                         ):
-                            coldest = other
-                    there[coldest] = False
+                            victim = other
+                    there[victim] = False
                 there[expert] = True
                 last[expert] = t
     return misses
@@ -68,7 +70,9 @@ def plain_lfu(pieces_end, steps, n_experts, n_slots, drop_heat):
 def shipped(pieces: Pieces, n_slots: int, kind: PolicyKind) -> int:
     """Count the misses of a policy as it ships."""
     residency = Residency([N_EXPERTS] * N_LAYERS, [n_slots] * N_LAYERS, kind)
-    play(residency, np.concatenate(pieces))
+    trace = trace_from_ids(np.concatenate(pieces), n_experts=N_EXPERTS)
+    calls = make_calls(trace, trace.experts, [n_slots] * N_LAYERS)
+    play_calls(residency, calls, make_pool(trace, 0), make_counts(N_LAYERS), 0, trace.n_calls)
     return residency.totals()["misses"]
 
 

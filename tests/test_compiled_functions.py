@@ -1,4 +1,4 @@
-"""Compiled functions are kept in our cache folder, and made without it where nothing can be kept."""
+"""Compiled functions are cached in our cache folder, and compiled in each process where they cannot be cached."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from numba.core import caching
 
 import expertier
 from expertier import compiled_functions
-from expertier.compiled_functions import FOLDER, kept_cfunc, kept_njit
+from expertier.compiled_functions import FOLDER, cached_cfunc, cached_njit
 
 
 @pytest.fixture(autouse=True)
@@ -35,24 +35,24 @@ def twice(number: int) -> int:
     return 2 * number
 
 
-def kept_in(folder: Path) -> list[str]:
+def cached_in(folder: Path) -> list[str]:
     return sorted(path.suffix for path in folder.glob("*/*"))
 
 
 def test_nothing_is_compiled_with_numbas_own_cache() -> None:
     package = Path(expertier.__file__).parent
     found = [path.name for path in package.rglob("*.py") if "cache=True" in path.read_text(encoding="utf-8")]
-    assert found == [Path(compiled_functions.__file__).name], "use kept_njit and kept_cfunc"
+    assert found == [Path(compiled_functions.__file__).name], "use cached_njit and cached_cfunc"
 
 
-def test_they_are_kept_below_ours(cache: Path) -> None:
-    assert kept_njit(int64(int64))(twice)(4) == 8
-    assert kept_in(cache) == [".nbc", ".nbi"]
-    late = kept_njit()(twice)
+def test_functions_are_cached_below_ours(cache: Path) -> None:
+    assert cached_njit(int64(int64))(twice)(4) == 8
+    assert cached_in(cache) == [".nbc", ".nbi"]
+    late = cached_njit()(twice)
     assert late(4) == 8, "its types are known only now"
-    again = kept_njit(int64(int64))(twice)
+    again = cached_njit(int64(int64))(twice)
     assert sum(again.stats.cache_misses.values()) == 0
-    assert kept_cfunc(int64(int64))(twice).ctypes(4) == 8
+    assert cached_cfunc(int64(int64))(twice).ctypes(4) == 8
 
 
 def test_what_others_could_have_written_is_not_loaded(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -60,8 +60,8 @@ def test_what_others_could_have_written_is_not_loaded(cache: Path, caplog: pytes
     planted = cache / "planted"
     planted.mkdir()
     planted.chmod(0o777)
-    assert kept_njit(int64(int64))(twice)(4) == 8
-    assert kept_njit(int64(int64))(twice)(5) == 10
+    assert cached_njit(int64(int64))(twice)(4) == 8
+    assert cached_njit(int64(int64))(twice)(5) == 10
     assert [*cache.iterdir()] == [planted]
     assert len(caplog.records) == 1
     assert "every user can write to it" in caplog.text
@@ -73,15 +73,15 @@ def test_what_a_user_tells_numba_goes_first(
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(config, "CACHE_DIR", str(tmp_path / "numba"))
-        assert kept_njit(int64(int64))(twice)(4) == 8
+        assert cached_njit(int64(int64))(twice)(4) == 8
         assert str(tmp_path / "numba") == config.CACHE_DIR
-    assert kept_in(tmp_path / "numba") == [".nbc", ".nbi"]
+    assert cached_in(tmp_path / "numba") == [".nbc", ".nbi"]
     assert not cache.exists()
 
 
-@pytest.mark.parametrize("compiled", [kept_njit(int64(int64)), kept_njit(), kept_cfunc(int64(int64))])
+@pytest.mark.parametrize("compiled", [cached_njit(int64(int64)), cached_njit(), cached_cfunc(int64(int64))])
 @pytest.mark.parametrize("how", ["nowhere", "full", "damaged"])
-def test_nothing_can_be_kept(
+def test_nothing_can_be_cached(
     cache: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -101,7 +101,7 @@ def test_nothing_can_be_kept(
         made = compiled(twice)
         assert getattr(made, "ctypes", made)(4) == 8
     (warning,) = [record.message for record in caplog.records]
-    assert "cannot be kept" in warning
+    assert "cannot be cached" in warning
     assert "EXPERTIER_CACHE_DIR" in warning
 
 
@@ -110,7 +110,7 @@ def test_an_error_of_the_function_is_no_matter_of_the_cache(caplog: pytest.LogCa
         return number + "one"  # type: ignore[operator]
 
     with pytest.raises(Exception, match="No implementation"):
-        kept_njit(int64(int64))(wrong)
+        cached_njit(int64(int64))(wrong)
     assert not caplog.records
 
 
@@ -120,7 +120,7 @@ def test_what_another_process_left_half_written_goes(cache: Path) -> None:
     for name, age in (("old.nbi.tmp.0123", 10_000), ("new.nbi.tmp.0123", 0)):
         (place / name).write_text("half")
         os.utime(place / name, (place.stat().st_mtime - age,) * 2)
-    kept_njit(int64(int64))(twice)
+    cached_njit(int64(int64))(twice)
     assert [path.name for path in place.iterdir()] == ["new.nbi.tmp.0123"]
 
 
@@ -162,5 +162,5 @@ def test_a_container_that_runs_as_another_user(tmp_path: Path, writable: bool) -
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    assert ("cannot be kept" in done.stderr) != writable
+    assert ("cannot be cached" in done.stderr) != writable
     assert any((cache / FOLDER).glob("*/*.nbc")) == writable

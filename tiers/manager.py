@@ -34,7 +34,7 @@ from expertier.planner.budget.allocate import LayerPlan, full_bytes
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.quotas import Proposal
 from expertier.planner.budget.sizing import slab_slots
-from expertier.planner.budget.sizing_split import ram_of_part
+from expertier.planner.budget.sizing_split import ram_of_share
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.access.lease import Lease, MatrixView
@@ -126,14 +126,14 @@ class TierManager:
         self.decode_gate = config.decode_gate
         """Whether an engine looks ids up on the device; `auto`: where that has been tried."""
         self.decode_capture = config.decode_capture
-        """Whether an engine with a gate launches decode graphs whole; `auto`: where that has been tried."""
+        """Whether an engine with device look-ups captures decode graphs; `auto`: where that has been tried."""
         self.decode_prefetch = config.decode_prefetch
-        """How many layers ahead a gate's engine fetches predicted experts; `auto`: as long as that pays."""
+        """How many layers ahead an engine with device look-ups prefetches experts; `auto`: as long as that pays."""
         self.follow_demand = config.follow_demand
         budgets = resolve(
             config,
             table,
-            ram_of_part(available_bytes(), share.fraction if share is not None else 1),
+            ram_of_share(available_bytes(), share.fraction if share is not None else 1),
             device_free_bytes=device.free_bytes() if device.has_own_memory else None,
             needs=needs,
         )

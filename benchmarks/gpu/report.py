@@ -71,7 +71,7 @@ def print_predictions(rows: dict[str, dict[str, Any]]) -> None:
                 _percent(counts, "prefetches_in_time", "prefetches"),
                 f"{counts.get('prefetch_bytes', 0) / steps / 1e6:.1f}",
                 f"{counts.get('prefetch_wasted_bytes', 0) / steps / 1e6:.1f}",
-                f"{counts.get('gate_waits', 0) / steps:.2f}",
+                f"{counts.get('device_lookup_waits', 0) / steps:.2f}",
                 str(counts.get("prefetch_pauses", 0)),
             ]
         )

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes as ct
 
-PROXY_ABI = 10  # EXPERTIER_ABI in abi.h
+from expertier.planner.policy.operations import OPERATIONS
+
+PROXY_ABI = 11  # EXPERTIER_ABI in abi.h
 HOST_ABI = 9  # EXPERTIER_HOST_ABI in llama_host/abi.h
 
 _INT32_POINTER = ct.POINTER(ct.c_int32)
@@ -25,23 +27,12 @@ MoveCallback = ct.CFUNCTYPE(None, ct.c_void_p, ct.c_uint64, _INT32_POINTER)
 LookCallback = ct.CFUNCTYPE(None, ct.c_void_p, _INT32_POINTER)
 LoadGoesOn = ct.CFUNCTYPE(ct.c_int32)
 FILLED = 0x46494C4C  # EXPERTIER_FILLED in abi.h
-FILLS_SERVED, FILLS_BLANK, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
+FILLS_SERVED, FILLS_ZEROS, FILLS_REFUSED = range(3)  # expertier_fills in abi.h
 TEXT_ERROR = -(2**31)  # what tokenize and piece return where the engine threw
 
 
-POLICY_FUNCTIONS = (
-    "begin",
-    "complete",
-    "abort",
-    "release",
-    "resident_first",
-    "pin_ready",
-    "is_fully_resident",
-    "version",
-    "evicted_by",
-    "begin_prefetch_into",
-    "victims",
-)
+POLICY_FUNCTIONS = tuple(operation.name for operation in OPERATIONS if operation.for_engine)
+"""The fields of `expertier_policy`, in its order."""
 
 
 class Policy(ct.Structure):
@@ -50,8 +41,8 @@ class Policy(ct.Structure):
     _fields_ = tuple((name, ct.c_void_p) for name in POLICY_FUNCTIONS)
 
 
-class Gate(ct.Structure):
-    """expertier_gate: addresses of driver calls, of kernels and of a stream; patience, look-ahead, captures."""
+class DeviceLookup(ct.Structure):
+    """expertier_device_lookup: driver calls, kernels and a stream, by address; limits and captures."""
 
     _fields_ = (
         ("launch", ct.c_void_p),
@@ -59,7 +50,7 @@ class Gate(ct.Structure):
         ("event_record", ct.c_void_p),
         ("function", ct.c_void_p),
         ("stream", ct.c_void_p),
-        ("patience", ct.c_uint32),
+        ("spin_limit", ct.c_uint32),
         ("predict", ct.c_void_p),
         ("event_query", ct.c_void_p),
         ("layers_ahead", ct.c_int32),
@@ -86,17 +77,17 @@ class Matrix(ct.Structure):
         ("expert_bytes", ct.c_uint64),
         ("offset", ct.c_uint64),
         ("stride", ct.c_uint64),
-        ("staged_offset", ct.c_uint64),
-        ("staged_stride", ct.c_uint64),
+        ("streamed_offset", ct.c_uint64),
+        ("streamed_stride", ct.c_uint64),
     )
 
 
 class Copy(ct.Structure):
-    """expertier_copy: one piece of an expert, in a host block, in a slot and in a staged layer."""
+    """expertier_copy: one piece of an expert, in a host block, in a slot and in a streamed layer."""
 
     _fields_ = tuple(
         (name, ct.c_uint64)
-        for name in ("source", "offset", "stride", "staged_offset", "staged_stride", "n_bytes")
+        for name in ("source", "offset", "stride", "streamed_offset", "streamed_stride", "n_bytes")
     )
 
 
@@ -110,7 +101,7 @@ class Layer(ct.Structure):
         ("matrices", ct.POINTER(Matrix)),
         ("n_copies", ct.c_int32),
         ("copies", ct.POINTER(Copy)),
-        ("staged_bytes", ct.c_uint64),
+        ("streamed_bytes", ct.c_uint64),
         ("first_copy", ct.c_int64),
     )
 
@@ -182,47 +173,6 @@ class ComputeCounts(ct.Structure):
     )
 
 
-class Counters(ct.Structure):
-    """expertier_counters: what the proxy counted for one binding."""
-
-    _fields_ = tuple(
-        (name, ct.c_int64)
-        for name in (
-            "graphs",
-            "slices",
-            "lookups",
-            "lookup_ns",
-            "fills",
-            "fill_ns",
-            "id_reads",
-            "pass_calls",
-            "passes",
-            "whole_calls",
-            "host_fills",
-            "gated_calls",
-            "gate_waits",
-            "captures",
-            "captured_runs",
-            "gate_retreats",
-            "gates_late",
-            "predicted",
-            "predicted_right",
-            "missing",
-            "missing_predicted",
-            "prefetches",
-            "prefetches_useful",
-            "prefetches_in_time",
-            "prefetch_bytes",
-            "prefetch_wasted_bytes",
-            "prefetch_pauses",
-            "prefetch_layers",
-            "staged_calls",
-            "staged_bytes",
-            "dropped_writes",
-        )
-    )
-
-
 class File(ct.Structure):
     """expertier_file: a file of the model, and which file its path must still name."""
 
@@ -290,8 +240,8 @@ class HostLive(ct.Structure):
     _fields_ = (("models", ct.c_int32), ("contexts", ct.c_int32))
 
 
-class WholeTensor(ct.Structure):
-    """expertier_whole_tensor: a tensor that may be split among devices."""
+class FullTensor(ct.Structure):
+    """expertier_full_tensor: a tensor that may be split among devices."""
 
     _fields_ = (("name", ct.c_char_p), ("type", ct.c_int32), ("ne", ct.c_int64 * 4))
 
@@ -342,7 +292,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_proxy_block_size": _BLOCK_SIZE,
     "expertier_proxy_device_name": (ct.c_char_p, (ct.c_int32,)),
     "expertier_tiers_bind": (ct.c_void_p, (ct.POINTER(Binding), ct.c_char_p, *_TEXT)),
-    "expertier_tiers_open_gate": (ct.c_int32, (ct.c_void_p, ct.POINTER(Gate), *_TEXT)),
+    "expertier_tiers_open_device_lookup": (ct.c_int32, (ct.c_void_p, ct.POINTER(DeviceLookup), *_TEXT)),
     "expertier_proxy_can_wrap": (ct.c_int32, ()),
     "expertier_tiers_open_compute": (ct.c_int32, (ct.c_void_p, ct.POINTER(Compute), *_TEXT)),
     "expertier_tiers_compute_counts": (None, (ct.c_void_p, ct.POINTER(ComputeCounts))),
@@ -364,7 +314,7 @@ _PROXY_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     ),
     "expertier_name_split_type": (ct.c_char_p, (ct.c_void_p, ct.c_void_p)),
     "expertier_take_error": (ct.c_int32, _TEXT),
-    "expertier_tiers_counters": (None, (ct.c_void_p, ct.POINTER(Counters))),
+    "expertier_tiers_counters": (ct.c_int32, (ct.c_void_p, ct.POINTER(ct.c_int64), ct.c_int32)),
     "expertier_device_is_host": (ct.c_int32, (ct.c_char_p,)),
     "expertier_device_memory": (
         ct.c_int32,
@@ -410,7 +360,7 @@ _HOST_FUNCTIONS: dict[str, tuple[object, tuple[object, ...]]] = {
     "expertier_model_open": (ct.c_void_p, (ct.POINTER(ModelOptions), *_TEXT)),
     "expertier_model_splits": (
         ct.c_int32,
-        (ct.c_void_p, ct.c_int32, ct.POINTER(WholeTensor), ct.c_int32, ct.POINTER(Split)),
+        (ct.c_void_p, ct.c_int32, ct.POINTER(FullTensor), ct.c_int32, ct.POINTER(Split)),
     ),
     "expertier_model_close": (None, (ct.c_void_p,)),
     "expertier_model_hand_over": (ct.c_void_p, (ct.c_void_p,)),

@@ -7,9 +7,10 @@ from contextlib import ExitStack
 from dataclasses import fields
 from typing import TypeAlias
 
+from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.binding.slab_compute import ComputeCounts
-from expertier.engine_adapter.binding.tier_binding import ProxyCounters, ProxyHolder, TierBinding
+from expertier.engine_adapter.binding.tier_binding import ProxyHolder, TierBinding
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred
@@ -31,18 +32,18 @@ class BindingSet:
         """Bind all of them, or none. Raises what `TierBinding` does."""
         self._tiers = tiers
         with ExitStack() as undo:
-            parts: list[TierBinding] = []
+            bindings: list[TierBinding] = []
             for manager, device, layers in zip(tiers.managers, placement.devices, tiers.layers, strict=True):
                 logged = (
-                    lookups if not parts or placement.tensors is None else None
+                    lookups if not bindings or placement.tensors is None else None
                 )  # all look up the same there
-                part = TierBinding(engine, manager, device, logged, layers)
-                undo.callback(part.close)
-                parts.append(part)
+                binding = TierBinding(engine, manager, device, logged, layers)
+                undo.callback(binding.close)
+                bindings.append(binding)
             undo.pop_all()
         if isinstance(tiers, ShardSet):
             tiers.complete_layers()
-        self.parts = tuple(parts)
+        self.bindings = tuple(bindings)
         """The bindings of the single devices, in the order of the placement."""
 
     @property
@@ -53,64 +54,58 @@ class BindingSet:
     @property
     def device_name(self) -> str:
         """Names of the devices that layers are placed on, with commas between them."""
-        return ",".join(part.device_name for part in self.parts)
+        return ",".join(binding.device_name for binding in self.bindings)
 
     @property
     def on_fill(self) -> Callable[[BaseException | None], None] | None:
         """Called after each fill of any of them (`TierBinding.on_fill`)."""
-        return self.parts[0].on_fill
+        return self.bindings[0].on_fill
 
     @on_fill.setter
     def on_fill(self, called: Callable[[BaseException | None], None] | None) -> None:
-        for part in self.parts:
-            part.on_fill = called
+        for binding in self.bindings:
+            binding.on_fill = called
 
     def begin_load(self) -> None:
         """Have expert tensors that this thread's loads allocate belong to these tiers, each to its device's."""
-        for part in self.parts:
-            part.begin_load()
+        for binding in self.bindings:
+            binding.begin_load()
 
     def end_load(self) -> None:
         """End what `begin_load` began."""
-        self.parts[0].end_load()
+        self.bindings[0].end_load()
 
     def serve_all_loads(self) -> None:
         """Have expert tensors that the engine's own threads load belong to these tiers, until `close`."""
-        for part in self.parts:
-            part.serve_all_loads()
+        for binding in self.bindings:
+            binding.serve_all_loads()
 
     def serve_misses(self) -> None:
         """Have misses filled again, after one of the two below."""
-        for part in self.parts:
-            part.serve_misses()
+        for binding in self.bindings:
+            binding.serve_misses()
 
     def blank_next_graph(self) -> None:
         """Have the misses of the next graph of each device be zeros (`TierBinding.blank_next_graph`)."""
-        for part in self.parts:
-            part.blank_next_graph()
+        for binding in self.bindings:
+            binding.blank_next_graph()
 
     def refuse_misses(self) -> None:
         """Have batches that miss fail instead of asking Python; returns once no fill is running."""
-        for part in self.parts:
-            part.refuse_misses()
+        for binding in self.bindings:
+            binding.refuse_misses()
 
     def find_unplaced(self) -> str:
         """Return the first expert tensor that the engine has not placed where it should have; empty: none."""
-        return next(filter(None, (part.find_unplaced() for part in self.parts)), "")
+        return next(filter(None, (binding.find_unplaced() for binding in self.bindings)), "")
 
     def counters(self) -> ProxyCounters:
-        """Return the sums of what the proxy has counted on each device; every one of them runs its part of a graph."""
-        counted = [part.counters() for part in self.parts]
-        return ProxyCounters(
-            **{
-                field.name: sum(getattr(each, field.name) for each in counted)
-                for field in fields(ProxyCounters)
-            }
-        )
+        """Return the sums of what the proxy has counted on each device; each device runs its share of a graph."""
+        return ProxyCounters.total(binding.counters() for binding in self.bindings)
 
     def compute_counts(self) -> ComputeCounts | None:
         """Return the sums of what the engine computes in of the devices' slabs; None where it does so elsewhere."""
-        counted = [counts for part in self.parts if (counts := part.compute_counts()) is not None]
+        counted = [counts for binding in self.bindings if (counts := binding.compute_counts()) is not None]
         if not counted:
             return None
         return ComputeCounts(
@@ -126,13 +121,13 @@ class BindingSet:
         The message counts layers as one device does, so it tells which one that is.
         """
         message, cause = "", None
-        for part, layers in zip(self.parts, self._tiers.layers, strict=True):
-            said, error = part.take_error()
+        for binding, layers in zip(self.bindings, self._tiers.layers, strict=True):
+            said, error = binding.take_error()
             message = message or said
             if error is not None and cause is None:
                 cause = error
                 message += (
-                    f" (on {part.device_name}, which has the model's layers {layers[0]} to {layers[-1]})"
+                    f" (on {binding.device_name}, which has the model's layers {layers[0]} to {layers[-1]})"
                 )
         return message.strip(), cause
 
@@ -143,8 +138,8 @@ class BindingSet:
             BusyError: the engine still holds slots; that binding stays, so that it can be closed again.
         """
         with interrupts_deferred(), ExitStack() as each:
-            for part in self.parts:
-                each.callback(part.close)
+            for binding in self.bindings:
+                each.callback(binding.close)
 
 
 AnyBinding: TypeAlias = TierBinding | BindingSet

@@ -49,7 +49,7 @@ class BoundStructs:
             target.matrices = ct.pointer(self._matrices[n_matrices])
             target.n_copies = len(layer.copies)
             target.copies = ct.pointer(self._copies[n_copies])
-            target.staged_bytes = layer.staged_bytes
+            target.streamed_bytes = layer.streamed_bytes
             target.first_copy = first
             matrix_of_copy += range(n_matrices, n_matrices + len(layer.copies))
             n_matrices += len(layer.matrices)
@@ -95,16 +95,16 @@ def _describe_matrix(target: abi.Matrix, matrix: BoundMatrix) -> None:
     target.expert_bytes = matrix.expert_bytes
     target.offset = matrix.offset_from_slab_base
     target.stride = matrix.stride
-    target.staged_offset = matrix.staged_offset
-    target.staged_stride = matrix.staged_stride
+    target.streamed_offset = matrix.streamed_offset
+    target.streamed_stride = matrix.streamed_stride
 
 
 def _describe_copy(target: abi.Copy, copy: BoundCopy) -> None:
     target.source = copy.source
     target.offset = copy.offset_from_slab_base
     target.stride = copy.stride
-    target.staged_offset = copy.staged_offset
-    target.staged_stride = copy.staged_stride
+    target.streamed_offset = copy.streamed_offset
+    target.streamed_stride = copy.streamed_stride
     target.n_bytes = copy.n_bytes
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes as ct
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.binding.bound_structs import BoundStructs
+from expertier.engine_adapter.placement.device_traits import traits_of
 from expertier.errors import ConfigError, EngineError
 from expertier.planner.budget.quotas import Proposal
 from expertier.tiers.manager import TierManager
@@ -64,27 +64,28 @@ class ComputeCounts:
 def computes_in_slab(proxy: ct.CDLL, wanted: bool | Literal["auto"], device: str) -> bool:
     """Whether the engine's compute buffers on ggml's device `device` are to lie in the slab.
 
-    `auto` wants that on CUDA. A release of llama.cpp that allocates weights by the same call cannot have it.
+    `auto` asks the device's traits. A release of llama.cpp that allocates weights by the same call cannot have it.
 
     Raises:
-        ConfigError: it was asked for on a device whose backend ends the process at a part of a buffer.
+        ConfigError: it was asked for on a device whose backend ends the process where it is given part of a buffer.
     """
-    if wanted is True and device.startswith("RPC"):
+    traits = traits_of(device)
+    if wanted is True and not traits.takes_parts_of_buffers:
         raise ConfigError(
-            f"MOE_SLAB_COMPUTE=1 was asked for on {device}: RPC's backend knows whole buffers only; set it to `auto`"
+            f"MOE_SLAB_COMPUTE=1 was asked for on {device}: {traits.kind}'s backend knows full buffers only; set it to "
+            "`auto`"
         )
     if wanted == "auto":
-        wanted = re.fullmatch(r"CUDA\d+", device, re.ASCII) is not None
+        wanted = traits.computes_in_slab
     return wanted and bool(proxy.expertier_proxy_can_wrap())
 
 
 def follows_demand(wanted: bool | Literal["auto"], device: str) -> bool:
     """Whether numbers of slots are to follow demand under an engine on ggml's device `device`.
 
-    `auto` wants that where a device moves its own memory at once, not in host memory and not over a network; and not
-    on ROCm and Vulkan, where nobody has run it.
+    `auto` asks the device's traits.
     """
-    return not device.startswith(("CPU", "RPC", "ROCm", "Vulkan")) if wanted == "auto" else wanted
+    return traits_of(device).follows_demand if wanted == "auto" else wanted
 
 
 class SlabCompute:

@@ -6,14 +6,14 @@ import ctypes as ct
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
 
 from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.binding.bound_structs import BoundStructs
-from expertier.engine_adapter.binding.decode_gate import DecodeGate, open_gate
+from expertier.engine_adapter.binding.device_lookup import DeviceLookup, open_device_lookup
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.binding.miss_costs import miss_costs
 from expertier.engine_adapter.binding.slab_compute import ComputeCounts, SlabCompute, follows_demand
@@ -25,47 +25,6 @@ from expertier.tiers.manager import TierManager
 _log = logging.getLogger(__name__)
 
 _ERROR_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class ProxyCounters:
-    """What the proxy counted for one model: calls, and nanoseconds where a name ends in `_ns`."""
-
-    graphs: int
-    slices: int
-    lookups: int
-    lookup_ns: int
-    fills: int
-    fill_ns: int
-    id_reads: int
-    pass_calls: int
-    passes: int
-    whole_calls: int
-    host_fills: int
-    gated_calls: int
-    gate_waits: int
-    captures: int
-    captured_runs: int
-    gate_retreats: int
-    gates_late: int
-    predicted: int
-    predicted_right: int
-    missing: int
-    missing_predicted: int
-    prefetches: int
-    prefetches_useful: int
-    prefetches_in_time: int
-    prefetch_bytes: int
-    prefetch_wasted_bytes: int
-    prefetch_pauses: int
-    prefetch_layers: int
-    staged_calls: int
-    staged_bytes: int
-    dropped_writes: int
-
-    def as_dict(self) -> dict[str, int]:
-        """Return the counters by name."""
-        return asdict(self)
 
 
 class ProxyHolder(Protocol):
@@ -80,7 +39,7 @@ class TierBinding:
     """One model's tiers, bound to the proxy over one of the engine's devices until `close`."""
 
     _handle: int | None = None
-    _gate: DecodeGate | None = None
+    _device_lookup: DeviceLookup | None = None
 
     def __init__(
         self,
@@ -115,7 +74,7 @@ class TierBinding:
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
-            self._load = abi.LoadCallback(self._serve_staged)
+            self._load = abi.LoadCallback(self._serve_streamed)
             self._read = abi.ReadCallback(self._serve_read)
             self._structs = BoundStructs(described, self._fill, self._load, self._read, lookups, layers)
             self._structs.binding.stream_tokens = manager.stream_tokens
@@ -138,7 +97,7 @@ class TierBinding:
                     self._note_error,
                     self._miss_costs if follows else None,
                 )
-            self._gate = open_gate(
+            self._device_lookup = open_device_lookup(
                 engine.proxy,
                 self._handle,
                 inner_device,
@@ -178,7 +137,7 @@ class TierBinding:
         return self._open_handle()
 
     @property
-    def parts(self) -> tuple[TierBinding, ...]:
+    def bindings(self) -> tuple[TierBinding, ...]:
         """The bindings of the single devices: this one."""
         return (self,)
 
@@ -204,7 +163,7 @@ class TierBinding:
 
         For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
         """
-        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_BLANK)
+        self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_ZEROS)
 
     def refuse_misses(self) -> None:
         """Have batches that miss fail instead of asking Python; returns once no fill is running."""
@@ -228,9 +187,7 @@ class TierBinding:
 
     def counters(self) -> ProxyCounters:
         """Return what the proxy has counted so far."""
-        counters = abi.Counters()
-        self._engine.proxy.expertier_tiers_counters(self._open_handle(), ct.byref(counters))
-        return ProxyCounters(**{field.name: getattr(counters, field.name) for field in fields(ProxyCounters)})
+        return ProxyCounters.read(self._engine.proxy, self._open_handle())
 
     def compute_counts(self) -> ComputeCounts | None:
         """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""
@@ -265,8 +222,8 @@ class TierBinding:
                 if self._serves_all_loads:
                     self._engine.proxy.expertier_tiers_set_default(None)
                 self._engine.proxy.expertier_tiers_unbind(handle)
-                if self._gate is not None:
-                    self._gate.close()
+                if self._device_lookup is not None:
+                    self._device_lookup.close()
 
     __del__ = closed_when_dropped
 
@@ -283,8 +240,10 @@ class TierBinding:
 
         self._serve(n, experts, done, fill)
 
-    def _serve_staged(self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any) -> None:
-        """Copy experts into a staged layer for the engine, which believes in them as above."""
+    def _serve_streamed(
+        self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any
+    ) -> None:
+        """Copy experts into a streamed layer for the engine, which believes in them as above."""
         self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
 
     def _serve_read(

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from expertier.atomic_file import output
 from expertier.children import run_child
 from expertier.engine_adapter.abi.type_sizes import EngineTypes
 from expertier.engine_adapter.llama_cpp import LlamaModel
@@ -29,7 +30,6 @@ from expertier.hip import open_device
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from expertier.whole_file import output
 
 _STATUS = Path("/proc/self/status")
 

@@ -11,8 +11,8 @@ structs (D14).
 
 from __future__ import annotations
 
+from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
-from expertier.engine_adapter.binding.tier_binding import ProxyCounters
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.model import LlamaModel, LoadCounts
 

@@ -53,14 +53,14 @@ def open_engine_tiers(
         for name, device, layers, blocks in zip(
             placement.devices, devices, placement.layers(table), placement.blocks(), strict=True
         ):
-            needs = choice.part(device, blocks)
+            needs = choice.needs_of_share(device, blocks)
             parts.append(DeviceShare(device, layers, needs, compute_bytes(name, needs)))
         return EngineTiers(TierSet(table, parts, config=config), placement)
     (device,) = devices
     if not device.has_own_memory:
         require_host_room(config, table, shape)
         return EngineTiers(TierManager(table, device=device, config=config), placement)
-    needs = DeviceChoice.of(table, config, shape).whole(device)
+    needs = DeviceChoice.of(table, config, shape).needs_on_one_device(device)
     manager = TierManager(
         table,
         device=device,

@@ -69,6 +69,6 @@ def _needs(
     Weights and caches are counted in proportion to the shards: the weights that the engine mirrors on every device are
     small beside them. Room for computing is counted as if the device computed the full model.
     """
-    needs = DeviceChoice.of(shards, config, shape).whole(device)
+    needs = DeviceChoice.of(shards, config, shape).needs_on_one_device(device)
     share = shards.expert_bytes_total / full.expert_bytes_total
     return replace(needs, weights=round(needs.weights * share), kv=round(needs.kv * share))

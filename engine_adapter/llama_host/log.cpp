@@ -32,15 +32,15 @@ void keep(ggml_log_level level, const char * text, void *) {
         block_devices.emplace_back(block, device);
     }
     std::lock_guard<std::mutex> guard(mutex);
-    static bool kept_last = false;
+    static bool took_last = false;
     if (level == GGML_LOG_LEVEL_CONT) { // goes on with the line before
-        if (kept_last && !lines.empty()) {
+        if (took_last && !lines.empty()) {
             lines.back().text += text;
         }
         return;
     }
-    kept_last = level >= GGML_LOG_LEVEL_INFO; // the engine's debug lines would push out all others
-    if (!kept_last) {
+    took_last = level >= GGML_LOG_LEVEL_INFO; // the engine's debug lines would push out all others
+    if (!took_last) {
         return;
     }
     lines.push_back({ std::this_thread::get_id(), level, text });

@@ -30,7 +30,7 @@ struct SplitRequest { // llama_meta_device_get_split_state_userdata
 
 // 1 and `out` filled for each of `tensors`; 0: this build does not tell, -1: out of memory.
 EXPERTIER_EXPORT int32_t expertier_model_splits(const expertier_model * self, int32_t n_devices,
-                                                const expertier_whole_tensor * tensors, int32_t n_tensors,
+                                                const expertier_full_tensor * tensors, int32_t n_tensors,
                                                 expertier_split * out) {
     if (llama_meta_device_get_split_state == nullptr || find_model_tensor == nullptr ||
         n_devices > EXPERTIER_MAX_SPLIT_DEVICES) {

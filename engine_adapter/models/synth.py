@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 from gguf import GGUFWriter, LlamaFileType, TokenType
 
+from expertier.atomic_file import writing_atomically
 from expertier.engine_adapter.models.model_shape import N_SPECIAL_TOKENS, ModelShape
 from expertier.engine_adapter.models.synth_arch import ARCHITECTURES, Tensor, WritableTensor
 from expertier.engine_adapter.models.synth_blocks import block_elements, ggml_type
 from expertier.errors import ConfigError
 from expertier.units import round_up
-from expertier.whole_file import whole
 
 __all__ = [
     "DEMO_SHAPE",
@@ -51,7 +51,7 @@ TINY_SHAPE = ModelShape(
 def write_model(
     path: str | os.PathLike[str], shape: ModelShape, progress: Progress | None = None, *, holes: bool = False
 ) -> Path:
-    """Write a model of `shape` to `path`, whole or not at all, and return the path.
+    """Write a model of `shape` to `path`, completely or not at all, and return the path.
 
     The data go to a file beside it, which is renamed when it is complete. A few MiB are in memory at a time.
     The same shape gives the same bytes (with the same NumPy, whose generators may change between releases). With
@@ -75,7 +75,7 @@ def write_tensors(
 
     As `write_model`; a few MiB are in memory at a time. `add_keys` adds keys to the file's head.
     """
-    with whole(path, durable=False) as partial:
+    with writing_atomically(path, durable=False) as partial:
         _write(partial, shape, tensors, progress, add_keys, holes=holes)
     return Path(path)
 

@@ -1,18 +1,18 @@
-"""Hidden states that change from layer to layer, so that a later layer's experts can be foretold only in part.
+"""Hidden states that change from layer to layer, so that a later layer's experts can be predicted only partly.
 
-In the plain codes of a recording (`trace_codes`) every layer's part is there from the embedding on: whoever applies a
-later layer's router to an earlier layer's state sees what will be. No real model is like that. Here a part holds
-another choice of experts until its own layer's attention has put it right:
+In the plain codes of a recording (`trace_codes`) every layer has its coordinates, and they hold its experts from the
+embedding on: a later layer's router, applied to an earlier layer's state, finds exactly the experts that will be used.
+No real model is like that. Here a layer's coordinates hold a guess until that layer's own attention has corrected it:
 
     coordinates     embedding                        after the layer's attention
-    part of layer l a guess: `recall` of the step's  the experts of the step
-                    experts, others in place of the rest
+    of layer l      a guess: `recall` of the step's  the experts of the step
+                    experts, other experts for the rest
     changes of l    experts less guess               the same
     signature       random signs, other ones for     the same
                     each step
 
 Attention is made so that each token attends to itself alone: queries and keys are the same projection of the signature.
-Its values are the layer's changes, which its output adds to the layer's part. So the routing is exactly the
+Its values are the layer's changes, which its output adds to the layer's coordinates. So the routing is exactly the
 recording's, and the router of a layer on the state of one before it, however far, finds `recall` of it (a real model's
 finds less from farther). What it finds instead is drawn from the others by how often the layer uses them. Of experts
 that the layer has not used for a while it may find less: real models do, and these are the ones that a cache lacks.
@@ -28,7 +28,7 @@ import numpy as np
 from gguf import MODEL_TENSOR
 
 from expertier.engine_adapter.models.model_shape import ModelShape
-from expertier.engine_adapter.models.synth_arch import parts
+from expertier.engine_adapter.models.synth_arch import common
 from expertier.engine_adapter.models.trace_codes import F32, I32, TraceCodes, rank_scores
 from expertier.errors import ConfigError
 
@@ -38,7 +38,7 @@ ARCHITECTURE = "qwen3moe"
 RARE_STEPS = 16
 """Experts that a layer has not used for so many steps are rare ones."""
 
-_SIGNATURE = 0.5  # a coordinate's size, where the part of a layer has about 1 at each of its experts
+_SIGNATURE = 0.5  # a coordinate's size, where a layer's coordinates have about 1 at each of its experts
 _LEAST_SIGNATURE = 64  # coordinates: with fewer, tokens would be taken for one another
 _SHARPNESS = 8.0  # the queries' norm
 
@@ -56,11 +56,11 @@ class DriftingCodes:
         made: dict[str, Callable[[], F32]] = {}
         for block in range(self.shape.layers):
             made |= {
-                parts.name(MODEL_TENSOR.ATTN_Q, block): lambda: self._projection(self.shape.heads),
-                parts.name(MODEL_TENSOR.ATTN_K, block): lambda: self._projection(self.shape.kv_heads),
-                parts.name(MODEL_TENSOR.ATTN_V, block): lambda block=block: self._values(block),  # type: ignore[misc]
-                parts.name(MODEL_TENSOR.ATTN_OUT, block): lambda block=block: self._output(block, scale),  # type: ignore[misc]
-                parts.name(MODEL_TENSOR.ATTN_Q_NORM, block): self._sharpness,
+                common.name(MODEL_TENSOR.ATTN_Q, block): lambda: self._projection(self.shape.heads),
+                common.name(MODEL_TENSOR.ATTN_K, block): lambda: self._projection(self.shape.kv_heads),
+                common.name(MODEL_TENSOR.ATTN_V, block): lambda block=block: self._values(block),  # type: ignore[misc]
+                common.name(MODEL_TENSOR.ATTN_OUT, block): lambda block=block: self._output(block, scale),  # type: ignore[misc]
+                common.name(MODEL_TENSOR.ATTN_Q_NORM, block): self._sharpness,
             }
         return made
 
@@ -86,7 +86,7 @@ class DriftingCodes:
         return rows
 
     def _output(self, block: int, scale: float) -> F32:
-        """Return what adds them to the layer's part: [n_embd, heads * head_dim]."""
+        """Return the matrix that adds the values to the layer's coordinates: [n_embd, heads * head_dim]."""
         shape = self.shape
         rows = np.zeros((shape.n_embd, shape.attention_width), np.float32)
         experts = np.arange(shape.experts)
@@ -110,18 +110,20 @@ def make_drifting_codes(
     _require_room(ids, shape, recalls)
     rng = np.random.default_rng([shape.seed, n_steps, int(recall * 1e6)])
     guesses = _guess(rng, ids, shape.experts, recalls)
-    n_parts = n_layers * shape.experts
+    n_expert_coordinates = n_layers * shape.experts
     end = np.zeros((n_steps, shape.n_embd), np.float32)
     scores = np.broadcast_to(rank_scores(top_k), ids.shape).reshape(n_steps, -1)
     first = (np.arange(n_layers, dtype=np.int32) * shape.experts)[None, :, None]
     start = end.copy()
     np.put_along_axis(end, (ids + first).reshape(n_steps, -1), scores, axis=1)
     np.put_along_axis(start, (guesses + first).reshape(n_steps, -1), scores, axis=1)
-    changes = end[:, :n_parts] - start[:, :n_parts]
-    signature = (rng.integers(0, 2, (n_steps, shape.n_embd - 2 * n_parts)) * 2 - 1) * np.float32(_SIGNATURE)
+    changes = end[:, :n_expert_coordinates] - start[:, :n_expert_coordinates]
+    signature = (rng.integers(0, 2, (n_steps, shape.n_embd - 2 * n_expert_coordinates)) * 2 - 1) * np.float32(
+        _SIGNATURE
+    )
     for codes in (start, end):
-        codes[:, n_parts : 2 * n_parts] = changes
-        codes[:, 2 * n_parts :] = signature
+        codes[:, n_expert_coordinates : 2 * n_expert_coordinates] = changes
+        codes[:, 2 * n_expert_coordinates :] = signature
     size = np.float32(sqrt(shape.n_embd)) / np.linalg.norm(end, axis=1, keepdims=True)
     assert np.allclose(np.linalg.norm(start, axis=1), np.linalg.norm(end, axis=1)), (
         "a norm changes on the way"
@@ -140,8 +142,8 @@ def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[fl
     recent = np.zeros_like(used)
     for back in range(1, RARE_STEPS + 1):
         recent[back:] |= used[:-back]
-    kept = np.where(np.take_along_axis(recent, ids, axis=2), *recalls)
-    guesses = np.where(rng.random(ids.shape) < kept, ids, others)
+    recalled = np.where(np.take_along_axis(recent, ids, axis=2), *recalls)
+    guesses = np.where(rng.random(ids.shape) < recalled, ids, others)
     guesses[:, 0] = ids[:, 0]  # no layer comes before it
     return np.asarray(guesses, np.int32)
 

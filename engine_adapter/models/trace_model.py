@@ -28,7 +28,7 @@ from gguf import MODEL_TENSOR, GGUFWriter
 
 from expertier.engine_adapter.models.model_shape import N_SPECIAL_TOKENS, ModelShape
 from expertier.engine_adapter.models.synth import Progress, model_tensors, write_tensors
-from expertier.engine_adapter.models.synth_arch import ARCHITECTURES, Tensor, WritableTensor, parts
+from expertier.engine_adapter.models.synth_arch import ARCHITECTURES, Tensor, WritableTensor, common
 from expertier.engine_adapter.models.synth_arch.given import GivenTensor, given_kind
 from expertier.engine_adapter.models.synth_arch.repeated import repeat_experts
 from expertier.engine_adapter.models.synth_blocks import WeightType, block_elements
@@ -92,7 +92,7 @@ def write_trace_model(
     recall_of_rare: float | None = None,
     progress: Progress | None = None,
 ) -> TraceModel:
-    """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), whole or not at all.
+    """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), completely or not at all.
 
     `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
     experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as
@@ -140,7 +140,7 @@ def _with_codes(
     """
     n_steps, n_embd = codes.codes.shape
     vocab = FIRST_TOKEN + n_steps
-    embedding, output = parts.name(MODEL_TENSOR.TOKEN_EMBD), parts.name(MODEL_TENSOR.OUTPUT)
+    embedding, output = common.name(MODEL_TENSOR.TOKEN_EMBD), common.name(MODEL_TENSOR.OUTPUT)
     tensors: list[WritableTensor] = []
     n_routers = 0
     for tensor in random:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes as ct
 import logging
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from expertier.engine_adapter.placement.device_traits import family_of
 from expertier.engine_adapter.placement.engine_device import device_names, device_of, has_own_memory
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import ConfigError
@@ -33,36 +33,38 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """A model and the user's wishes for it, to be held against devices."""
+    """A model and the user's wishes for it, to compare with what devices have room for."""
 
     model: ModelNeeds
     config: TierConfig
 
     @classmethod
     def of(cls, table: ExpertTable, config: TierConfig, shape: ContextShape | None) -> DeviceChoice:
-        """Read the model's headers; without a `shape`, it is that of llama.cpp's default parameters."""
+        """Read the model's headers; without a `shape`, llama.cpp's default parameters decide the context's shape."""
         shape = shape if shape is not None else ContextShape(full_windows=True)
         return cls(ModelNeeds.of(table, shape), config)
 
-    def whole(self, device: Device) -> DeviceNeeds:
-        """Return what all of the model takes of a device, beside its experts."""
+    def needs_on_one_device(self, device: Device) -> DeviceNeeds:
+        """Return what the full model takes of one device, beside its experts."""
         return self.model.needs_on_one_device(
             device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 
-    def part(self, device: Device, units: range) -> DeviceNeeds:
-        """Return what some of its units take of a device, beside their experts."""
+    def needs_of_share(self, device: Device, units: range) -> DeviceNeeds:
+        """Return what some of the units of the model take of a device, beside their experts."""
         return self.model.needs_of_share(
             units, device.free_bytes(), prefill_stream_bytes=self._prefill_stream_bytes(device)
         )
 
     def room(self, device: Device) -> int:
         """Return the bytes that a device has for blocks and their experts, whichever blocks these are."""
-        return room_for_blocks(self.whole(device), self.config.wishes())
+        return room_for_blocks(self.needs_on_one_device(device), self.config.wishes())
 
     def fits_on_one(self, device: Device) -> bool:
         """Whether one device has room for all of the model: every expert that may have a slot has one."""
-        return fits_on_one(self.whole(device), self.model.table.layer_demands(), self.config.wishes())
+        return fits_on_one(
+            self.needs_on_one_device(device), self.model.table.layer_demands(), self.config.wishes()
+        )
 
     def _prefill_stream_bytes(self, device: Device) -> int:
         return prefill_stream_bytes(self.config, self.model.table, has_own_memory=device.has_own_memory)
@@ -73,8 +75,8 @@ def place_blocks(
 ) -> Placement:
     """Return where the model's blocks are to lie: on the devices that `config.engine_device` names.
 
-    `auto` is the engine's first GPU where all experts fit there beside the rest, else all GPUs of its kind that have
-    room for some layers; the CPU where there is no GPU.
+    With `auto` it is the engine's first GPU where all experts fit there beside the other weights, otherwise all GPUs of
+    its kind that have room for some layers; without a GPU it is the CPU.
 
     Raises:
         DeviceError: there is no such device. ConfigError: a device would have no layer with experts, or a share was
@@ -91,7 +93,7 @@ def place_blocks(
         units = split_blocks(blocks, model.output_bytes, names=names, rooms=(), shares=config.tensor_split)
         return Placement(tuple(names), units) if len(names) > 1 else Placement.on_one(names[0])
     if config.engine_device == "auto" and choice.fits_on_one(devices[names[0]]):
-        return Placement.on_one(names[0])  # before the others are asked, which takes memory of a GPU
+        return Placement.on_one(names[0])  # asking another GPU for its room would take memory there
     rooms = [choice.room(devices[name]) for name in names]
     if config.engine_device == "auto":
         names, rooms = _with_room(blocks, names, rooms)
@@ -101,7 +103,7 @@ def place_blocks(
 
 
 def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
-    """Return the devices that are named; for `auto` all GPUs of the first one's kind, or the CPU."""
+    """Return the devices that `wanted` names; for `auto` all GPUs of the first GPU's kind, or the CPU."""
     if wanted != "auto":
         names = wanted.split(",")
         for name in names:
@@ -112,10 +114,9 @@ def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
                 )
         return names
     names = device_names(proxy)
-    kind = re.sub(r"\d+$", "", names[0])
     if not has_own_memory(proxy, names[0]):
         return names[:1]
-    return [name for name in names if re.sub(r"\d+$", "", name) == kind and has_own_memory(proxy, name)]
+    return [name for name in names if family_of(name) == family_of(names[0]) and has_own_memory(proxy, name)]
 
 
 def _with_room(
@@ -125,14 +126,14 @@ def _with_room(
 
     A warning names each device that is left out for want of room.
     """
-    kept = devices_with_room(rooms, blocks)
+    roomy = devices_with_room(rooms, blocks)
     for number, (name, room) in enumerate(zip(names, rooms, strict=True)):
-        if number not in kept:
+        if number not in roomy:
             _log.warning(
                 "%s is left out: %s of it are left for layers, and the smallest takes %s",
                 name,
                 mib(max(room, 0)),
                 mib(smallest_block_bytes(blocks)),
             )
-    kept = kept[: sum(block.demand is not None for block in blocks)]
-    return [names[number] for number in kept], [rooms[number] for number in kept]
+    chosen = roomy[: sum(block.demand is not None for block in blocks)]
+    return [names[number] for number in chosen], [rooms[number] for number in chosen]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, c_char_p, c_float, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ulonglong, c_void_p
 from typing import Any, TypeAlias
 
 from expertier.hip.driver.structs import AccessDescriptor, AllocationProperties
@@ -77,11 +77,6 @@ CALLS: dict[str, tuple[str, str, ArgTypes]] = {
     "graph_destroy": ("hipGraphDestroy", "cuGraphDestroy", (c_void_p,)),
     "event_query": ("hipEventQuery", "cuEventQuery", (c_void_p,)),
     "event_synchronize": ("hipEventSynchronize", "cuEventSynchronize", (c_void_p,)),
-    "event_elapsed": (
-        "hipEventElapsedTime",
-        "cuEventElapsedTime",
-        (POINTER(c_float), c_void_p, c_void_p),
-    ),
     # kernels
     "module_load": ("hipModuleLoadData", "cuModuleLoadData", (_HANDLE_OUT, c_void_p)),
     "module_unload": ("hipModuleUnload", "cuModuleUnload", (c_void_p,)),
@@ -126,8 +121,6 @@ CALLS: dict[str, tuple[str, str, ArgTypes]] = {
 HIP_CALLS: dict[str, tuple[str, ArgTypes]] = {
     "set_device": ("hipSetDevice", (c_int,)),
     "get_device": ("hipGetDevice", (_INT_OUT,)),
-    "enable_peer": ("hipDeviceEnablePeerAccess", (c_int, c_uint)),
-    "disable_peer": ("hipDeviceDisablePeerAccess", (c_int,)),
     "properties": ("hipGetDevicePropertiesR0600", (c_void_p, c_int)),
 }
 """Calls that only HIP has in this form."""
@@ -137,8 +130,6 @@ CUDA_CALLS: dict[str, tuple[str, ArgTypes]] = {
     "context_release": ("cuDevicePrimaryCtxRelease_v2", (c_int,)),
     "context_set": ("cuCtxSetCurrent", (c_void_p,)),
     "context_get": ("cuCtxGetCurrent", (_HANDLE_OUT,)),
-    "enable_peer": ("cuCtxEnablePeerAccess", (c_void_p, c_uint)),
-    "disable_peer": ("cuCtxDisablePeerAccess", (c_void_p,)),
     "graph_exec_update": ("cuGraphExecUpdate_v2", (c_void_p, c_void_p, c_void_p)),
 }
 """Calls that only CUDA has in this form."""

@@ -9,11 +9,7 @@ class Code(IntEnum):
     """What a driver call returned, where we act on it; the numbers are the same for HIP and CUDA."""
 
     SUCCESS = 0
-    INVALID_VALUE = 1
     OUT_OF_MEMORY = 2
-    NO_DEVICE = 100
-    INVALID_DEVICE = 101
     NOT_READY = 600
     ILLEGAL_ADDRESS = 700
-    PEER_ALREADY_ENABLED = 704
     NOT_SUPPORTED = 801

@@ -152,34 +152,15 @@ class Gpu:
         self.call("granularity", ctypes.byref(out), ctypes.byref(device_memory(self.ordinal)), 0)
         return out.value
 
-    def can_access(self, other: Gpu) -> bool:
-        """Whether this GPU can reach the other's memory, so says the driver."""
-        if self.driver is not other.driver:
-            return False
-        return bool(self.driver.integer("can_access_peer", self.ordinal, other.ordinal))
-
-    def allow_peer(self, other: Gpu) -> None:
-        """Let this GPU's copies and kernels reach the other's plain allocations."""
-        peer = other._context if self.driver.vendor is Vendor.CUDA else other.ordinal
-        before = self._enter()
-        try:
-            code = self.driver.raw("enable_peer", peer, 0)
-        finally:
-            self._leave(before)
-        if code not in (Code.SUCCESS, Code.PEER_ALREADY_ENABLED):
-            raise self.driver.error("enable_peer", code, f"giving {self.name} access to {other.name}")
-        if code:
-            self.driver.forget_error()
-
     # -- pieces of work that several objects need -----------------------------------------------------------
 
     def host_alloc(self, n_bytes: int) -> int:
         """Return new pinned host memory, for all GPUs of the driver; an error rather than pageable memory."""
         return self.take_memory("host_alloc", n_bytes, _HOST_FLAGS, what="pinned host memory")
 
-    def new_event(self, *, timing: bool = False) -> int:
+    def new_event(self) -> int:
         """Return a new event."""
-        return self.handle("event_create", 0 if timing else _BLOCKED_EVENT)
+        return self.handle("event_create", _BLOCKED_EVENT)
 
     def synchronize(self) -> None:
         """Wait for all work of the GPU."""

@@ -53,10 +53,10 @@ class Stream(Owned):
 class Event(Owned):
     """A point in a stream's work; done until it is recorded."""
 
-    def __init__(self, gpu: Gpu, *, timing: bool = False) -> None:
-        """Create it; `timing` lets `elapsed_s` measure, at some cost. Raises `DriverError`."""
+    def __init__(self, gpu: Gpu) -> None:
+        """Create it. Raises `DriverError`."""
         self.gpu = gpu
-        self.handle = gpu.new_event(timing=timing)
+        self.handle = gpu.new_event()
         self._closed = False
 
     def record(self, stream: StreamLike = 0) -> None:
@@ -70,12 +70,6 @@ class Event(Owned):
     def synchronize(self) -> None:
         """Wait until the last record has been reached."""
         self.gpu.call("event_synchronize", self.handle)
-
-    def elapsed_s(self, earlier: Event) -> float:
-        """Return the seconds from `earlier` to this event; both were made with `timing` and are done."""
-        out = ctypes.c_float()
-        self.gpu.call("event_elapsed", ctypes.byref(out), earlier.handle, self.handle)
-        return out.value / 1000
 
     def _release(self) -> None:
         self.gpu.call("event_destroy", self.handle)

@@ -10,7 +10,6 @@ import ctypes
 LOCATION_DEVICE = 1
 ALLOCATION_PINNED = 1
 ACCESS_READ_WRITE = 3
-GRANULARITY_MINIMUM = 0
 
 
 class Location(ctypes.Structure):

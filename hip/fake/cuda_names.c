@@ -54,8 +54,6 @@ int cuGetErrorName(int code, const char ** name) {
         NAME(NOT_FOUND, "ERROR_NOT_FOUND");
         NAME(NOT_READY, "ERROR_NOT_READY");
         NAME(ILLEGAL_ADDRESS, "ERROR_ILLEGAL_ADDRESS");
-        NAME(PEER_ALREADY_ENABLED, "ERROR_PEER_ACCESS_ALREADY_ENABLED");
-        NAME(PEER_NOT_ENABLED, "ERROR_PEER_ACCESS_NOT_ENABLED");
         NAME(ALREADY_REGISTERED, "ERROR_HOST_MEMORY_ALREADY_REGISTERED");
         NAME(NOT_REGISTERED, "ERROR_HOST_MEMORY_NOT_REGISTERED");
         NAME(NOT_SUPPORTED, "ERROR_NOT_SUPPORTED");
@@ -125,14 +123,6 @@ int cuCtxGetCurrent(Context ** out) {
 int cuCtxSynchronize(void) {
     CONTEXT_CALL;
     return streams_synchronize(HERE);
-}
-int cuCtxEnablePeerAccess(Context * peer, unsigned flags) {
-    CONTEXT_CALL;
-    return flags || !peer ? INVALID_VALUE : core_enable_peer(HERE, peer->device, 1);
-}
-int cuCtxDisablePeerAccess(Context * peer) {
-    CONTEXT_CALL;
-    return peer ? core_enable_peer(HERE, peer->device, 0) : INVALID_VALUE;
 }
 int cuCtxGetStreamPriorityRange(int * least, int * greatest) {
     CONTEXT_CALL;
@@ -220,10 +210,6 @@ int cuEventSynchronize(Event * event) {
     CONTEXT_CALL;
     int code = event_synchronize(event);
     return code ? code : device_fault[HERE];
-}
-int cuEventElapsedTime(float * out, Event * first, Event * second) {
-    CONTEXT_CALL;
-    return event_elapsed(out, first, second);
 }
 
 // Nothing that runs on this driver captures work yet: a caller must do without.

@@ -23,8 +23,6 @@ enum {
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
-    PEER_ALREADY_ENABLED = 704,
-    PEER_NOT_ENABLED = 705,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
     NOT_SUPPORTED = 801,
@@ -60,7 +58,6 @@ enum {
     X(pinned_fails, 0)            /* no pinned memory at all */                                                        \
     X(pinned_misaligned, 0)       /* pinned memory begins in the middle of a page */                                   \
     X(pinned_slabs, 1)            /* pinned memory below 2 MiB is cut from slabs of 2 MiB */                           \
-    X(no_peers, 0)                /* devices cannot reach each other */                                                \
     X(held, 0)                    /* streams take no work while this is set */
 // clang-format on
 
@@ -118,7 +115,6 @@ void range_drop(Range * range);
 int device_may(uintptr_t address, size_t bytes, int device); // whether a device may touch all of it
 int is_host_pageable(uintptr_t address);
 int take_stale_read(uintptr_t address); // whether a read here sees zeros
-extern unsigned char peer_enabled[DEVICES][DEVICES];
 
 // -- memory.c, pinned.c, virtual.c -----------------------------------------------------------------------------------
 
@@ -132,7 +128,6 @@ int core_unregister(void * address);
 int core_host_pointer(void ** out, void * address);
 int core_memory_info(size_t * free_bytes, size_t * total, int device);
 int core_can_access(int device, int peer);
-int core_enable_peer(int device, int peer, int enable);
 
 typedef struct {
     int type, id;
@@ -194,7 +189,6 @@ int event_destroy(Event * event);
 int event_record(Event * event, Stream * stream, int device);
 int event_query(Event * event);
 int event_synchronize(Event * event);
-int event_elapsed(float * milliseconds, Event * first, Event * second);
 int event_wait(Stream * stream, int device, Event * event);
 extern int device_fault[DEVICES];
 

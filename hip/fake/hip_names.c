@@ -38,8 +38,8 @@ static int keep(int code) {
     X(INVALID_DEVICE, "hipErrorInvalidDevice") X(INVALID_IMAGE, "hipErrorInvalidImage")                                \
     X(INVALID_CONTEXT, "hipErrorInvalidContext") X(PEER_UNSUPPORTED, "hipErrorPeerAccessUnsupported")                  \
     X(INVALID_HANDLE, "hipErrorInvalidHandle") X(NOT_FOUND, "hipErrorNotFound") X(NOT_READY, "hipErrorNotReady")       \
-    X(ILLEGAL_ADDRESS, "hipErrorIllegalAddress") X(PEER_ALREADY_ENABLED, "hipErrorPeerAccessAlreadyEnabled")           \
-    X(PEER_NOT_ENABLED, "hipErrorPeerAccessNotEnabled") X(ALREADY_REGISTERED, "hipErrorHostMemoryAlreadyRegistered")   \
+    X(ILLEGAL_ADDRESS, "hipErrorIllegalAddress")           \
+    X(ALREADY_REGISTERED, "hipErrorHostMemoryAlreadyRegistered")   \
     X(NOT_REGISTERED, "hipErrorHostMemoryNotRegistered") X(NOT_SUPPORTED, "hipErrorNotSupported")
 // clang-format on
 
@@ -132,14 +132,6 @@ int hipDeviceCanAccessPeer(int * out, int device, int peer) {
     CALL;
     *out = core_can_access(device, peer);
     return OK;
-}
-int hipDeviceEnablePeerAccess(int peer, unsigned flags) {
-    DEVICE_CALL;
-    return keep(flags ? INVALID_VALUE : core_enable_peer(here, peer, 1));
-}
-int hipDeviceDisablePeerAccess(int peer) {
-    DEVICE_CALL;
-    return keep(core_enable_peer(here, peer, 0));
 }
 int hipDeviceSynchronize(void) {
     DEVICE_CALL;
@@ -296,10 +288,6 @@ int hipEventSynchronize(Event * event) {
     DEVICE_CALL;
     int code = event_synchronize(event);
     return keep(code ? code : device_fault[here]);
-}
-int hipEventElapsedTime(float * out, Event * first, Event * second) {
-    DEVICE_CALL;
-    return keep(event_elapsed(out, first, second));
 }
 
 // Nothing that runs on this driver captures work yet: a caller must do without.

@@ -78,18 +78,4 @@ int core_memory_info(size_t * free_bytes, size_t * total, int device) {
     return OK;
 }
 
-int core_can_access(int device, int peer) { return device != peer && !fake_no_peers; }
-
-int core_enable_peer(int device, int peer, int enable) {
-    if (peer < 0 || peer >= fake_devices || peer == device) {
-        return INVALID_DEVICE;
-    }
-    if (!core_can_access(device, peer)) {
-        return PEER_UNSUPPORTED;
-    }
-    pthread_mutex_lock(&fake_lock);
-    int was = peer_enabled[device][peer];
-    peer_enabled[device][peer] = (unsigned char) enable;
-    pthread_mutex_unlock(&fake_lock);
-    return was == enable ? (enable ? PEER_ALREADY_ENABLED : PEER_NOT_ENABLED) : OK;
-}
+int core_can_access(int device, int peer) { return device != peer; }

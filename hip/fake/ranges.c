@@ -3,7 +3,6 @@
 
 static Range * ranges;
 size_t vram_used[DEVICES];
-unsigned char peer_enabled[DEVICES][DEVICES];
 
 Range * range_add(uintptr_t begin, size_t bytes, int kind, int device) {
     Range * range = calloc(1, sizeof *range);
@@ -58,7 +57,7 @@ static int allowed(const Range * range, int device) {
         return range->access >> device & 1;
     }
     if (range->kind == DEVICE) {
-        return range->device == device || peer_enabled[device][range->device];
+        return range->device == device;
     }
     return 1;
 }

@@ -126,7 +126,6 @@ void expertier_fake_reset(void) {
     pthread_mutex_lock(&fake_lock);
     from_environment();
     memset(device_fault, 0, DEVICES * sizeof device_fault[0]);
-    memset(peer_enabled, 0, sizeof peer_enabled);
     count_pageable_copies = count_copies_in = count_copies_out = count_copies_within = count_launches = 0;
     count_bytes_in = count_faults = 0;
     pthread_cond_broadcast(&fake_changed);

@@ -316,14 +316,3 @@ int event_synchronize(Event * event) {
     pthread_mutex_unlock(&fake_lock);
     return OK;
 }
-
-int event_elapsed(float * milliseconds, Event * first, Event * second) {
-    if (!milliseconds || !first || !second || !first->timing || !second->timing) {
-        return INVALID_HANDLE;
-    }
-    pthread_mutex_lock(&fake_lock);
-    int ready = first->done && second->done && first->done == first->recorded && second->done == second->recorded;
-    *milliseconds = (float) ((second->time - first->time) * 1e3);
-    pthread_mutex_unlock(&fake_lock);
-    return ready ? OK : NOT_READY;
-}

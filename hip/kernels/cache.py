@@ -7,10 +7,10 @@ import logging
 from importlib.resources import files
 from pathlib import Path
 
+from expertier.atomic_file import write_atomically
 from expertier.errors import ConfigError
 from expertier.hip.kernels.cache_folder import cache_subfolder
 from expertier.hip.kernels.compiler import RuntimeCompiler
-from expertier.whole_file import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def compiled(compiler: RuntimeCompiler, source: str, architecture: str) -> bytes
     code = compiler.compile(source, architecture)
     if path is not None:
         try:
-            write_whole(path, hashlib.sha256(code).digest() + code)
+            write_atomically(path, hashlib.sha256(code).digest() + code)
         except OSError as error:
             _log.warning("compiled kernels cannot be kept in %s: %s", path, error)
     return code

@@ -1,10 +1,10 @@
-// Predicts which experts a later layer will use: its router, applied to the hidden state of a layer before it. Those that
-// are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both compile this file; it
-// includes nothing, and nothing in it depends on the wave size.
+// Predicts which experts a later layer will use: its router, applied to the hidden state of a layer before it. Those
+// that are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both compile this file;
+// it includes nothing, and nothing in it depends on the wave size.
 //
 // One block an expert. The block that is done last ranks all scores. For each expert to be fetched it takes the next of
-// the candidates, the experts that the layer's table can do without, out of the table: the layer's gate, which runs later on
-// this stream, will not lead to their slots any more, so the host may fill these at once.
+// the candidates, the experts that the layer's table can do without, out of the table: the layer's look-up, which runs
+// later on this stream, will not lead to their slots any more, so the host may fill these at once.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -21,11 +21,11 @@ typedef unsigned long long u64;
 #define TYPE_F16 1
 #define TYPE_BF16 30
 
-// Words of a layer's orders, which the host writes before each graph.
+// Words of a layer's launch parameters, which the host writes before each graph.
 #define N_CANDIDATES 0
 #define CANDIDATES 1 // experts; -1: a slot with nobody in it
 
-// Words of a door.
+// Words of a mailbox.
 #define POSTED 0 // the ticket, written last
 #define N_CHOSEN 1
 #define CHOSEN 2     // an expert to be fetched, and the index of the candidate that it replaces; up to 4 of these
@@ -63,7 +63,8 @@ struct Sums {
     float product, square;
 };
 
-// A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at once.
+// A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at
+// once.
 template <u32 TYPE>
 static __device__ Sums sums_of(const float * state, const float * norm, const char * row, u32 n_hidden) {
     Sums sums = { 0, 0 };
@@ -79,8 +80,8 @@ static __device__ Sums sums_of(const float * state, const float * norm, const ch
 extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tokens, const char * router,
                                    u64 router_row_bytes, u32 router_type, const float * norm, float epsilon,
                                    const float * bias, u32 is_sigmoid, const float * late_bias, u32 n_used,
-                                   u32 n_spared, const u32 * ticket, const u32 * orders, u32 most, float * scores,
-                                   u32 * n_done, int * table, u32 * door_memory) {
+                                   u32 n_spared, const u32 * ticket, const u32 * launch_params, u32 most,
+                                   float * scores, u32 * n_done, int * table, u32 * mailbox_memory) {
     __shared__ float products[MOST_THREADS];
     __shared__ float squares[MOST_THREADS];
     __shared__ u32 is_last;
@@ -135,9 +136,9 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
     __shared__ unsigned char is_there[MOST_EXPERTS];
     __shared__ unsigned char is_spared[MOST_EXPERTS];
     __shared__ int candidates[MOST_CANDIDATES];
-    u32 n_candidates = orders[N_CANDIDATES];
+    u32 n_candidates = launch_params[N_CANDIDATES];
     if (thread < n_candidates && thread < MOST_CANDIDATES) {
-        candidates[thread] = (int) orders[CANDIDATES + thread];
+        candidates[thread] = (int) launch_params[CANDIDATES + thread];
     }
     u32 n_rows = n_tokens * n_used;
     volatile float * of_all_blocks = scores;
@@ -170,9 +171,9 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
     }
     __syncthreads();
 
-    volatile u32 * door = door_memory;
+    volatile u32 * mailbox = mailbox_memory;
     for (u32 i = thread; i < n_rows; i += n_threads) {
-        door[PREDICTED + i] = (u32) order[i];
+        mailbox[PREDICTED + i] = (u32) order[i];
     }
     if (thread == 0) {
         u32 n = 0, candidate = 0;
@@ -192,17 +193,17 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
                 table[leaves] = -1;
             }
             is_there[expert] = 1;
-            door[CHOSEN + 2 * n] = (u32) expert;
-            door[CHOSEN + 2 * n + 1] = candidate;
+            mailbox[CHOSEN + 2 * n] = (u32) expert;
+            mailbox[CHOSEN + 2 * n + 1] = candidate;
             candidate++;
             n++;
         }
-        door[N_CHOSEN] = n;
+        mailbox[N_CHOSEN] = n;
         *n_done = 0;
     }
     __threadfence_system();
     __syncthreads();
     if (thread == 0) {
-        door[POSTED] = *ticket;
+        mailbox[POSTED] = *ticket;
     }
 }

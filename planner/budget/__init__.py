@@ -1,1 +1,1 @@
-"""Who gets how much memory: slots, ledgers, devices."""
+"""How much memory each consumer gets: sizes of the tiers, slots of each layer, ledgers, blocks of each device."""

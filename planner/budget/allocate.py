@@ -1,4 +1,4 @@
-"""The plan of slots: how many each layer gets under a budget."""
+"""The plan of slots: how many slots each layer gets under a budget."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def floor_bytes(demands: Sequence[LayerDemand]) -> int:
 
 
 def full_bytes(demands: Sequence[LayerDemand]) -> int:
-    """Return the bytes of a slot for every expert: more is of no use."""
+    """Return the bytes of a slot for every expert, beyond which more bytes are of no use."""
     return sum(demand.bytes_for(demand.n_experts) for demand in demands)
 
 
@@ -38,12 +38,12 @@ def plan_layers(
 ) -> LayerPlan:
     """Share `budget_bytes` out over the layers.
 
-    Without `profile`: as equal numbers of slots, none above its layer's experts. What equal numbers leave over
-    goes to the first layers that it fits, one slot each.
+    Without `profile` every layer gets the same number of slots, but never more than it has experts. The bytes that
+    equal numbers leave over go to the first layers whose slots they fit, one slot each.
 
-    `profile` is the uses of every expert, [layers, most experts] numbers of 0 and more. Then the slots go
-    where they save the most bytes for each byte that they take (`allocate_by_profile.py`); where it does not tell
-    the layers apart, the plan is the one without.
+    `profile` has the uses of every expert, [layers, most experts] numbers of 0 and more. With it the slots go where
+    they save the most bytes for each byte that they take (`allocate_by_profile.py`). A profile that does not tell the
+    layers apart changes nothing.
 
     Raises `BudgetError` below one slot a layer, with the smallest budget that works, and `ValueError` unless
     `demands` describes the layers 0, 1, ... in order and `profile` the same experts.
@@ -68,7 +68,7 @@ def plan_layers(
 
 
 def _equal_slots(demands: Sequence[LayerDemand], budget_bytes: int) -> int:
-    """Return the most slots that every layer can have, where none needs more than its experts."""
+    """Return the largest number of slots that every layer can have; a layer with fewer experts has a slot for each."""
     low, high = 1, max(demand.n_experts for demand in demands)
     while low < high:
         middle = (low + high + 1) // 2
@@ -80,7 +80,7 @@ def _equal_slots(demands: Sequence[LayerDemand], budget_bytes: int) -> int:
 
 
 def _with_left_over(demands: Sequence[LayerDemand], equal: int, budget_bytes: int) -> list[int]:
-    """Return `equal` slots a layer, and one more in the first layers that what is left over fits."""
+    """Return `equal` slots a layer, and one slot more in the first layers whose slots the leftover bytes fit."""
     slots = [min(equal, demand.n_experts) for demand in demands]
     left = budget_bytes - _equal_bytes(demands, equal)
     for demand in demands:

@@ -1,8 +1,8 @@
-"""Slots where they save the most: what a routing profile says a layer's next slot is worth.
+"""Puts slots where they save the most, by what a routing profile says a layer's next slot is worth.
 
 A slot for a layer's n-th most used expert saves that expert's uses times its bytes, and costs about its bytes:
-so the gain for a byte is the number of uses. It falls from slot to slot, and taking the slots of all layers in
-order of their gain is the optimum, except for what the last slots leave over where sizes differ.
+so the gain for a byte is the number of uses. The gain falls from slot to slot, and taking the slots of all layers in
+order of their gain is the optimum. Only where slots differ in size may the last ones leave some bytes unused.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ def marginal_gains(demands: Sequence[LayerDemand], profile: npt.NDArray[np.gener
 
 
 def tell_apart(gains: F64) -> bool:
-    """Whether some layers' n-th slots differ in gain, of those that have n experts."""
+    """Whether the n-th slots of some layers, of those that have n experts, differ in gain."""
     return bool(((gains >= 0) & (gains != gains.max(axis=0))).any())
 
 
 def best_slots(
     demands: Sequence[LayerDemand], gains: F64, floors: Sequence[int], budget_bytes: int
 ) -> list[int]:
-    """Return the slots of each layer: `floors`, and beyond them those of the highest gains that fit.
+    """Return the slots of each layer: `floors`, and beyond these the slots of the highest gains that fit the budget.
 
-    The floors fit the budget. Where the next slot does not fit, smaller ones of lower gain may. Ties go to the
-    layer with fewer slots, then to the first.
+    The floors must fit the budget. Where the next slot does not fit, smaller slots of lower gain may. Of slots with
+    equal gains the layer with fewer slots gets one first, then the layer that comes first.
     """
     slot_bytes = np.array([demand.slot_bytes for demand in demands], np.int64)
     slots = np.array(floors, np.int64)

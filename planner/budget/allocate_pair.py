@@ -1,4 +1,4 @@
-"""Plans for both places of the boundary: the wide one's slots are among the narrow one's, so that a move only drops."""
+"""Plans for both places of the boundary, such that a move to the wide one only drops experts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from expertier.planner.budget.demand import LayerDemand
 
 @dataclass(frozen=True, slots=True)
 class PlanPair:
-    """Slots while batches are narrow, and while a wide batch computes; no layer has more in the second."""
+    """Slots while batches are narrow, and while a wide batch computes; no layer has more slots in the `wide` plan."""
 
     narrow: LayerPlan
     wide: LayerPlan
     move_bytes: int
-    """What a move to the wide one drops, and a move back may fetch again: what the budgets differ by, and no more."""
+    """Bytes that a move to the `wide` plan drops, and that a move back may fetch again."""
 
 
 def plan_pair(
@@ -28,11 +28,11 @@ def plan_pair(
     wide_bytes: int,
     profile: npt.NDArray[np.generic] | None = None,
 ) -> PlanPair:
-    """Plan both. `profile` is as `plan_layers` takes it.
+    """Return both plans. `profile` is as `plan_layers` takes it.
 
-    The wide plan is made from the slots of the narrow one: by the profile those that save the most, else equal
-    numbers. Raises `BudgetError` where the smaller budget is less than one slot a layer, `ValueError` where the wide
-    one is larger.
+    The wide plan keeps slots of the narrow plan: with a profile the slots that save the most, else equal numbers.
+    Raises `BudgetError` where the smaller budget is less than one slot a layer, and `ValueError` where the wide budget
+    is larger than the narrow one.
     """
     if wide_bytes > narrow_bytes:
         raise ValueError(

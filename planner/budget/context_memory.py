@@ -1,4 +1,4 @@
-"""What a context takes: the key-value cache, exactly as llama.cpp lays it out, and the compute buffer, estimated."""
+"""What a context takes: the key-value cache, as llama.cpp lays it out, and an estimate of the compute buffer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from expertier.planner.budget.geometry import ModelGeometry
 from expertier.units import KIB, round_up
 
 CELL_PADDING = 256
-"""llama.cpp rounds a cache's length up to a multiple of so many tokens."""
+"""llama.cpp rounds a cache's length up to a multiple of this number of tokens."""
 
 _F32 = 4
 _F16 = 2
@@ -19,7 +19,7 @@ _MARGIN = 32  # one part in so many is added: some shapes with 512 experts took 
 
 @dataclass(frozen=True, slots=True)
 class ContextShape:
-    """A context: `n_ctx` tokens, at most `n_ubatch` of them at once, for `n_seqs` sequences of equal length.
+    """A context of `n_ctx` tokens, of which at most `n_ubatch` run at once, for `n_seqs` sequences of equal length.
 
     `kv_bytes` is the size of an element of the cache as a fraction (bytes, elements): (2, 1) for F16, (34, 32) for
     Q8_0. `full_windows` keeps all tokens in sliding blocks too, as llama.cpp's own default parameters do and
@@ -45,7 +45,7 @@ class ContextShape:
         return round_up(-(-round_up(self.n_ctx, CELL_PADDING) // self.n_seqs), CELL_PADDING)
 
     def window_cells(self, window: int) -> int:
-        """Tokens that a sliding block's cache has room for; `window` 0 is none and so all of them."""
+        """Tokens that a block's cache has room for; with `window` 0 the block does not slide and keeps all tokens."""
         if window == 0 or self.full_windows:
             return self.cells
         return round_up(min(self.cells, window + self.n_ubatch), CELL_PADDING)
@@ -69,10 +69,11 @@ def cache_bytes(geometry: ModelGeometry, shape: ContextShape) -> int:
 def compute_bytes(geometry: ModelGeometry, shape: ContextShape, n_tokens: int | None = None) -> int:
     """Estimate the compute buffer for batches of `n_tokens`, the shape's `n_ubatch` where not given.
 
-    Modelled on what lives at once in llama.cpp's graphs: the masks all the time; the residual stream with what the
-    allocator leaves in fragments around it (five times its width, found by measurement); and the largest of the
-    stages: the experts' first matrices, their outputs, the logits, queries with keys and values. The benchmark
-    `compute_buffer.py` compares it with the engine: it means to be above, by how much is in docs/measurements.md.
+    The estimate adds up what lives at once in llama.cpp's graphs: the masks all the time; the residual stream with the
+    fragments that the allocator leaves around it (five times its width, found by measurement); and the largest of the
+    stages, which are the experts' first matrices, their outputs, the logits, and queries with keys and values. It is
+    meant to be above what the engine takes: the benchmark `compute_buffer.py` compares both, and docs/measurements.md
+    has by how much.
     """
     tokens = min(shape.n_ubatch if n_tokens is None else n_tokens, shape.n_ctx)
     outputs = tokens if shape.n_outputs is None else min(tokens, shape.n_outputs)
@@ -94,7 +95,7 @@ def compute_bytes(geometry: ModelGeometry, shape: ContextShape, n_tokens: int | 
 
 
 def _mask_cells(geometry: ModelGeometry, shape: ContextShape) -> int:
-    """Return the length of a token's masks: one of full attention, one of sliding blocks, of those that there are."""
+    """Return the length of a token's masks: one for full attention and one for sliding blocks, where it has these."""
     cells = shape.cells if geometry.has_full_attention else 0
     windows = {shape.window_cells(block.window) for block in geometry.blocks if block.window}
     indexed = any(block.index_width for block in geometry.blocks)
@@ -102,5 +103,5 @@ def _mask_cells(geometry: ModelGeometry, shape: ContextShape) -> int:
 
 
 def _state_bytes(geometry: ModelGeometry) -> int:
-    """Return what recurrent blocks add whatever the batch: their states are read into the buffer and written back."""
+    """Return what recurrent blocks add for any batch: their states are read into the buffer and written back."""
     return 2 * max((block.state_bytes for block in geometry.blocks), default=0)

@@ -1,4 +1,4 @@
-"""What one layer asks of a budget."""
+"""The slots that one layer has a use for, and what they cost."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass
 class LayerDemand:
     """One layer's experts and what their slots cost: `n` slots take `fixed_bytes + n * slot_bytes`.
 
-    `layer` counts MoE layers from 0; `top_k` is how many experts a token uses; `weight` is the layer's share
-    of the routing demand, 1 where nothing is known. Raises `ValueError` for numbers that describe no layer.
+    `layer` counts MoE layers from 0; `top_k` is how many experts a token uses; `weight` is the layer's share of the
+    routing demand, and 1 where that share is not known. Raises `ValueError` for numbers that describe no layer.
     """
 
     layer: int

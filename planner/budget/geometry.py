@@ -1,4 +1,4 @@
-"""What of a model, beside its experts, takes memory: plain numbers, read from a file by `tiers/model/geometry.py`."""
+"""The parts of a model beside its experts that take memory, as numbers; `tiers/model/geometry.py` reads them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from dataclasses import dataclass
 class BlockMemory:
     """What one block of a model keeps from token to token.
 
-    `k_width` and `v_width` are elements a token (0: it keeps none; compressed attention keeps no V); `window` is how
-    far a sliding block looks back, in tokens, 0 for all of them; `index_width` the elements of keys that sparse
-    attention keeps beside; `state_bytes` the state a sequence of a recurrent block, which no context length changes.
+    `k_width` and `v_width` are elements a token; 0 means that the block keeps none, as compressed attention keeps no V.
+    `window` is how many tokens a sliding block looks back, and 0 for a block that looks back all the way. `index_width`
+    is the elements of keys that sparse attention keeps besides. `state_bytes` is the state that a recurrent block keeps
+    for each sequence, whatever the context length.
     """
 
     k_width: int = 0
@@ -25,11 +26,11 @@ class BlockMemory:
 class ModelGeometry:
     """The sizes that decide what a model takes beside its experts. Widths are elements.
 
-    `device_weight_bytes` are the weights that lie where the layers run, `host_weight_bytes` those that stay in RAM: the
-    token embedding. `experts_width` is what one token's experts produce in a layer, all matrices before the last one
-    together: top-k times gate, up and their product, in the layer where that is most; `top_k`, too, is the most of any
-    layer. `query_width` is of all heads side by side. `n_ctx_train` is the context that it was trained with, in tokens
-    (0: unknown). `notes` say what is only estimated.
+    `device_weight_bytes` are the weights that lie where the layers run, and `host_weight_bytes` the weights that stay
+    in RAM, which are the token embedding. `experts_width` is what the experts of one token produce in a layer with all
+    matrices before the last one: top-k times gate, up and their product, in the layer where that is most. `top_k` is
+    the largest of any layer. `query_width` is the width of all heads side by side. `n_ctx_train` is the context that
+    the model was trained with, in tokens (0: unknown). `notes` say what is only estimated.
     """
 
     architecture: str
@@ -51,11 +52,6 @@ class ModelGeometry:
     def kv_width(self) -> int:
         """The widest block's K."""
         return max((block.k_width for block in self.blocks), default=0)
-
-    @property
-    def has_windows(self) -> bool:
-        """Whether some blocks look back a limited way."""
-        return any(block.window for block in self.blocks)
 
     @property
     def has_full_attention(self) -> bool:

@@ -1,6 +1,6 @@
-"""Which blocks of a model lie on which of several devices: stretches in order, as llama.cpp's layer split has them.
+"""Which blocks of a model lie on which of several devices: each has a stretch, as llama.cpp's layer split places them.
 
-llama.cpp places units: the blocks, and after them the output, which lies on the last device here.
+llama.cpp places units: the blocks, and after them the output. Here the output lies on the last device.
 
     blocks  0 1 2 3 4 5 │ 6 7 8 9 output      units (6, 5)
             └─ first ─┘   └── second ──┘
@@ -21,7 +21,7 @@ from expertier.planner.budget.demand import LayerDemand
 
 @dataclass(frozen=True, slots=True)
 class BlockNeeds:
-    """What one block takes of its device: `fixed_bytes` in any case, and slots where it has experts."""
+    """What one block takes of its device: `fixed_bytes`, and slots where the block has experts."""
 
     fixed_bytes: int
     demand: LayerDemand | None = None
@@ -30,7 +30,8 @@ class BlockNeeds:
 def units_of_shares(shares: Sequence[float], n_units: int) -> tuple[int, ...]:
     """Return how many units llama.cpp gives each device for these shares (its `--tensor-split`).
 
-    In its own arithmetic, single precision: the same shares place the same blocks. `shares` are 0 and more, not all 0.
+    The arithmetic is llama.cpp's own, in single precision, so that the same shares place the same blocks. `shares` are
+    0 or more, and not all of them are 0.
     """
     points = np.cumsum(np.array(shares, np.float32), dtype=np.float32)
     points /= points[-1]
@@ -40,20 +41,19 @@ def units_of_shares(shares: Sequence[float], n_units: int) -> tuple[int, ...]:
 
 
 def units_by_room(rooms: Sequence[int], blocks: Sequence[BlockNeeds], output_bytes: int) -> tuple[int, ...]:
-    """Return how many units each device gets, so that the one with the smallest share of its experts in slots has
-    the most it can.
+    """Return how many units each device gets, so that the smallest share of experts in slots on any device is largest.
 
-    `rooms` are the bytes that each device has for blocks and their experts, `output_bytes` what the output takes of
-    the last one. Where all experts fit, the smallest part of a room that is left over is made as large as it can be.
-    A split is returned even where some device has no room for a slot in each of its layers: then it is the one that
-    lacks the least. Raises `ConfigError` where there are more devices than blocks with experts.
+    `rooms` are the bytes that each device has for blocks and their experts, and `output_bytes` are what the output
+    takes of the last device. Where all experts fit, the smallest part of a room that is left over is made as large as
+    possible. A split is returned even where some device has no room for a slot in each of its layers: then it is the
+    split that lacks the fewest bytes. Raises `ConfigError` where there are more devices than blocks with experts.
     """
     n_blocks, n_devices = len(blocks), len(rooms)
     n_layers = sum(block.demand is not None for block in blocks)
     if n_devices > n_layers:
         raise ConfigError(f"{n_devices} devices for {n_layers} layers with experts: give fewer")
     sums = _Sums(blocks)
-    best = [-inf] * (n_blocks + 1)  # of the blocks before, over the devices so far
+    best = [-inf] * (n_blocks + 1)  # best[end]: the best score of blocks [0, end) on the devices so far
     best[0] = inf
     began: list[list[int]] = []
     for device, room in enumerate(rooms):
@@ -94,7 +94,7 @@ class _Sums:
         """
         floor, full = self._floor[end] - self._floor[begin], self._full[end] - self._full[begin]
         if not floor:
-            return -inf  # no experts: nothing of the tiers would be there
+            return -inf  # no experts: the device would have no tiers
         left -= self._fixed[end] - self._fixed[begin]
         if left < floor:
             return left - floor

@@ -1,11 +1,11 @@
-"""The ledger of a device's memory: who takes how much, and so how much is left for experts.
+"""The ledger of a device's memory: what each consumer takes, and so what is left for experts.
 
     weights │ kv │ draft │ prefill stream │ peers │ headroom │ reserve │ compute narrow │ compute wide │ arena │ unused
                                                                         └───────────── the slab ───────────────┘
 
-Every byte stands in one entry, and the entries with what is unused are the device's memory. A wide batch computes
-where a narrow one does, so `compute wide` is only what it needs beyond `compute narrow`; while batches are narrow,
-slots lie there too, and the arena is larger by it.
+Every byte stands in one entry, and all entries together with the unused bytes are the device's memory. A wide batch
+computes in the same place as a narrow one, so `compute wide` is only what it needs beyond `compute narrow`. While
+batches are narrow, slots lie in that part as well, and the arena is larger by it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from expertier.units import MIB, mib, mib_needed
 
 
 class Consumer(StrEnum):
-    """Who takes memory of a device."""
+    """A consumer of a device's memory."""
 
     WEIGHTS = "weights"
-    """All that is no expert and lies where the layers run."""
+    """All weights that lie where the layers run, except experts."""
 
     KV = "kv"
     DRAFT = "draft"
@@ -39,14 +39,14 @@ class Consumer(StrEnum):
     """Buffers for copies between devices."""
 
     HEADROOM = "headroom"
-    """The driver, its kernels and the BLAS libraries."""
+    """Memory for the driver, its kernels and the BLAS libraries."""
 
     RESERVE = "reserve"
-    """What the user wants to be left free."""
+    """Memory that the user wants to be left free."""
 
     COMPUTE_NARROW = "compute narrow"
     COMPUTE_WIDE = "compute wide"
-    """What a wide batch needs beyond a narrow one."""
+    """What a wide batch needs beyond what a narrow one needs."""
 
     ARENA = "arena"
     """Slots for experts."""
@@ -54,10 +54,10 @@ class Consumer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """What the consumers of a device need, in bytes; `compute_wide` of a wide batch as a whole.
+    """What the consumers of a device need, in bytes; `compute_wide` is all that a wide batch needs.
 
-    `free` is what the driver says is free now. `taken` has what a consumer has allocated already: it is not in `free`
-    any more, and it counts instead of the need, so that a key-value cache that exists is not reserved again.
+    `free` is what the driver says is free now. `taken` has what consumers have allocated already. These bytes are not
+    in `free` any more, and they count instead of the need, so that a key-value cache that exists is not reserved again.
     Raises `ValueError` for numbers below 0.
     """
 
@@ -82,7 +82,7 @@ class DeviceNeeds:
 
     @property
     def total(self) -> int:
-        """The bytes that are shared out: free ones, and those that the consumers have already."""
+        """The bytes that are shared out: free bytes, and the bytes that consumers have taken already."""
         return self.free + sum(self.taken.values())
 
     def reserved(self) -> dict[Consumer, int]:
@@ -139,16 +139,11 @@ class DeviceLedger:
 
     @property
     def unused_bytes(self) -> int:
-        """What nobody takes: experts have all slots, or a bound of the user's was reached."""
+        """Bytes that no consumer takes: every expert has a slot, or the arena is as large as the user allows."""
         return self.total_bytes - sum(self.entries.values())
 
-    @property
-    def smallest_total_bytes(self) -> int:
-        """The memory with which one slot a layer would still fit."""
-        return sum(self.entries.values()) - self.arena_bytes + self.floor_bytes
-
     def check_valid(self) -> None:
-        """Assert that every byte stands in one entry and nothing is shared out that is not there."""
+        """Assert that every byte stands in one entry, and that the entries are no more than the memory."""
         assert set(self.entries) == set(Consumer), self.entries
         assert min(self.entries.values()) >= 0, self.entries
         assert self.unused_bytes >= 0, "more is shared out than there is"
@@ -186,11 +181,11 @@ def plan_device(
     cap_bytes: int | None = None,
     asked_bytes: int | None = None,
 ) -> DeviceLedger:
-    """Share a device's memory out: the consumers get what they need, the experts the rest.
+    """Share a device's memory out: the consumers get what they need, and experts get the rest.
 
     The arena has at most `cap_bytes`, at most `asked_bytes` where the user gave its size, and at most a slot for every
-    expert. Raises `BudgetError` where less than one slot a layer is left, or less than was asked for; it says
-    who takes what, and the smallest memory, cap or size that works.
+    expert. Raises `BudgetError` where less than one slot a layer is left, or less than was asked for. The
+    message says what each consumer takes, and the smallest memory, cap or size that works.
     """
     floor, full = floor_bytes(demands), full_bytes(demands)
     reserved = needs.reserved()

@@ -72,14 +72,20 @@ def plan_ram(
     bounce_bytes: int,
     pool_bytes: int,
     limited_by: LimitedBy,
+    asked: bool = False,
     arena_bytes: int = 0,
 ) -> RamLedger:
     """Share RAM out: the engine, bounce blocks, slots and the host pool get what they need, the page cache the rest.
 
-    `limited_by` is what keeps the pool at `pool_bytes` (`sizing.host_pool`). Raises `BudgetError` where the consumers
-    need more than is available, with what each takes.
+    `pool_bytes` is the pool's budget, and `limited_by` what keeps it there (`sizing.host_pool`). A pool fills bit by
+    bit and gives memory back where RAM runs short, so it gets no more of its budget than the other consumers leave,
+    unless the user `asked` for that very size. Raises `BudgetError` where the consumers need more than is available,
+    with what each takes.
     """
-    needed = engine_bytes + bounce_bytes + arena_bytes + pool_bytes
+    fixed = engine_bytes + bounce_bytes + arena_bytes
+    if not asked and fixed <= available_bytes < fixed + pool_bytes:
+        pool_bytes, limited_by = available_bytes - fixed, LimitedBy.RAM
+    needed = fixed + pool_bytes
     if needed > available_bytes:
         raise BudgetError(
             f"the engine needs {mib(engine_bytes)} of RAM, bounce blocks {mib(bounce_bytes)}, expert slots "

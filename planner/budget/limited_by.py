@@ -1,4 +1,4 @@
-"""What keeps a tier from being larger."""
+"""What keeps a tier from being larger than it is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class LimitedBy(StrEnum):
-    """What binds: the first thing to change for a larger tier."""
+    """The limit that binds, which is the first thing to change for a larger tier."""
 
     SLOTS = "slots"
     """Nothing: there is a slot for every expert."""

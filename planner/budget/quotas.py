@@ -1,4 +1,4 @@
-"""New quotas from observed demand, where they pay for the move to them (D16)."""
+"""New numbers of slots from observed demand, where they pay for the move to them (D16)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from expertier.planner.budget.allocate_by_profile import F64, marginal_gains, sa
 from expertier.planner.budget.demand import LayerDemand
 
 HEAT_OF_ONE_USE_A_STEP = 480
-"""Mean heat of an expert that every step used, did heat not saturate (+16 a use, halved every 20)."""
+"""Mean heat of an expert that every step uses, if heat did not saturate (+16 a use, halved every 20)."""
 
 
 class UseCounts:
-    """The experts' uses in the last steps, from samples of the policy's heat; costs look-ups nothing.
+    """The experts' uses in the last steps, from samples of the policy's heat, which cost look-ups nothing.
 
-    Heat looks back some tens of steps and saturates; quotas need hundreds. So this averages samples of it, the
-    old ones fading with a half-life. It needs a policy that keeps heat (LFU-decay does, LRU does not).
+    Heat looks back some tens of steps and saturates; quotas need hundreds of steps. So this class averages samples of
+    the heat, and old samples fade with a half-life. It needs a policy that keeps heat (LFU-decay does, LRU does not).
     """
 
     def __init__(self, shape: tuple[int, int], half_life_steps: float = 1024.0) -> None:
@@ -31,7 +31,7 @@ class UseCounts:
 
     @property
     def steps(self) -> float:
-        """How many steps the counts stand for, the faded ones in part."""
+        """How many steps the counts stand for; steps that have faded count in part."""
         return self._steps
 
     @property
@@ -40,9 +40,10 @@ class UseCounts:
         return self._sum / max(self._steps, 1.0)
 
     def sample(self, heat: npt.NDArray[np.uint8], n_steps: int) -> None:
-        """Take the heat as it is after `n_steps` more steps.
+        """Take a sample of the heat, `n_steps` steps after the last one.
 
-        Every 27 steps, say: a multiple of 20 would always see it just halved, or just not.
+        A good distance is 27 steps: with a multiple of 20 all samples would come just after heat was halved, or all
+        just before.
         """
         if n_steps > 0:
             kept = 0.5 ** (n_steps / self._half_life)
@@ -53,25 +54,24 @@ class UseCounts:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """New quotas, and what they are expected to bring: `saved_bytes` a step, for a move of `move_bytes`."""
+    """New quotas, which are expected to save `saved_bytes` a step and take a move of `move_bytes`."""
 
     plan: LayerPlan
     saved_bytes: float
     missed_bytes: float
-    """Expected bytes of misses a step with the quotas as they are."""
+    """Bytes of misses expected a step with the present quotas."""
     move_bytes: int
     """Bytes that the new slots hold and that have to be fetched into them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hysteresis:
-    """When new quotas are worth it: all three must hold.
+    """When new quotas are worth the move; all three conditions must hold.
 
     The counts rest on `uses_seen` uses of the average expert or more; the saving within `horizon_steps` is
-    `payback` times the bytes of the move or more; and it is a share of `min_share` of all missed bytes or more.
-    Use counts say more about wide quotas than about tight ones, where it matters who was used just now: on
-    recorded routing, moves for a forecast of 2 to 6 % cost up to 3 %
-    more misses (docs/measurements/quotas.md).
+    `payback` times the bytes of the move or more; and the saving is a share of `min_share` of all missed bytes or more.
+    Use counts say more about wide quotas than about tight ones, where the experts used last matter: on recorded
+    routing, moves for a forecast of 2 to 6 % cost up to 3 % more misses (docs/measurements/quotas.md).
     """
 
     uses_seen: float = 4.0
@@ -90,7 +90,7 @@ def propose(
 ) -> Proposal | None:
     """Return better quotas than `slots`, or None where the move would not pay.
 
-    Misses are expected of the experts beyond a layer's `slots[layer]` most used ones. Pure; raises what
+    Every use of an expert that is not among a layer's `slots[layer]` most used ones counts as a miss. Pure; raises what
     `plan_layers` raises.
     """
     hysteresis = hysteresis if hysteresis is not None else Hysteresis()

@@ -1,4 +1,4 @@
-"""A smaller plan in the proportions of another."""
+"""A smaller plan of slots in the proportions of a larger one."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ I64 = npt.NDArray[np.int64]
 def shrink(slots: Sequence[int], demands: Sequence[LayerDemand], *, budget_bytes: int) -> LayerPlan:
     """Return the plan that gives every layer the same share of its `slots` under `budget_bytes`.
 
-    At least one slot a layer and never more than `slots`; what rounding leaves over goes to the layers that
-    rounding cost most. The same arguments give the same plan, and a budget that holds `slots` gives `slots`:
-    so a boundary that moves there and back comes back to where it was. Raises `BudgetError` below one slot a
-    layer.
+    Every layer gets at least one slot and never more than its `slots`. The bytes that rounding leaves over go to the
+    layers that rounding cost most. The same arguments give the same plan, and a budget that holds `slots` gives
+    `slots`, so that a boundary that moves there and back comes back to where it was. Raises `BudgetError` below one
+    slot a layer.
     """
     floor = floor_bytes(demands)
     if budget_bytes < floor:

@@ -93,7 +93,7 @@ def require_a_share_each(names: Sequence[str], shares: Sequence[float]) -> None:
         )
 
 
-def ram_of_part(available_bytes: int, share: float) -> int:
+def ram_of_share(available_bytes: int, share: float) -> int:
     """Return the part of the available RAM that a device counts with which holds that `share` of all expert bytes."""
     return int(available_bytes * share)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 from numba import int64, types
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.outcome import Outcome
 from expertier.planner.policy.repack import NOT_IN_LINE
 from expertier.planner.policy.tables import (
@@ -226,7 +226,7 @@ def repack_calls() -> RepackCalls:
 
 
 def _compiled(*arguments: Any) -> Callable[[_F], _F]:
-    return kept_njit(int64(*arguments))
+    return cached_njit(int64(*arguments))
 
 
 def _array(kind: Any, n_dimensions: int = 1) -> Any:

@@ -28,6 +28,7 @@ import numpy.typing as npt
 
 from expertier.interrupts import raise_pending
 from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.operations import IN_DIRECTORY
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE, Outcome
 from expertier.planner.policy.repack import SurvivorColumns, Survivors
 from expertier.planner.profiles.profile import scaled_heat
@@ -38,22 +39,6 @@ if TYPE_CHECKING:
 
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
-
-ARRAYS = (
-    "slot_of",
-    "heat",
-    "owner",
-    "state",
-    "pins",
-    "order",
-    "evicted_by",
-    "counters",
-    "notes",
-    "first",
-    "n_slots",
-    "n_experts",
-)
-"""The names of the arrays."""
 
 MOST_SLOTS = 1 << 16
 """A layer's slots must fit the low bits of `order`."""
@@ -91,18 +76,14 @@ class Residency:
         self.heat = np.zeros((n_layers, max(n_experts)), np.uint8)
         self.counters = np.zeros((n_layers, tables.N_COUNTERS), np.int64)
         self.notes = np.zeros((n_layers, words), np.int32)
-        self._functions = [0] * 6
+        self._functions = [0] * len(IN_DIRECTORY)
         if tables.COMPILED:
-            points = native.entry_points()  # the first time this compiles for seconds, and so do those below
+            points = (
+                native.entry_points()
+            )  # the first time this compiles for seconds, and so do the calls below
             raise_pending()
-            self._functions = [
-                native.begin_of(kind).address,
-                points.complete,
-                points.abort,
-                points.release,
-                points.resident_first,
-                points.begin_prefetch,
-            ]
+            self._functions = [getattr(points, operation.name) for operation in IN_DIRECTORY]
+            self._functions[0] = native.begin_of(kind).address  # the policy's own
         self._make_slots(n_slots)
         self._calls = python_calls.python_calls()
         raise_pending()
@@ -189,27 +170,27 @@ class Residency:
 
     def begin(self, layer: int, experts: I32, slots: I32, miss_index: I32) -> int:
         """Look up and pin `experts`; see `policy.begin_for`. `slots` and `miss_index` are at least as long."""
-        return self._calls.begin(self._address, layer, experts, slots, miss_index)
+        return self._calls["begin"](self._address, layer, experts, slots, miss_index)
 
     def begin_prefetch(self, layer: int, expert: int) -> int:
         """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
-        return self._calls.begin_prefetch(self._address, layer, expert)
+        return self._calls["begin_prefetch"](self._address, layer, expert)
 
     def complete(self, layer: int, slots: I32) -> int:
         """Make FILLING slots READY; see `policy.complete`."""
-        return self._calls.complete(self._address, layer, slots)
+        return self._calls["complete"](self._address, layer, slots)
 
     def abort(self, layer: int, slots: I32) -> int:
         """Undo a `begin` or `begin_prefetch` whose fill failed; see `policy.abort`."""
-        return self._calls.abort(self._address, layer, slots)
+        return self._calls["abort"](self._address, layer, slots)
 
     def release(self, layer: int, slots: I32) -> int:
         """Unpin slots; see `policy.release`."""
-        return self._calls.release(self._address, layer, slots)
+        return self._calls["release"](self._address, layer, slots)
 
     def resident_first(self, layer: int, experts: I32) -> int:
         """Reorder `experts` in place; see `policy.resident_first`."""
-        return self._calls.resident_first(self._address, layer, experts)
+        return self._calls["resident_first"](self._address, layer, experts)
 
     # ---- the same with the layer's lock, which the caller does not hold: see `locked_calls.py`
 
@@ -273,11 +254,6 @@ class Residency:
 
     # ---- what Python asks besides
 
-    def is_filling(self, layer: int, experts: I32) -> bool:
-        """Whether one of `experts` is being filled: a wait for it ends without anyone's help."""
-        slots = self.slot_of[layer, experts]
-        return bool((self.state[self.first[layer] + slots[slots >= 0]] & self._tables.READY == 0).any())
-
     def is_chosen(self, layer: int, experts: I32, slots: I32) -> bool:
         """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for one's own."""
         if not 0 <= layer < len(self.n_slots) or experts.shape != slots.shape or experts.ndim != 1:
@@ -331,12 +307,6 @@ class Residency:
     def fills_by_layer(self) -> list[int]:
         """Return how many fills each layer completed, prefetches included."""
         return self.by_layer("fills")
-
-    @property
-    def ready(self) -> npt.NDArray[np.bool_]:
-        """Which of all slots are READY, as a copy."""
-        ready: npt.NDArray[np.bool_] = self.state & self._tables.READY != 0
-        return ready
 
     def choose_survivors(
         self, n_slots: I32, shifts: I64, survivors: I32, *, in_order_where_all_fit: bool

@@ -34,6 +34,8 @@ from numba import config, njit, types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray
 
+from expertier.planner.policy.operations import END_OF_ENTRIES, entry_of
+
 U8: TypeAlias = npt.NDArray[np.uint8]
 I32: TypeAlias = npt.NDArray[np.int32]
 I64: TypeAlias = npt.NDArray[np.int64]
@@ -65,10 +67,11 @@ RANK_SPECULATIVE = 0
 PINNED_BIT = 62
 PINNED = 1 << PINNED_BIT  # above every order
 
-# The directory's head, and a layer's row.
+# The directory's head: three numbers, then addresses of the operations' C functions. After it, a layer's row.
 STAMP, N_LAYERS, KIND = range(3)
-BEGIN, COMPLETE, ABORT, RELEASE, RESIDENT_FIRST, BEGIN_PREFETCH = range(3, 9)  # addresses of C functions
-HEAD = 9
+BEGIN, COMPLETE, ABORT, RELEASE = map(entry_of, ("begin", "complete", "abort", "release"))
+RESIDENT_FIRST, BEGIN_PREFETCH = map(entry_of, ("resident_first", "begin_prefetch"))
+HEAD = END_OF_ENTRIES
 N_EXPERTS, N_SLOTS, N_NOTES = range(3)
 (SLOT_OF, HEAT, OWNER, STATE, PINS, ORDER, EVICTED_BY, COUNTERS, NOTES) = range(3, 12)
 ROW = 12
@@ -104,6 +107,7 @@ def source_stamp() -> int:
         "repack_calls.py",
         "calls/c_calls.py",
         "calls/native.py",
+        "operations.py",
         "calls/python_calls.py",
         "calls/locked_calls.py",
     )

@@ -18,9 +18,9 @@ import numpy.typing as npt
 from expertier.errors import ConfigError
 from expertier.planner.profiles.routing_profile import ExpertUses, RoutingProfile, default_phase, profile_of
 from expertier.planner.profiles.text_form import looks_like_weights, read_layer_weights
+from expertier.planner.traces.atomic_archive import smallest, write_archive
 from expertier.planner.traces.file import read_trace
 from expertier.planner.traces.trace import MOST_EXPERTS
-from expertier.planner.traces.whole_file import smallest, write_archive
 
 FORMAT = "expertier-profile-1"
 """What the member `format` holds."""

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.traces.trace import Trace
 
 I64 = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ def reuse_distances(trace: Trace) -> I64:
 
 @cache
 def _loop() -> Any:
-    @kept_njit()
+    @cached_njit()
     def loop(layer: Any, bounds: Any, experts: Any, sequences: Any, found: Any) -> None:
         most = found.shape[1] - 1
         recent = np.empty((found.shape[0], most), np.int32)  # a layer's experts, the last used one first

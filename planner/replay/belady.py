@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.tables import I32, I64
 from expertier.planner.replay.calls import (
     EVICTIONS,
@@ -61,7 +61,7 @@ class Belady:
 def _loops(stamp: int) -> tuple[Any, Any]:
     """Compile both loops. `stamp` is a cell of them, and so part of their keys in Numba's cache."""
 
-    @kept_njit()
+    @cached_njit()
     def look_ahead(calls: Calls, ahead: I64, uses: I64, first: int, last: int) -> None:
         if stamp == 0:
             return
@@ -73,7 +73,7 @@ def _loops(stamp: int) -> tuple[Any, Any]:
                 uses[i - origin] = ahead[layer, expert]
                 ahead[layer, expert] = call
 
-    @kept_njit()
+    @cached_njit()
     def loop(calls: Calls, uses: I64, arrays: Any, pool: Recency, counts: I64, first: int, last: int) -> None:
         if stamp == 0:
             return

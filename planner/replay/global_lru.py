@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.tables import I64
 from expertier.planner.replay.calls import EVICTIONS, LOOKUPS, MISSES, POOL_HITS, Calls, fetch, touch_evicted
 from expertier.planner.replay.recency import (
@@ -33,7 +33,7 @@ def play_global(cache_: Recency, calls: Calls, pool: Recency, counts: I64, first
 def _loop(stamp: int) -> Any:
     """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache."""
 
-    @kept_njit()
+    @cached_njit()
     def loop(lru: Recency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
         if stamp == 0:
             return

@@ -1,8 +1,10 @@
 """Recorded calls through a policy as it ships, with L2 under it: the functions that production runs.
 
-experts ascending, as the engine's plugin asks; more than the layer has slots: those that are there first, in parts
-begin ──► some missing ──► what was evicted becomes the newest of L2 ──► those in L2, then the others ──► complete
-release
+The experts of a call are in ascending order, as the engine's plugin asks for them. A call with more experts than the
+layer has slots is played in groups, resident experts first. Each group goes this way:
+
+    begin ──► misses ──► copies of the evicted experts become L2's newest ──► misses that L2 has, then those that it
+    lacks, are fetched ──► complete ──► release
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 from numba import njit
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import (
     COMPILED,
@@ -131,7 +133,7 @@ def _loop(stamp: int) -> Any:
     references to them in every round, which took twice the time of the policy.
     """
 
-    @kept_njit()
+    @cached_njit()
     def loop(
         directory: int, calls: Calls, pool_at: int, counts: I64, first: int, last: int, buffers: I32
     ) -> int:

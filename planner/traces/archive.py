@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import ConfigError
+from expertier.planner.traces.atomic_archive import smallest, write_archive
 from expertier.planner.traces.trace import MOST_EXPERTS, Trace, first_repeated, trace_from_ids
-from expertier.planner.traces.whole_file import smallest, write_archive
 
 FORMAT = "expertier-routing-1"
 """What the member `format` of the compact form holds."""

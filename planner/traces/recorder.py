@@ -35,7 +35,6 @@ class RoutingRecorder:
         self._layer, self._step, self._rows = array("i"), array("q"), array("i")
         self._phase = array("B")
         self._bounds, self._experts = array("q", [0]), array("i")
-        self._sequences = array("q", [0])
         self._steps = 0
 
     def add(self, lookups: Iterable[tuple[int, Sequence[int]]], phase: Phase, rows: int) -> None:
@@ -67,16 +66,8 @@ class RoutingRecorder:
         if last_layer >= 0:
             self._steps += 1
 
-    def end_sequence(self) -> None:
-        """Say that what comes next is another text."""
-        if self._sequences[-1] < len(self._layer):
-            self._sequences.append(len(self._layer))
-
     def trace(self) -> Trace:
-        """Return what was recorded so far, as a copy."""
-        sequences = self._sequences.tolist()
-        if sequences[-1] < len(self._layer) or len(sequences) == 1:
-            sequences.append(len(self._layer))
+        """Return the recording so far as one sequence, in new arrays."""
         return Trace(
             layer=np.array(self._layer, np.int32),
             step=np.array(self._step, np.int64),
@@ -84,7 +75,7 @@ class RoutingRecorder:
             rows=np.array(self._rows, np.int32),
             bounds=np.array(self._bounds, np.int64),
             experts=np.array(self._experts, np.int32),
-            sequences=np.array(sequences, np.int64),
+            sequences=np.array([0, len(self._layer)], np.int64),
             n_experts=np.array(self._n_experts, np.int32),
             blocks=np.array(self._blocks, np.int32),
             expert_bytes=np.array(self._expert_bytes, np.int64),

@@ -1,4 +1,4 @@
-"""The user's cache folder: what is built, compiled or measured once and kept."""
+"""The user's cache folder: built engines, compiled functions, measured rates."""
 
 from __future__ import annotations
 

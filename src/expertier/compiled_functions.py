@@ -1,13 +1,13 @@
-"""Numba's decorators with our cache folder: compiled functions are kept there, or else compiled each time.
+"""Numba's decorators with our cache folder: compiled functions are cached there, or else compiled in each process.
 
-    @njit(cache=True)                    here: @kept_njit()
-    njit(signature, cache=True)(f)       here: kept_njit(signature)(f)
-    cfunc(signature, cache=True)(f)      here: kept_cfunc(signature)(f)
+    @njit(cache=True)                    here: @cached_njit()
+    njit(signature, cache=True)(f)       here: cached_njit(signature)(f)
+    cfunc(signature, cache=True)(f)      here: cached_cfunc(signature)(f)
 
-Numba keeps functions beside their source, or in the home folder, and raises where neither can be written. Here they
-are kept in `compiled/` of the cache folder. Where that cannot be written Numba's own places are tried, and where none
-can be, or is full, one warning says so and nothing is kept. NUMBA_CACHE_DIR goes first. Numba is imported with the
-first function.
+Numba caches functions beside their source, or in the home folder, and raises where neither can be written. We have it
+cache them in `compiled/` of our cache folder. Where that cannot be written, Numba tries its own places; where none of
+them can be written, or the disk is full, one warning says so and nothing is cached. NUMBA_CACHE_DIR goes first. Numba
+is imported with the first function.
 """
 
 from __future__ import annotations
@@ -43,34 +43,34 @@ class _State:
     is_broken = False  # a place was found and could not be used: no more is tried
 
 
-def kept_njit(*signature: Any, **options: Any) -> Callable[[_F], _F]:
+def cached_njit(*signature: Any, **options: Any) -> Callable[[_F], _F]:
     """Return Numba's `njit` decorator, with its cache."""
 
     def decorate(function: _F) -> _F:
         from numba import njit
 
-        def compile_it(is_kept: bool) -> Any:
+        def compile_it(use_cache: bool) -> Any:
             any_njit: Any = njit
-            return any_njit(*signature, cache=is_kept, **options)(function)
+            return any_njit(*signature, cache=use_cache, **options)(function)
 
         return cast(_F, _compiled(compile_it))
 
     return decorate
 
 
-def kept_cfunc(signature: Any) -> Callable[[Callable[..., Any]], Any]:
+def cached_cfunc(signature: Any) -> Callable[[Callable[..., Any]], Any]:
     """Return Numba's `cfunc` decorator, with its cache."""
 
     def decorate(function: Callable[..., Any]) -> Any:
         from numba import cfunc
 
-        return _compiled(lambda is_kept: cfunc(signature, cache=is_kept)(function))
+        return _compiled(lambda use_cache: cfunc(signature, cache=use_cache)(function))
 
     return decorate
 
 
 def _compiled(compile_it: Callable[[bool], Any]) -> Any:
-    """Compile with the cache, or without it where it is of no use."""
+    """Compile with the cache, or without it where the cache cannot be used."""
     if _State.is_broken:
         return compile_it(False)
     with _our_folder():
@@ -82,13 +82,13 @@ def _compiled(compile_it: Callable[[bool], Any]) -> Any:
             made = compile_it(False)
             _give_up(error)
             return made
-    if hasattr(made, "_cache"):  # of a function whose types are not known yet: it will be kept when they are
+    if hasattr(made, "_cache"):  # of a function whose types are not known yet: it is cached when they are
         made._cache = _Forgiving(made._cache)
     return made
 
 
 class _Forgiving:
-    """A cache of Numba's that a full disk, or a damaged entry, does not keep from compiling."""
+    """A cache of Numba's whose errors, such as a full disk or a damaged entry, do not stop a compilation."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -97,7 +97,7 @@ class _Forgiving:
         return getattr(self._cache, name)
 
     def load_overload(self, *arguments: Any) -> Any:
-        """Return what is kept; None where that cannot be read."""
+        """Return the cached function; None where it cannot be read."""
         try:
             return self._cache.load_overload(*arguments)
         except Exception as error:
@@ -105,7 +105,7 @@ class _Forgiving:
             return None
 
     def save_overload(self, *arguments: Any) -> None:
-        """Keep a function where that is possible."""
+        """Cache a function where that is possible."""
         try:
             self._cache.save_overload(*arguments)
         except Exception as error:
@@ -114,7 +114,7 @@ class _Forgiving:
 
 @contextmanager
 def _our_folder() -> Iterator[None]:
-    """Have Numba keep what is compiled in the block in our folder, unless the user has named one to it."""
+    """Have Numba cache in our folder what is compiled in the block, unless the user has named a folder to Numba."""
     from numba import config
 
     settings: Any = config  # which it sets at import
@@ -149,7 +149,7 @@ def _folder() -> str:
         except ConfigError as error:
             if str(error) not in _warned:
                 _warned.add(str(error))
-                _log.warning("compiled functions are not kept in the cache folder: %s", error)
+                _log.warning("compiled functions are not saved in the cache folder: %s", error)
             return ""
         _trusted.add(folder)
     _remove_stale(folder)
@@ -162,7 +162,7 @@ _removed: set[Path] = set()
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove, once a process, what was half-written when another one ended."""
+    """Remove, once a process, the files that another process left half-written when it ended."""
     if folder in _removed:
         return
     _removed.add(folder)
@@ -183,8 +183,8 @@ def _give_up(error: Exception) -> None:
         else f"{reason(error)} ({error.filename or 'no file named'})"
     )
     _log.warning(
-        "compiled functions cannot be kept, so each process compiles them again, which takes some seconds: %s; set %s "
-        "to a folder that you can write to, with some MiB free%s",
+        "compiled functions cannot be cached, so each process compiles them again, which takes some seconds: %s; set "
+        "%s to a folder that you can write to, with some MiB free%s",
         said,
         CACHE_VARIABLE,
         " (NUMBA_CACHE_DIR is set, and goes first)" if os.environ.get("NUMBA_CACHE_DIR") else "",

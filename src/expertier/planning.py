@@ -41,7 +41,7 @@ _POINTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan. Where several devices share the layers, there is a ledger for each; `slots` are of all layers."""
+    """A plan, with a ledger for each device; `narrow` and `wide` have the slots of all layers."""
 
     devices: tuple[DeviceLedger, ...]
     ram: RamLedger
@@ -58,37 +58,38 @@ def make_plan(inputs: Inputs) -> Planned:
 
     Raises `BudgetError` where the machine has less than one slot a layer, and says what works.
     """
-    parts = split_over_devices(inputs)
-    if not parts:
+    shares = split_over_devices(inputs)
+    if not shares:
         return _on_host(inputs)
-    in_slab = inputs.machine.computes_in_slab and inputs.config.slab_compute is not False
+    asked = inputs.config.slab_compute
+    in_slab = inputs.machine.computes_in_slab if asked == "auto" else asked
     ledgers: list[DeviceLedger] = []
     pools: list[PoolSize] = []
     narrow_slots: list[int] = []
     wide_slots: list[int] = []
-    for part in parts:
-        ledger = device_ledger(part.experts, part.wishes, part.needs, computes_in_slab=in_slab)
+    for share in shares:
+        ledger = device_ledger(share.experts, share.wishes, share.needs, computes_in_slab=in_slab)
         ledgers.append(ledger)
         pools.append(
             host_pool(
-                part.experts,
-                part.wishes,
-                available_bytes=part.ram_bytes,
+                share.experts,
+                share.wishes,
+                available_bytes=share.ram_bytes,
                 holds_all=ledger.arena_bytes >= ledger.full_bytes,
                 has_own_memory=True,
             )
         )
         planned = slab_slots(
-            part.experts.demands,
+            share.experts.demands,
             arena_bytes=ledger.arena_bytes,
-            wide_bytes=part.needs.compute_wide if in_slab else 0,
-            narrow_bytes=part.needs.compute_narrow,
+            wide_bytes=share.needs.compute_wide if in_slab else 0,
+            narrow_bytes=share.needs.compute_narrow,
             alignment=RANGE_ALIGNMENT,
-            profile=part.uses,
+            profile=share.uses,
         )
         narrow_slots += planned.narrow.slots
         wide_slots += planned.wide.slots
-    ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0, parts, pools)
+    ram = _ram(inputs, inputs.geometry.host_weight_bytes, 0, shares, pools)
     return _finish(inputs, tuple(ledgers), ram, tuple(narrow_slots), tuple(wide_slots))
 
 
@@ -98,8 +99,8 @@ def _on_host(inputs: Inputs) -> Planned:
     ram_bytes = inputs.machine.ram_bytes
     experts, wishes = experts_of(inputs.table), inputs.config.wishes()
     sizes = size_tiers(experts, wishes, available_bytes=ram_bytes)
-    part = DeviceShare(inputs.table, experts, wishes, DeviceNeeds(0), ram_bytes, inputs.uses)
-    ram = _ram(inputs, engine, sizes.arena_bytes, [part], [sizes.pool])
+    share = DeviceShare(inputs.table, experts, wishes, DeviceNeeds(0), ram_bytes, inputs.uses)
+    ram = _ram(inputs, engine, sizes.arena_bytes, [share], [sizes.pool])
     plan = slab_slots(inputs.demands, arena_bytes=sizes.arena_bytes, profile=inputs.uses)
     return _finish(inputs, (), ram, plan.narrow.slots, plan.wide.slots)
 
@@ -155,22 +156,24 @@ def _ram(
     inputs: Inputs,
     engine_bytes: int,
     arena_bytes: int,
-    parts: Sequence[DeviceShare],
+    shares: Sequence[DeviceShare],
     pools: Sequence[PoolSize],
 ) -> RamLedger:
     """Return the ledger of RAM. A device's pool takes what it may, and no more than a copy of each of its experts."""
-    largest = [max(block_size(layout.block_bytes) for layout in part.table.slot_layouts) for part in parts]
+    largest = [max(block_size(layout.block_bytes) for layout in share.table.slot_layouts) for share in shares]
     limits = {pool.limited_by for pool in pools}
     return plan_ram(
         available_bytes=inputs.machine.ram_bytes,
         engine_bytes=engine_bytes + ENGINE_RAM_BYTES,
         bounce_bytes=N_BOUNCE_BLOCKS * sum(largest),
         pool_bytes=sum(
-            min(pool.budget_bytes, part.experts.copies_bytes) for pool, part in zip(pools, parts, strict=True)
+            min(pool.budget_bytes, share.experts.copies_bytes)
+            for pool, share in zip(pools, shares, strict=True)
         ),
         limited_by=next(
             limit for limit in (LimitedBy.RAM, LimitedBy.POOL, LimitedBy.SLOTS) if limit in limits
         ),
+        asked=inputs.config.host_pool_bytes != "auto",
         arena_bytes=arena_bytes,
     )
 
@@ -181,7 +184,7 @@ def _context_bytes(inputs: Inputs) -> int:
 
 
 def _cached_share(inputs: Inputs, ram: RamLedger, arena_bytes: int) -> float:
-    """Return what of the experts that neither slots nor L2 hold the page cache can keep."""
+    """Return the part that the page cache can keep of the experts that are neither in slots nor in L2."""
     held = max(arena_bytes if not inputs.machine.vram_bytes else 0, ram.host_pool_bytes)
     rest = max(inputs.table.expert_bytes_total - held, 1)
     return min((ram.entries[RamConsumer.PAGE_CACHE] + ram.unused_bytes) / rest, 1.0)
@@ -197,7 +200,7 @@ def _layer_plan(inputs: Inputs, slots: tuple[int, ...]) -> LayerPlan:
 
 
 def _savings(inputs: Inputs, plan: LayerPlan) -> dict[str, float]:
-    """Return the bytes a token that more slots would save: one more in every layer, and one more GiB in all."""
+    """Return the bytes a token that more slots would save: one slot more in every layer, and one GiB more of slots."""
     now = inputs.hits.misses(plan.slots).bytes
     one_more = [min(n + 1, demand.n_experts) for n, demand in zip(plan.slots, inputs.demands, strict=True)]
     try:

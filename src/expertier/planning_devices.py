@@ -15,7 +15,7 @@ from expertier.planner.budget.geometry import ModelGeometry
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.sizing import Experts, Wishes
 from expertier.planner.budget.sizing_split import (
-    ram_of_part,
+    ram_of_share,
     require_a_share_each,
     room_for_blocks,
     split_blocks,
@@ -38,8 +38,7 @@ F64 = npt.NDArray[np.float64]
 class Machine:
     """A machine to plan for: RAM, and the free memory of each device that may be used; none where the host computes.
 
-    `computes_in_slab` says whether the engine's compute buffers lie in the slab unless the user forbids it, as they do
-    on CUDA.
+    `computes_in_slab` says whether `MOE_SLAB_COMPUTE=auto` has the engine's compute buffers in the slab, as on CUDA.
     """
 
     ram_bytes: int
@@ -69,7 +68,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """What lies on one device: its layers with experts, what else it needs, and its part of the wishes and the RAM."""
+    """What lies on one device: its layers with experts, what else it needs, and its share of the wishes and the RAM."""
 
     table: ExpertTable
     experts: Experts
@@ -80,7 +79,7 @@ class DeviceShare:
 
 
 def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
-    """Share the blocks out over the devices, as the tiers on them would be."""
+    """Share the blocks out over the devices, as tiers that are opened on them do; none where the host computes."""
     cards, ram_bytes, names = inputs.machine.vram_bytes, inputs.machine.ram_bytes, inputs.machine.names
     config, table, wishes = inputs.config, inputs.table, inputs.config.wishes()
     if not cards:
@@ -111,7 +110,7 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
     layers = [[n for n, layer in enumerate(table.layers) if layer.block in stretch] for stretch in stretches]
     tables = [table.of_layers(own) for own in layers]
     copies = [all_copies_bytes(own) for own in tables]
-    parts = []
+    device_shares = []
     for stretch, vram, own_layers, own, own_wishes in zip(
         stretches,
         cards,
@@ -123,6 +122,6 @@ def split_over_devices(inputs: Inputs) -> list[DeviceShare]:
         needs = model.needs_of_share(stretch, vram, prefill_stream_bytes=stream_bytes)
         most = max(layer.n_experts for layer in own.layers)
         uses = None if inputs.uses is None else inputs.uses[own_layers, :most]
-        ram = ram_of_part(ram_bytes, own.expert_bytes_total / table.expert_bytes_total)
-        parts.append(DeviceShare(own, experts_of(own), own_wishes, needs, ram, uses))
-    return parts
+        ram = ram_of_share(ram_bytes, own.expert_bytes_total / table.expert_bytes_total)
+        device_shares.append(DeviceShare(own, experts_of(own), own_wishes, needs, ram, uses))
+    return device_shares

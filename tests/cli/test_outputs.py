@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from expertier.atomic_file import writing_atomically
 from expertier.cli import plan_plot
 from expertier.engine_adapter.hosts import demo
 from expertier.engine_adapter.hosts.routing_recording import RoutingRecording
@@ -25,7 +26,6 @@ from expertier.probe import probe as probing
 from expertier.probe.device_rates import DeviceRates
 from expertier.probe.file_rates import FileRates
 from expertier.tiers.model.table import ExpertTable
-from expertier.whole_file import whole
 from failures.failing_targets import command, full, missing, read_only
 
 
@@ -100,15 +100,15 @@ def test_a_file_that_cannot_be_written(words, tmp_path, output):
 
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_a_folder_that_cannot_be_written(words, tmp_path, output):
-    (tmp_path / "kept").mkdir()
-    with read_only(tmp_path / "kept") as place:
+    (tmp_path / "saved").mkdir()
+    with read_only(tmp_path / "saved") as place:
         ended = command(*words(OUTPUTS[output], place))
         ended.must_refuse(place / "made.", "rmission" if os.getuid() else "Read-only file system", "give a")
 
 
 def test_an_interrupt_leaves_nothing(tmp_path):
     def interrupted() -> None:
-        with whole(tmp_path / "made") as path:
+        with writing_atomically(tmp_path / "made") as path:
             path.write_text("half")
             raise KeyboardInterrupt
 
@@ -140,7 +140,7 @@ def test_a_recording_of_a_run(tiny, tmp_path, monkeypatch, where):
         assert not list(place.iterdir())
 
 
-def test_a_probe_that_cannot_be_kept(tmp_path, monkeypatch):
+def test_a_probe_that_cannot_be_saved(tmp_path, monkeypatch):
     (tmp_path / "cache").mkdir()
     with read_only(tmp_path / "cache") as place:
         command("probe", "--no-engine").must_refuse(place, "EXPERTIER_CACHE_DIR")
@@ -184,7 +184,7 @@ def test_no_temporary_folder_for_the_demonstration(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["read-only", "a file"])
-def test_an_engine_that_cannot_be_kept(tmp_path, monkeypatch, how):
+def test_an_engine_that_cannot_be_saved(tmp_path, monkeypatch, how):
     (tmp_path / "cache").mkdir()
     if how == "read-only":
         with read_only(tmp_path / "cache") as place:

@@ -13,7 +13,7 @@ from expertier.planner.predict.rates import MachineRates, PathRate
 from expertier.probe.device_rates import DeviceRates, measure_device
 from expertier.probe.engine_rates import EngineRates
 from expertier.probe.file_rates import FileRates, measure_file
-from expertier.probe.probe import kept_probe, machine_key, probe_file, rates_of, run_probe
+from expertier.probe.probe import machine_key, probe_file, rates_of, run_probe, saved_probe
 from expertier.testing.fake_device import FakeDevice
 from expertier.units import MIB
 
@@ -24,7 +24,7 @@ def ready_cache(tmp_path_factory):
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def test_measured_once_and_kept(expertier, tiny, tmp_path):
+def test_measured_once_and_saved(expertier, tiny, tmp_path):
     env = {"EXPERTIER_CACHE_DIR": str(tmp_path)}
     first = expertier("probe", tiny, "--no-engine", "--json", env=env, fresh=False)
     assert first.status == 0, first.err
@@ -59,21 +59,21 @@ def test_measured_once_and_kept(expertier, tiny, tmp_path):
 def test_a_probe_of_another_machine_or_a_damaged_one_does_not_count(tmp_path, monkeypatch):
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path))
     key = machine_key("host", 0)
-    assert kept_probe(key) is None
+    assert saved_probe(key) is None
     with open_device("host") as device:
         made = run_probe(key, device, None, lambda _: None)
-    assert kept_probe(key) == made
-    assert kept_probe({**key, "processors": 999}) is None
+    assert saved_probe(key) == made
+    assert saved_probe({**key, "processors": 999}) is None
     for damage in ("", "{", "[]", json.dumps({"format": 1}), json.dumps({**made.as_dict(), "rates": {}})):
         probe_file(key).write_text(damage)
-        assert kept_probe(key) is None
+        assert saved_probe(key) is None
     assert not list((tmp_path / "probe").glob(".sample-*")), "the sample file is gone"
 
 
 def test_a_cache_folder_that_cannot_be(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "file" / "below"))
-    assert kept_probe(machine_key("host", 0)) is None, "who only looks needs no folder"
+    assert saved_probe(machine_key("host", 0)) is None, "who only looks needs no folder"
     with open_device("host") as device, pytest.raises(ConfigError, match="EXPERTIER_CACHE_DIR"):
         run_probe(machine_key("host", 0), device, None, lambda _: None)
 
@@ -135,4 +135,4 @@ def test_a_probe_that_others_could_have_planted(tmp_path, monkeypatch):
     file.write_text("{}")
     file.chmod(0o666)
     with pytest.raises(ConfigError, match=f"from {file}: every user can write to it"):
-        kept_probe(machine_key("host", 0))
+        saved_probe(machine_key("host", 0))

@@ -57,7 +57,7 @@ def test_the_demonstration_ends_its_run(start: Start, number: signal.Signals) ->
 
 
 @pytest.mark.parametrize("number", BOTH)
-def test_a_recording_is_kept(start: Start, tiny: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_recording_is_saved(start: Start, tiny: Path, tmp_path: Path, number: signal.Signals) -> None:
     """What is recorded by then is written; the engine's log of events is no part of the one line."""
     recording = tmp_path / "routing.npz"
     command = start(

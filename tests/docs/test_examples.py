@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/ run: every Python block, in the order of its document, on a small model.
+"""The examples of the documents run: every Python block, in the order of its document, on a small model.
 
 The blocks of one document share a namespace and a folder, in which `model.gguf` is a random model. What the opening
 line of a fenced block says decides what happens to it:
@@ -23,7 +23,13 @@ from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FOLDERS = ("docs", "tiers", "planner", "hip", "engine_adapter", "tests/support")
+DOCUMENTS = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
+    *sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md")),
+]
 MUST_RUN = {"README.md", "docs/adapting-an-engine.md", "docs/testing-an-engine.md"}
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<text>.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)(?P<path>[^)#\s]*)(?:#(?P<anchor>[^)\s]*))?\)")

@@ -98,7 +98,7 @@ def test_logits_are_compared(tmp_path):
     assert [found["rows"] for name, found in segments.items() if name.startswith("prefill")] == [300, 512]
     assert sum(name.startswith("decode") for name in segments) == 9
     assert all(found["identical"] for found in segments.values())
-    assert cases["5 of 16"]["proxy"]["slices"] > 0, "the tiers served them"
+    assert cases["5 of 16"]["proxy"]["segments"] > 0, "the tiers served them"
 
 
 @pytest.mark.usefixtures("parts")

@@ -72,7 +72,7 @@ def test_row_10_the_tiers_serve_every_graph_from_the_first_on(engine, path):
     assert reads == [SMALL.layers] * len(widths)
 
 
-def test_row_15_slices_and_other_odd_geometry_end_in_an_error(engine, path, graphs, blocks):
+def test_row_15_shards_and_other_odd_geometry_end_in_an_error(engine, path, graphs, blocks):
     with make_tiers(path, 2) as tiers:
         binding = TierBinding(engine, tiers)
         try:

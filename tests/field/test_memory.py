@@ -39,11 +39,11 @@ from limits.waits import is_waiting, wait_until
 
 def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
     device = WatchedDevice()
-    copying, gate, wrong = threading.Semaphore(0), threading.Event(), []
+    copying, may_go_on, wrong = threading.Semaphore(0), threading.Event(), []
 
     def hold_up() -> None:
         copying.release()
-        assert gate.wait(PATIENCE_S)
+        assert may_go_on.wait(PATIENCE_S)
 
     workers = Workers()
     # The pool has no room for a block: all fills go through the two bounce blocks.
@@ -61,7 +61,7 @@ def test_row_05_a_staging_block_is_not_reused_while_a_copy_reads_it(blocks):
             )
             assert not copying.acquire(blocking=False), "a third fill found a block that a copy reads"
         finally:
-            gate.set()
+            may_go_on.set()
         workers.finish()
         assert wrong == []
         tiers.check_valid()

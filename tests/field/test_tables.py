@@ -12,7 +12,7 @@ from engine_runs.field_tools import (
     FEW_SLOTS,
     PATIENCE_S,
     PROMPT,
-    GatedSource,
+    PausedSource,
     Workers,
     generated,
     stock,
@@ -112,14 +112,14 @@ def test_row_24_nobody_sees_memory_that_is_gone(blocks):
 
 
 def test_row_27_what_is_used_or_in_flight_is_not_evicted(blocks):
-    source = GatedSource(blocks.bytes)
-    source.gate.set()
+    source = PausedSource(blocks.bytes)
+    source.may_read.set()
     workers = Workers()
     with HostDevice() as device, tiers_on(device, blocks, 3, source=source) as tiers:
         held = tiers.acquire(0, [4])
         slot = held.held.slots.tolist()
         address = held.view("gate").address
-        source.gate.clear()
+        source.may_read.clear()
         source.reading.clear()
         in_flight = []
         workers.start(lambda: in_flight.extend(wrong_after(blocks, tiers, 0, [5])))
@@ -136,7 +136,7 @@ def test_row_27_what_is_used_or_in_flight_is_not_evicted(blocks):
         churning = workers.start(churn)
         wait_until(lambda: is_waiting(churning, "read_into"))
         assert int(tiers._residency.slot_of[0, 5]) == filling, "an expert in flight was evicted"
-        source.gate.set()
+        source.may_read.set()
         workers.finish()
         assert in_flight == []
         assert set(taken).isdisjoint(slot)

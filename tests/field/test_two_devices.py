@@ -156,5 +156,5 @@ def test_row_23_each_device_has_the_slots_of_its_layers(gpus: GpuSession):
             assert sum(manager.slots) == 6 * manager.table.n_layers
             assert device.counters()["live_bytes"] - old["live_bytes"] >= manager.arena_bytes
         logits_of(model, PROMPT, TOKENS)
-        assert all(part.counters().graphs > TOKENS for part in model.binding.parts)
+        assert all(each.counters().graphs > TOKENS for each in model.binding.bindings)
         assert sorted(manager.table.n_layers for manager in tiers.managers) == [2, 3]

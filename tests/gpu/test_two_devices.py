@@ -8,11 +8,11 @@ from contextlib import ExitStack
 import pytest
 
 from devices.device_contract import random_bytes, read, write
+from devices.peer_copies import copy_between
 from devices.two_device_tiers import check_both
 from expertier.errors import DeviceError
 from expertier.hip import open_device
 from expertier.hip.gpu.device import GpuDevice
-from expertier.hip.gpu.peers import PeerLinks
 from expertier.hip.gpu.slab_memory import VmmSlabMemory, open_slab_memory
 from expertier.hip.gpu.vmm.probe import probe_vmm
 from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES
@@ -46,10 +46,9 @@ def test_row_17_peers_read_every_mapping(devices: list[GpuDevice], owner: int) -
     result = probe_vmm(one.gpu)
     if not result.passed:
         pytest.skip(f"the probe failed at «{result.failed}»: {result.detail}")
-    links = PeerLinks(devices)
-    if not links.linked(other, one):
+    if not other.gpu.driver.integer("can_access_peer", other.gpu.ordinal, one.gpu.ordinal):
         pytest.skip(f"{other.name} does not reach the memory of {one.name}")
-    slab = open_slab_memory(one, CHUNK, vmm=True, capacity_bytes=3 * CHUNK, peers=links.peers_of(one))
+    slab = open_slab_memory(one, CHUNK, vmm=True, capacity_bytes=3 * CHUNK, peers=[other.gpu])
     assert isinstance(slab, VmmSlabMemory)
     target = other.alloc(4096)
     for n_chunks in (1, 3, 2, 3):
@@ -58,7 +57,7 @@ def test_row_17_peers_read_every_mapping(devices: list[GpuDevice], owner: int) -
             place = slab.base + (chunk + 1) * CHUNK - 4096
             content = random_bytes(4096, chunk + n_chunks)
             write(one, place, content)
-            links.copy(other, target, one, place, 4096)
+            copy_between(other, target, place, 4096)
             assert read(other, target, 4096) == content
     other.free(target)
     slab.close()

@@ -430,6 +430,13 @@ FILES_AND_THREADS = (
         (MACHINE, "tests/tiers/fill/test_faults.py"),
     ),
     Mutant(
+        "a mode that was given up is given up again by the next thread",
+        "tiers/file/source.py",
+        "            if self._reader is not reader:\n                return\n",
+        "",
+        ("tests/tiers/file/test_file_modes.py",),
+    ),
+    Mutant(
         "cancelled prefetches are not forgotten",
         "tiers/fill/prefetcher.py",
         "            self._waiting.difference_update(cancelled)\n",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.adapter_catalogue import ADAPTER_MUTANTS
 from mutants.fills_catalogue import FILL_MUTANTS
-from mutants.gate_catalogue import GATE_MUTANTS
+from mutants.lookup_catalogue import LOOKUP_MUTANTS
 from mutants.moves_catalogue import MOVE_MUTANTS
 
-ENGINE_MUTANTS = (*GATE_MUTANTS, *FILL_MUTANTS, *MOVE_MUTANTS, *ADAPTER_MUTANTS)
+ENGINE_MUTANTS = (*LOOKUP_MUTANTS, *FILL_MUTANTS, *MOVE_MUTANTS, *ADAPTER_MUTANTS)

@@ -33,7 +33,7 @@ FILLS = (
         "a failed fill of the engine's is complete",
         f"{_PROXY}residency/tiers.cpp",
         "filled == Filled::yes ? policy_.complete : policy_.abort;",
-        "filled != Filled::blank ? policy_.complete : policy_.abort;",
+        "filled != Filled::zeros ? policy_.complete : policy_.abort;",
         (f"{_FAILURES}::test_a_failed_read_fails_the_batch",),
     ),
     Mutant(
@@ -82,8 +82,8 @@ FILLS = (
     Mutant(
         "zeros of a graph that nobody reads are taken for experts",
         f"{_PROXY}residency/tiers.cpp",
-        "    const auto end = bytes == PinnedSlots::Bytes::blank ? policy_.abort : policy_.release;\n",
-        "    if (bytes == PinnedSlots::Bytes::blank) {\n"
+        "    const auto end = bytes == PinnedSlots::Bytes::zero_filled ? policy_.abort : policy_.release;\n",
+        "    if (bytes == PinnedSlots::Bytes::zero_filled) {\n"
         "        policy_.complete(directory_, layer, slots.data(), n);\n"
         "    }\n"
         "    const auto end = policy_.release;\n",
@@ -95,20 +95,20 @@ GRAPHS = (
     Mutant(
         "slots are let go while queued kernels read them",
         f"{_PROXY}graph/graph.cpp",
-        "            if (!is_quiet_) {\n                ggml_backend_synchronize(backend_.inner); // queued",
+        "            if (!nothing_reads_slots_) {\n                ggml_backend_synchronize(backend_.inner); // queued",
         "            if (false) {\n                ggml_backend_synchronize(backend_.inner); // queued",
         (_ON_THREADS, f"{_CONTEXTS}::test_prefetches_meanwhile"),
     ),
     Mutant(
         "a graph keeps our slots",
-        f"{_PROXY}graph/slices.cpp",
+        f"{_PROXY}graph/segments.cpp",
         "        undo->node->src[2] = undo->ids;\n",
         "",
         (_SERVED,),
     ),
     Mutant(
-        "a slice's number does not tell where its slots are",
-        f"{_PROXY}graph/slices.cpp",
+        "a segment's number does not tell where its slots are",
+        f"{_PROXY}graph/segments.cpp",
         "mixed(mixed(mixed(uid, next_), end), placed_) | 1",
         "mixed(mixed(uid, next_), end) | 1",
         (_COMPUTE,),

@@ -1,4 +1,4 @@
-"""Bugs in the proxy (C++) that quick tests over the fakes must catch: staged layers, moves, and several devices."""
+"""Bugs in the proxy (C++) that quick tests over the fakes must catch: streamed layers, moves, and several devices."""
 
 from __future__ import annotations
 
@@ -16,50 +16,50 @@ _TENSOR = f"{_GPU}split/test_tensor_split.py"
 
 STAGED = (
     Mutant(
-        "a staged expert lies at its place in the list",
-        f"{_PROXY}graph/staging.cpp",
-        "base + piece.staged_offset + experts[i] * piece.staged_stride",
-        "base + piece.staged_offset + i * piece.staged_stride",
+        "a streamed expert lies at its place in the list",
+        f"{_PROXY}graph/prefill_stream.cpp",
+        "base + piece.streamed_offset + experts[i] * piece.streamed_stride",
+        "base + piece.streamed_offset + i * piece.streamed_stride",
         (_CONTEXTS,),
     ),
     Mutant(
         "a place is filled while the layer before is computed there",
-        f"{_PROXY}graph/staging.cpp",
+        f"{_PROXY}graph/prefill_stream.cpp",
         "    queue_after_computing(place, uploader);\n",
         "",
         (_ON_THREADS,),
     ),
     Mutant(
-        "staged experts are read from slots before the place is free",
-        f"{_PROXY}graph/staging.cpp",
+        "streamed experts are read from slots before the place is free",
+        f"{_PROXY}graph/prefill_stream.cpp",
         "    queue_after_computing(place, copier_.get());\n",
         "",
         (_PARITY, _CONTEXTS),
     ),
     Mutant(
-        "a staged layer does not wait for what comes from slots",
-        f"{_PROXY}graph/staging.cpp",
+        "a streamed layer does not wait for what comes from slots",
+        f"{_PROXY}graph/prefill_stream.cpp",
         "    end_stream(place.copied, copier_.get(), compute);\n",
         "",
         (_PARITY, _CONTEXTS),
     ),
     Mutant(
-        "a staged layer does not wait for what comes from the host",
-        f"{_PROXY}graph/staging.cpp",
+        "a streamed layer does not wait for what comes from the host",
+        f"{_PROXY}graph/prefill_stream.cpp",
         "    end_stream(place.uploaded, uploader, compute);\n",
         "",
         (_PARITY,),
     ),
     Mutant(
         "Python fills a place while the layer before is computed there",
-        f"{_PROXY}graph/staging.cpp",
+        f"{_PROXY}graph/prefill_stream.cpp",
         "            ggml_backend_event_synchronize(place.computed.get()); // Python's",
         "            // Python's",
         (_PARITY,),
     ),
     Mutant(
-        "slots are let go before a staged layer was copied from them",
-        f"{_PROXY}graph/staging.cpp",
+        "slots are let go before a streamed layer was copied from them",
+        f"{_PROXY}graph/prefill_stream.cpp",
         "    for (const Event * done : { &place.uploaded, &place.copied }) {\n",
         "    for (const Event * done : { &place.uploaded }) {\n",
         (_CONTEXTS,),
@@ -91,9 +91,9 @@ MOVES = (
     Mutant(
         "the device's table is the one from before a move",
         f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.gate_version = -1;\n",
+        "        layer.device_table_version = -1;\n",
         "",
-        (f"{_COMPUTE}::test_tables_of_the_gate_follow",),
+        (f"{_COMPUTE}::test_tables_on_the_device_follow",),
     ),
     Mutant(
         "the layout of a move that failed is not taken over",

@@ -7,7 +7,8 @@ import urllib.request
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from expertier.engine_adapter.telemetry.metrics import MetricsServer, TierCollector
+from expertier.engine_adapter.abi.counters import counter_list
+from expertier.engine_adapter.telemetry.metrics import MetricsServer, TierCollector, metric_name
 from expertier.errors import ConfigError
 from servers.served import complete
 
@@ -51,6 +52,10 @@ def test_they_are_the_tiers_own_numbers(server, client, scrape):
     assert after["expertier_expert_bytes_total", "from_file"] == stats.file.bytes_read
     assert after["expertier_file_read_failures_total", None] == stats.file.failures
     assert after["expertier_proxy_fill_seconds_total", None] == pytest.approx(proxy.fill_ns / 1e9)
+    for counter, value in zip(counter_list(), proxy.as_dict().values(), strict=True):
+        scale = 1e9 if counter.name.endswith("_ns") else 1
+        name = f"expertier_{metric_name(counter)}" + "_total" * counter.grows
+        assert after[name, None] == pytest.approx(value / scale), counter
     assert after["expertier_load_skipped_bytes_total", None] == server.tiers.table.expert_bytes_total
     assert all(after[name] >= value for name, value in before.items() if name[0].endswith("_total"))
     assert after["expertier_l1_hits_total", None] > before["expertier_l1_hits_total", None]

@@ -37,19 +37,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     )
 
 
-class GatedSource:
+class PausedSource:
     """A source whose reads wait until they are let through."""
 
     def __init__(self, data: bytes) -> None:
         self.inner = BytesSource(data)
         self.reading = threading.Event()
-        self.gate = threading.Event()
+        self.may_read = threading.Event()
         self.reads = 0
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
         self.reads += 1
         self.reading.set()
-        assert self.gate.wait(30)
+        assert self.may_read.wait(30)
         self.inner.read_into(span, buffer)
 
 
@@ -80,7 +80,7 @@ def run_threads(run: Callable[[int], None], n_threads: int = N_THREADS) -> list[
     return errors
 
 
-def open_when_all_wait(source: GatedSource) -> None:
+def open_when_all_wait(source: PausedSource) -> None:
     """Let reads through once one thread of `run_threads` reads and the others wait for it."""
 
     def all_wait() -> bool:
@@ -88,7 +88,7 @@ def open_when_all_wait(source: GatedSource) -> None:
         return len(users) == N_THREADS and all(is_waiting(user, "acquire") for user in users)
 
     wait_until(all_wait)
-    source.gate.set()
+    source.may_read.set()
 
 
 @pytest.mark.parametrize("pool_pages", [0, 3, 40])
@@ -145,7 +145,7 @@ def test_threads_that_hold_leases_are_refused_rather_than_locked_up(model: Model
 
 def test_one_expert_wanted_by_all_is_read_once(model: ModelFile) -> None:
     with HostDevice() as device:
-        source = GatedSource(model.bytes)
+        source = PausedSource(model.bytes)
         tiers = make(model, device, source, 8)
 
         def run(_: int) -> None:
@@ -176,16 +176,16 @@ def test_a_thread_without_leases_waits_for_slots(model: ModelFile) -> None:
 
 def test_holding_other_experts_does_not_hinder_a_wait_for_a_fill(model: ModelFile) -> None:
     with HostDevice() as device:
-        source = GatedSource(model.bytes)
-        source.gate.set()
+        source = PausedSource(model.bytes)
+        source.may_read.set()
         tiers = make(model, device, source, 0)
         with tiers.acquire(0, [1]):
-            source.gate.clear()
+            source.may_read.clear()
             source.reading.clear()
             thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release(), daemon=True)
             thread.start()
             assert source.reading.wait(10)
-            opening = when_waiting(threading.current_thread(), "acquire", source.gate.set)
+            opening = when_waiting(threading.current_thread(), "acquire", source.may_read.set)
             with tiers.acquire(0, [2, 1]) as lease:
                 assert lease.held is not None
                 assert model.wrong_bytes(lease, lease.held) == []
@@ -196,13 +196,13 @@ def test_holding_other_experts_does_not_hinder_a_wait_for_a_fill(model: ModelFil
 
 def test_nothing_moves_while_another_thread_acquires(model: ModelFile) -> None:
     with HostDevice() as device:
-        source = GatedSource(model.bytes)
+        source = PausedSource(model.bytes)
         tiers = make(model, device, source, 0)
         thread = threading.Thread(target=lambda: tiers.acquire(0, [2]).release(), daemon=True)
         thread.start()
         assert source.reading.wait(10)
         with pytest.raises(BusyError, match="leases are live"):
             tiers.close()
-        source.gate.set()
+        source.may_read.set()
         joined(thread)
         tiers.close()

@@ -82,11 +82,6 @@ class Usage:
         self._forked = False
         _all.add(self)
 
-    @property
-    def forked(self) -> bool:
-        """Whether this is a child of the process that made it."""
-        return self._forked
-
     def require_not_forked(self) -> None:
         """Raise `LeaseError` in a child of the process that made it."""
         if self._forked:

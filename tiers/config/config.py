@@ -21,6 +21,7 @@ from expertier.tiers.config.variable import (
     AutoSwitch,
     AutoTokens,
     Variable,
+    one_of,
     option_name,
     parse_auto_switch,
     parse_device,
@@ -50,7 +51,7 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable("MOE_FILL_L2", "fill_pool", "`auto`, `0` or `1`", parse_auto_switch),
     Variable("MOE_POLICY", "policy", " or ".join(f"`{kind}`" for kind in PolicyKind), parse_policy),
     Variable("MOE_PROFILE", "profile", "the name of a file with a routing profile", parse_path),
-    Variable("MOE_FILE_MODE", "file_mode", "`auto`, `page-cache` or `direct`", parse_file_mode),
+    Variable("MOE_FILE_MODE", "file_mode", one_of(FileMode, "`"), parse_file_mode),
     Variable(
         "MOE_PREFILL_STREAM_TOKENS",
         "stream_tokens",

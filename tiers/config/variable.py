@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from enum import StrEnum
 from pathlib import Path
 from typing import Generic, Literal, TypeAlias, TypeVar
 
@@ -146,6 +147,12 @@ def parse_path(text: str) -> Path:
 def parse_split_mode(text: str) -> SplitMode:
     """Read the name of a split mode."""
     return SplitMode(text)
+
+
+def one_of(kind: type[StrEnum], mark: str = "") -> str:
+    """Return the words of which a user writes one, each between two `mark`s: `a, b or c`."""
+    *first, last = (f"{mark}{word}{mark}" for word in kind)
+    return f"{', '.join(first)} or {last}"
 
 
 def parse_file_mode(text: str) -> FileMode:

@@ -20,8 +20,8 @@ I64 = npt.NDArray[np.int64]
 class BoundMatrix:
     """One expert matrix of all slots of a layer.
 
-    Slot `i`'s begins at `offset_from_slab_base + i * stride`, in bytes; in a staged layer, which holds all
-    experts in their own order, that of expert `e` at `staged_offset + e * staged_stride`.
+    Slot `i`'s begins at `offset_from_slab_base + i * stride`, in bytes; in a streamed layer, which holds all
+    experts in their own order, that of expert `e` at `streamed_offset + e * streamed_stride`.
     """
 
     role: str
@@ -32,19 +32,19 @@ class BoundMatrix:
     expert_bytes: int
     offset_from_slab_base: int
     stride: int
-    staged_offset: int
-    staged_stride: int
+    streamed_offset: int
+    streamed_stride: int
 
 
 @dataclass(frozen=True, slots=True)
 class BoundCopy:
-    """A piece of an expert, from an offset in its host block to where it lies in slot 0 and as staged expert 0."""
+    """A piece of an expert, from an offset in its host block to where it lies in slot 0 and as streamed expert 0."""
 
     source: int
     offset_from_slab_base: int
     stride: int
-    staged_offset: int
-    staged_stride: int
+    streamed_offset: int
+    streamed_stride: int
     n_bytes: int
 
 
@@ -57,7 +57,7 @@ class BoundLayer:
     n_slots: int
     matrices: tuple[BoundMatrix, ...]
     copies: tuple[BoundCopy, ...]
-    staged_bytes: int
+    streamed_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class EngineLayout:
 
 def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Sequence[Place]) -> BoundLayer:
     """Describe a layer of `n_slots` slots whose matrices lie at `places`, counted from the slab's base."""
-    staged = layout.place(layer.n_experts)
+    streamed = layout.place(layer.n_experts)
     matrices = tuple(
         BoundMatrix(
             role=matrix.role.value,
@@ -102,14 +102,14 @@ def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Se
             expert_bytes=matrix.expert_bytes,
             offset_from_slab_base=place.offset,
             stride=place.stride,
-            staged_offset=aside.offset,
-            staged_stride=aside.stride,
+            streamed_offset=aside.offset,
+            streamed_stride=aside.stride,
         )
-        for matrix, place, aside in zip(layer.matrices, places, staged, strict=True)
+        for matrix, place, aside in zip(layer.matrices, places, streamed, strict=True)
     )
     pieces = zip(
         layout.copies([_relative(place, places) for place in places], 0),
-        layout.copies(staged, 0),
+        layout.copies(streamed, 0),
         strict=True,
     )
     copies = tuple(
@@ -117,12 +117,12 @@ def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Se
             source=piece.source,
             offset_from_slab_base=places[0].offset + piece.target,
             stride=place.stride,
-            staged_offset=aside.target,
-            staged_stride=at.stride,
+            streamed_offset=aside.target,
+            streamed_stride=at.stride,
             n_bytes=piece.n_bytes,
         )
         for (piece, aside), place, at in zip(
-            pieces, places, staged, strict=False
+            pieces, places, streamed, strict=False
         )  # one piece, or one a matrix
     )
     return BoundLayer(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from expertier.tiers.config.file_mode import FileMode
-
-_PAGE_CACHE = FileMode.PAGE_CACHE  # looking it up costs as much as a lock
+from expertier.tiers.file.reader import FileReader
 
 
 class InFlightReads:
@@ -24,8 +22,6 @@ class InFlightReads:
         self._clean_up = clean_up
         self._n_running = 0
         self._closed = False
-        self.page_cache_reads = self.page_cache_bytes = 0
-        self.direct_reads = self.direct_bytes = 0
 
     def begin(self) -> bool:
         """Let a read begin; False when closed."""
@@ -35,17 +31,14 @@ class InFlightReads:
             self._n_running += 1
             return True
 
-    def end(self, mode: FileMode | None, n_bytes: int) -> None:
-        """Note that a read has ended, in `mode`; None where it failed."""
+    def end(self, reader: FileReader | None, n_bytes: int) -> None:
+        """Note that a read has ended, and count it with the reader that completed it; None where the read failed."""
         with self._lock:
             self._n_running -= 1
             last = self._closed and self._n_running == 0
-            if mode is _PAGE_CACHE:
-                self.page_cache_reads += 1
-                self.page_cache_bytes += n_bytes
-            elif mode is not None:
-                self.direct_reads += 1
-                self.direct_bytes += n_bytes
+            if reader is not None:
+                reader.n_reads += 1
+                reader.bytes_read += n_bytes
         if last:
             self._clean_up()
 

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 from expertier.errors import SourceError
-from expertier.tiers.file.dio_alignment import DioAlignment, dio_alignment
-from expertier.tiers.file.direct_reader import DirectReader
-from expertier.tiers.file.scratch import ScratchPool
 from expertier.tiers.model.file_identity import FileIdentity
 from expertier.tiers.model.model_file import ModelFile
-
-NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})
-"""What a file system answers that has no direct reads, or not of this alignment."""
 
 _try_read = os.preadv
 
@@ -31,9 +23,6 @@ class OpenFile:
     def __init__(self, file: ModelFile) -> None:
         """Open for reads through the page cache; `SourceError` where that fails or the file has changed."""
         self.file = file
-        self.alignment: DioAlignment | None = None
-        """What direct reads ask for; None where there are none."""
-        self._direct: DirectReader | None = None
         self._identity = file.identity
         self._descriptor = -1
         self._descriptor = self._open(0)
@@ -41,55 +30,50 @@ class OpenFile:
         self._known_reasons = self._reasons(os.fstat(self._descriptor))
         self._descriptors = [self._descriptor]
 
-    def open_direct(self) -> str | None:
-        """Open for direct reads, too; return why there can be none, or None. Raises as opening does."""
-        try:
-            descriptor = self._open(os.O_DIRECT)
-        except _NotDirectError as error:
-            return str(error)
+    def open_again(self, flags: int) -> int:
+        """Return one more descriptor, opened with `flags`, which is closed with the file. Raises as opening does."""
+        descriptor = self._open(flags)
         self._descriptors.append(descriptor)
-        self.alignment = dio_alignment(descriptor)
-        if self.alignment is None:
-            return "the file system has no direct reads"
-        self._direct = DirectReader(descriptor, self.alignment)
-        return None
-
-    def give_up_direct(self) -> None:
-        """Have no direct reads any more."""
-        self.alignment = self._direct = None
+        return descriptor
 
     def read(self, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` from `offset` of the file, through the page cache. Raises `SourceError`."""
         descriptor = self._descriptor
-        self._fill(
+        self.fill(
             offset,
             buffer,
             lambda done: os.preadv(descriptor, [buffer[done:] if done else buffer], offset + done),
         )
 
-    def read_direct(self, offset: int, buffer: memoryview, scratch: ScratchPool) -> bool:
-        """Fill `buffer` from `offset` of the file, past the page cache. Raises `SourceError`.
+    def fill(self, offset: int, buffer: memoryview, read: Callable[[int], int]) -> None:
+        """Call `read(done)`, which returns how many more bytes came, until the buffer is full.
 
-        False where the file system does not read like this; the buffer's bytes are then undefined.
+        Raises `SourceError`, with the `OSError` of `read` as its cause where there was one.
         """
-        direct = self._direct
-        if direct is None:
-            return False
-        if not buffer:
-            return True
-        address = ctypes.addressof(ctypes.c_char.from_buffer(buffer))
-        with scratch.block() as block:
+        done, wanted = 0, len(buffer)
+        while done < wanted:
             try:
-                self._fill(
-                    offset,
-                    buffer,
-                    lambda done: direct.read(offset + done, buffer[done:], address + done, block),
+                n_read = read(done)
+            except OSError as error:
+                change = self._change(self._descriptor)
+                raise SourceError(
+                    f"{self._asked(offset, buffer)}, failed after {done}: {error.strerror} (errno {error.errno})"
+                    + (f"; {change}" if change else "; check the disk, then try again")
+                ) from error
+            if n_read == 0:
+                change = self._change(self._descriptor) or "the file ends there"
+                raise SourceError(
+                    f"{self._asked(offset, buffer)}, got {done} (errno 0): {change}; restore the file and open it again"
                 )
-            except SourceError as error:
-                if isinstance(error.__cause__, OSError) and error.__cause__.errno in NOT_DIRECT:
-                    return False
-                raise
-        return True
+            done += n_read
+        # After the read: what was written before it came would show.
+        now = os.fstat(self._descriptor)
+        if not self._identity.matches(now) and not self._only_got_another_name_or_rights(now):
+            change = self._identity.difference(FileIdentity.of(now))
+            raise SourceError(
+                f"{self._asked(offset, buffer)}, but the file changed since its header was read: {change}; restore "
+                "the file, or open the tiers again"
+            )
 
     def will_need(self, offset: int, n_bytes: int) -> None:
         """Have the kernel begin to read into the page cache, as far as it likes.
@@ -121,8 +105,6 @@ class OpenFile:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | flags)
         except OSError as error:
-            if flags and error.errno in NOT_DIRECT:
-                raise _NotDirectError(f"{error.strerror} (errno {error.errno})") from error
             raise SourceError(
                 f"{error.filename} cannot be opened: {error.strerror} (errno {error.errno}); restore the file"
             ) from error
@@ -131,33 +113,6 @@ class OpenFile:
             os.close(descriptor)
             raise SourceError(f"{path} changed after its header was read: {change}; read the table again")
         return descriptor
-
-    def _fill(self, offset: int, buffer: memoryview, read: Callable[[int], int]) -> None:
-        """Call `read(done)`, which returns how many more bytes came, until the buffer is full."""
-        done, wanted = 0, len(buffer)
-        while done < wanted:
-            try:
-                n_read = read(done)
-            except OSError as error:
-                change = self._change(self._descriptor)
-                raise SourceError(
-                    f"{self._asked(offset, buffer)}, failed after {done}: {error.strerror} (errno {error.errno})"
-                    + (f"; {change}" if change else "; check the disk, then try again")
-                ) from error
-            if n_read == 0:
-                change = self._change(self._descriptor) or "the file ends there"
-                raise SourceError(
-                    f"{self._asked(offset, buffer)}, got {done} (errno 0): {change}; restore the file and open it again"
-                )
-            done += n_read
-        # After the read: what was written before it came would show.
-        now = os.fstat(self._descriptor)
-        if not self._identity.matches(now) and not self._only_got_another_name_or_rights(now):
-            change = self._identity.difference(FileIdentity.of(now))
-            raise SourceError(
-                f"{self._asked(offset, buffer)}, but the file changed since its header was read: {change}; restore "
-                "the file, or open the tiers again"
-            )
 
     def _asked(self, offset: int, buffer: memoryview) -> str:
         return f"{self.file.path}: asked for {len(buffer)} bytes at offset {offset}"
@@ -198,7 +153,3 @@ class OpenFile:
         except OSError:  # no /proc: a new name is then no reason
             name = ""
         return now.st_nlink, now.st_mode, now.st_uid, now.st_gid, name
-
-
-class _NotDirectError(Exception):
-    """The file system has no direct reads."""

@@ -11,23 +11,14 @@ from collections.abc import Callable, Iterable, Sequence
 from expertier.errors import SourceError
 from expertier.interrupts import completing, deferring, opening
 from expertier.tiers.config.file_mode import FileMode
-from expertier.tiers.file.file_reads import FileReads
+from expertier.tiers.file.file_reads import FileReads, ModeReads
 from expertier.tiers.file.in_flight_reads import InFlightReads
-from expertier.tiers.file.mode_chooser import Choice, ModeChooser, Purpose
 from expertier.tiers.file.open_file import OpenFile
-from expertier.tiers.file.scratch import ScratchPool
+from expertier.tiers.file.reader import FileReader, ReadingTerms, RefusedError
+from expertier.tiers.file.readers import Readers
 from expertier.tiers.model.model_file import ModelFile
 from expertier.tiers.model.span import Span
 from expertier.tiers.shared.host_memory import available_bytes
-from expertier.units import MIB
-
-_SCRATCH_BYTES = 4 * MIB  # most expert matrices in one piece; what is not used is never touched
-_UNCACHED = 2  # a first read that takes longer than this many second ones came from the disk
-_PAGE_CACHE, _DIRECT, _PLAIN = (
-    FileMode.PAGE_CACHE,
-    FileMode.DIRECT,
-    Purpose.PLAIN,
-)  # looking them up takes time
 
 _log = logging.getLogger(__name__)
 
@@ -54,28 +45,26 @@ class FileSource:
         `auto` compares the bytes that will be read again and again (`working_set_bytes`; all of the files,
         unless it is given) with the RAM left over (`room`), and measures with `clock`, in seconds.
         """
+        if working_set_bytes is None:
+            working_set_bytes = sum(file.identity.n_bytes for file in files)
         self._begins = [file.begin for file in files]
         self._files: list[OpenFile] = []
-        self._scratch: ScratchPool | None = None
-        self._clock = clock
+        self._readers = Readers(self._files, ReadingTerms(working_set_bytes, room, clock))
         self._lock = threading.Lock()
-        self._trial_reads = 0
         self._in_flight = InFlightReads(self._close_files)
-        self._mode = mode
-        self._chooser: ModeChooser | None = None
+        self._asked = mode
         for file in files:
             self._files.append(OpenFile(file))
-        if mode is not FileMode.PAGE_CACHE:
-            self._open_direct()
-        if self._mode is FileMode.AUTO:
-            n_bytes = sum(file.identity.n_bytes for file in files)
-            self._chooser = ModeChooser(n_bytes if working_set_bytes is None else working_set_bytes, room)
+        self._page_cache = self._reader = self._readers.open(FileMode.PAGE_CACHE)
+        try:
+            self._reader = self._readers.open(mode)
+        except RefusedError as refusal:
+            self._say(refusal)
 
     @property
     def mode(self) -> FileMode:
         """How reads are done now; never `auto`."""
-        chooser = self._chooser
-        return chooser.mode if chooser is not None else self._mode
+        return self._reader.mode
 
     @deferring
     def read_into(self, span: Span, buffer: memoryview) -> None:
@@ -89,20 +78,18 @@ class FileSource:
                 f"asked for {span.n_bytes} bytes into a buffer of {len(buffer)}: they must be equal"
             )
         number = self._number(span.offset)
-        begin = self._begins[number]
+        reader, offset = self._reader, span.offset - self._begins[number]
         if not self._in_flight.begin():
             raise SourceError(
                 f"asked for {span.n_bytes} bytes at offset {span.offset} of the model, but the source was closed; "
                 "open the tiers again"
             )
-        done: FileMode | None = None
+        done: FileReader | None = None
         try:
-            file, offset = self._files[number], span.offset - begin
-            chooser = self._chooser
-            if chooser is None:
-                done = self._read(file, offset, buffer, self._mode)
-            else:
-                done = self._read_by_choice(file, offset, buffer, chooser)
+            done = reader.read(number, offset, buffer)
+        except RefusedError as refusal:
+            self._give_up(reader, refusal)
+            done = self._page_cache.read(number, offset, buffer)
         finally:
             self._in_flight.end(done, span.n_bytes)
 
@@ -110,9 +97,9 @@ class FileSource:
     def will_need(self, spans: Iterable[Span]) -> None:
         """Say which spans are read next, so that the disk works on all of them at once.
 
-        A hint: nothing is raised. It does nothing for direct reads, nor once the source is closed.
+        A hint: nothing is raised. It does nothing in modes that take no hints, nor once the source is closed.
         """
-        if self.mode is FileMode.DIRECT or not self._in_flight.begin():
+        if not self._reader.takes_hints or not self._in_flight.begin():
             return
         try:
             for span in spans:
@@ -125,16 +112,17 @@ class FileSource:
 
     def stats(self) -> FileReads:
         """Return what was read how, so far."""
-        reads, chooser, scratch = self._in_flight, self._chooser, self._scratch
+        readers = list(self._readers)
         return FileReads(
             mode=self.mode,
-            mode_changes=chooser.n_changes if chooser is not None else 0,
-            page_cache_reads=reads.page_cache_reads,
-            page_cache_bytes=reads.page_cache_bytes,
-            direct_reads=reads.direct_reads,
-            direct_bytes=reads.direct_bytes,
-            trial_reads=self._trial_reads,
-            scratch_bytes=scratch.n_bytes if scratch is not None else 0,
+            mode_changes=sum(reader.mode_changes for reader in readers),
+            by_mode={
+                reader.mode: ModeReads(reader.n_reads, reader.bytes_read)
+                for reader in readers
+                if reader.n_reads > 0
+            },
+            trial_reads=sum(reader.trial_reads for reader in readers),
+            scratch_bytes=sum(reader.held_bytes for reader in readers),
         )
 
     @completing
@@ -154,76 +142,19 @@ class FileSource:
     def _number(self, offset: int) -> int:
         return max(bisect.bisect_right(self._begins, offset) - 1, 0)
 
-    def _open_direct(self) -> None:
-        for file in self._files:
-            refusal = file.open_direct()
-            if refusal is not None:
-                self._give_up_direct(file, refusal)
-                return
-        alignments = [file.alignment for file in self._files if file.alignment is not None]
-        memory = max(alignment.memory for alignment in alignments)
-        block = max(memory, *(alignment.offset for alignment in alignments))
-        self._scratch = ScratchPool(max(_SCRATCH_BYTES, 2 * block), memory)
-
-    def _give_up_direct(self, file: OpenFile, why: str) -> None:
-        """Read through the page cache from now on; said once."""
+    def _give_up(self, reader: FileReader, refusal: RefusedError) -> None:
+        """Read through the page cache from now on, if `reader` is what reads go to now; said once."""
         with self._lock:
-            if self._mode is FileMode.PAGE_CACHE:
+            if self._reader is not reader:
                 return
-            log = _log.warning if self._mode is FileMode.DIRECT else _log.info
-            self._mode, self._chooser = FileMode.PAGE_CACHE, None
-            for each in self._files:
-                each.give_up_direct()
-        log("%s cannot be read directly (%s): reading through the page cache", file.file.path, why)
+            self._reader = self._page_cache
+        self._say(refusal)
 
-    def _read(self, file: OpenFile, offset: int, buffer: memoryview, mode: FileMode) -> FileMode:
-        """Read in `mode`, or through the page cache where direct reads turn out not to work."""
-        scratch = self._scratch
-        if mode is _DIRECT and scratch is not None:
-            if file.read_direct(offset, buffer, scratch):
-                return _DIRECT
-            self._give_up_direct(file, "the file system refuses such reads")
-        file.read(offset, buffer)
-        return _PAGE_CACHE
-
-    def _read_by_choice(
-        self, file: OpenFile, offset: int, buffer: memoryview, chooser: ModeChooser
-    ) -> FileMode:
-        choice = chooser.choose()
-        if choice.purpose is _PLAIN:
-            return self._read(file, offset, buffer, choice.mode)
-        begin = self._clock()
-        done = self._read(file, offset, buffer, choice.mode)
-        seconds = self._clock() - begin
-        if done is choice.mode:
-            self._record(file, offset, buffer, choice, seconds, chooser)
-        return done
-
-    def _record(
-        self,
-        file: OpenFile,
-        offset: int,
-        buffer: memoryview,
-        choice: Choice,
-        seconds: float,
-        chooser: ModeChooser,
-    ) -> None:
-        again_s = None
-        if choice.purpose is Purpose.TRIAL:
-            with self._lock:
-                self._trial_reads += 1
-            if choice.mode is FileMode.PAGE_CACHE:
-                begin = self._clock()
-                file.read(offset, buffer)
-                again_s = self._clock() - begin
-                if seconds > _UNCACHED * again_s:
-                    file.forget(offset, len(buffer))
-        change = chooser.record(choice, len(buffer), seconds, again_s)
-        if change is not None:
-            _log.info("%s is read %s", self._files[0].file.path.name, change)
+    def _say(self, refusal: RefusedError) -> None:
+        log = _log.info if self._asked is FileMode.AUTO else _log.warning
+        log("%s: reading through the page cache", refusal)
 
     def _close_files(self) -> None:
         for file in self._files:
             file.close()
-        if self._scratch is not None:
-            self._scratch.close()
+        self._readers.close()

@@ -65,13 +65,13 @@ class Filler:
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
         """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that.
 
-        What L2 has comes in batches, and meanwhile other threads read the rest.
+        Slots are filled from L2's copies in batches, while other threads read the missing experts.
         """
         with self._demand:
             present, missing = self._sort(layer, experts)
             tasks: list[Task] = [
-                partial(self._fill_present, layer, [experts[i] for i in part], [slots[i] for i in part])
-                for part in self._batches(layer, present)
+                partial(self._fill_present, layer, [experts[i] for i in batch], [slots[i] for i in batch])
+                for batch in self._batches(layer, present)
             ]
             tasks += [partial(self.fill_one, layer, experts[i], slots[i]) for i in missing]
             self._workers.run(tasks)
@@ -99,8 +99,8 @@ class Filler:
         with self._demand:
             present, missing = self._sort(layer, experts)
             tasks: list[Task] = [
-                partial(self._load_present, layer, [experts[i] for i in part], address)
-                for part in self._batches(layer, present)
+                partial(self._load_present, layer, [experts[i] for i in batch], address)
+                for batch in self._batches(layer, present)
             ]
             tasks += [partial(self._load_one, layer, experts[i], address) for i in missing]
             self._workers.run(tasks)
@@ -128,7 +128,7 @@ class Filler:
     # ---- what L2 has
 
     def _sort(self, layer: int, experts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the indices of those that L2 seems to have, and of the others, which are about to be read."""
+        """Return the indices of the experts that L2 seems to have, and of those that are about to be read."""
         present: list[int] = []
         missing: list[int] = []
         for index, expert in enumerate(experts):
@@ -145,7 +145,7 @@ class Filler:
         return [present[i : i + n] for i in range(0, len(present), n or 1)]
 
     def _fill_present(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Fill slots from L2's copies together; one after another what has left L2 meanwhile."""
+        """Fill slots from L2's copies together; experts that have left L2 meanwhile are filled one after another."""
         copies = AcquiredCopies()
         fence: Fence | None = None
         try:
@@ -160,7 +160,7 @@ class Filler:
                 self.fill_one(layer, experts[index], slots[index])
 
     def _load_present(self, layer: int, experts: Sequence[int], address: int) -> None:
-        """Load L2's copies together; one after another what has left L2 meanwhile."""
+        """Load L2's copies together; experts that have left L2 meanwhile are loaded one after another."""
         copies = AcquiredCopies()
         try:
             self._pool.acquire_copies(copies, layer, experts)
@@ -191,7 +191,7 @@ class Filler:
         return FillHandle((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
 
     def _hint(self, layer: int, experts: Sequence[int]) -> None:
-        """Have the disk work on everything that is about to be read, and not on one expert after another."""
+        """Tell the disk of all experts that are about to be read, so that it works on them at once."""
         spans = self._layers[layer].spans
         self._source.will_need([span for expert in experts for span in spans(expert)])
 

@@ -55,9 +55,9 @@ class HostChunk:
 class HostBlock:
     """Room for one expert's copy.
 
-    `users` are the fills that read from it or write to it now, `fences` the ends of queued copies that may
-    still read it, and `used_at` the pool's count of uses at its last one (0: FREE; below 0: never
-    used, and the last that came the lowest).
+    `users` counts the fills that read or write the block now. `fences` are the ends of queued copies that may still
+    read it. `used_at` is the pool's count of uses at the block's last use: 0 for a FREE block, and below 0 for a copy
+    that was never used, lower the later it came.
     """
 
     address: int

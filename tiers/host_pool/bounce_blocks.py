@@ -1,4 +1,4 @@
-"""The fixed minimum of pinned memory, which is there with the host pool off, too."""
+"""The fixed minimum of pinned memory, which exists even when the host pool is off."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class BounceBlocks:
     """Blocks that keep nothing: each serves one fill at a time. Not thread-safe; the pool's lock guards it."""
 
     def __init__(self, device: Device, budget: HostBudget, account: Account, block_bytes: int) -> None:
-        """Allocate them, beside the budget. Raises `DeviceError`; nothing stays allocated then."""
+        """Allocate the blocks, beside the budget. Raises `DeviceError`; nothing stays allocated then."""
         self._device = device
         self._budget = budget
         self._account = account
@@ -62,7 +62,7 @@ class BounceBlocks:
         assert self._account.bounce_bytes == sum(block.chunk.n_bytes for block in self._all), "bounce bytes"
 
     def close(self) -> None:
-        """Free them; no fill and no queued copy may use one. A second call does nothing."""
+        """Free the blocks; no fill and no queued copy may use one. A second call does nothing."""
         assert not any(block.users for block in self._all), "close during a fill"
         self._idle.clear()
         while self._all:

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 from numba import int64, types
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.tiers.model.slot_layout import GUARD_BYTES
 
 I32 = npt.NDArray[np.int32]
@@ -16,7 +16,7 @@ _SLOTS = types.Array(types.int32, 1, "C")
 _ROWS = types.Array(int64, 2, "C")
 
 
-@kept_njit(int64(_ROWS, _ROWS, int64, _ROWS))
+@cached_njit(int64(_ROWS, _ROWS, int64, _ROWS))
 def write_runs(old: I64, new: I64, n: int, runs: I64) -> int:
     """Write the moves of `n` pieces from `old` to `new` into `runs`, from the highest that goes up down and then from
     the lowest that goes down up; return how many they are. `runs` has a row for each piece, and one more."""
@@ -48,7 +48,7 @@ def write_runs(old: I64, new: I64, n: int, runs: I64) -> int:
     return end
 
 
-@kept_njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS, int64, _ROWS))
+@cached_njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS, int64, _ROWS))
 def write_guards(layers: I32, slots: I32, arrays: I64, tails: I64, base: int, zeros: I64) -> int:
     """Write `tails`, and the heads of all pieces but those of `slots`, into `zeros`; return how many they are.
 
@@ -76,7 +76,7 @@ def write_guards(layers: I32, slots: I32, arrays: I64, tails: I64, base: int, ze
     return n
 
 
-@kept_njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS))
+@cached_njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS))
 def write_pieces(layers: I32, slots: I32, arrays: I64, rows: I64) -> int:
     """Write (offset, bytes, stride) of all pieces of `slots` into `rows`, by address; return how many they are."""
     n = 0
@@ -95,7 +95,7 @@ def write_pieces(layers: I32, slots: I32, arrays: I64, rows: I64) -> int:
     return n
 
 
-@kept_njit(int64(_SLOTS, _SLOTS, _SLOTS, _ROWS, _ROWS, _ROWS, int64, _ROWS, _ROWS))
+@cached_njit(int64(_SLOTS, _SLOTS, _SLOTS, _ROWS, _ROWS, _ROWS, int64, _ROWS, _ROWS))
 def write_work(
     layers: I32,
     old_slots: I32,

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_ABI 10
+#define EXPERTIER_ABI 11
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
@@ -16,8 +16,8 @@ enum expertier_begin_status : int32_t {
     EXPERTIER_BAD_CALL = -4,   // tables of another policy version, or a layer, slot or count out of range
 };
 
-// The compiled residency policy (planner/policy/calls/native.py). No call takes the interpreter's lock; the caller holds the
-// layer's own lock. `directory` points to the addresses of the residency tables.
+// The compiled residency policy; planner/policy/operations.py lists its operations. No call takes the interpreter's
+// lock; the caller holds the layer's own lock. `directory` points to the addresses of the residency tables.
 struct expertier_policy {
     int32_t (*begin)(const int64_t * directory, int32_t layer, const int32_t * experts, int32_t n, int32_t * slots,
                      int32_t * miss_index);
@@ -34,9 +34,9 @@ struct expertier_policy {
     int32_t (*victims)(const int64_t * directory, int32_t layer, int32_t * slots, int32_t n, int32_t * experts);
 };
 
-// Driver calls and kernels for the gate (gate.h): as cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery
-// are, and HIP's.
-struct expertier_gate {
+// Driver calls and kernels for the device look-up (lookup/device_lookup.h). The calls have the signatures of
+// cuLaunchKernel, cuStreamWaitEvent, cuEventRecord and cuEventQuery, which HIP's share.
+struct expertier_device_lookup {
     int32_t (*launch)(void * function, uint32_t grid_x, uint32_t grid_y, uint32_t grid_z, uint32_t block_x,
                       uint32_t block_y, uint32_t block_z, uint32_t shared_bytes, void * stream, void ** arguments,
                       void ** extra);
@@ -44,67 +44,68 @@ struct expertier_gate {
     int32_t (*event_record)(void * event, void * stream);
     void * function;
     void * stream;
-    uint32_t patience; // how often a gate looks for an answer before it gives up; 0: for about half a second
-    void * predict;    // the kernel that predicts; null: there is none
+    uint32_t spin_limit; // how often a look-up reads its mailbox before it gives up; 0: for about half a second
+    void * predict;      // the kernel that predicts; null: there is none
     int32_t (*event_query)(void * event); // 0: what was recorded is done
-    int32_t layers_ahead;                 // of a layer whose experts are predicted and fetched (ahead.h); 0: none are
-    int32_t prefetch_pauses;              // 1: only as long as it pays, and as many layers ahead as pays
-    void * copy;                          // the kernel that copies many pieces (moves.cu)
-    // For graphs that are launched whole (captured.h), as cuStreamBeginCapture, cuStreamEndCapture,
-    // cuGraphInstantiateWithFlags, cuGraphLaunch, cuGraphExecDestroy and cuGraphDestroy are; all null: none are.
+    int32_t layers_ahead;                 // how far ahead experts are predicted (prefetch/run.h); 0: not at all
+    int32_t prefetch_pauses; // 1: prefetching pauses while it does not pay, and finds the distance that pays
+    void * copy;             // the kernel that copies many pieces (moves.cu)
+    // For captured graphs (lookup/captured.h), with the signatures of cuStreamBeginCapture, cuStreamEndCapture,
+    // cuGraphInstantiateWithFlags, cuGraphLaunch, cuGraphExecDestroy and cuGraphDestroy. All null: nothing is captured.
     int32_t (*capture_begin)(void * stream, int32_t mode);
     int32_t (*capture_end)(void * stream, void ** graph);
     int32_t (*graph_instantiate)(void ** executable, void * graph, uint64_t flags);
     int32_t (*graph_launch)(void * executable, void * stream);
     int32_t (*graph_exec_destroy)(void * executable);
     int32_t (*graph_destroy)(void * graph);
-    // As cuGraphExecUpdate_v2, with room for what it says of a failure; null: a graph is instantiated each time.
+    // As cuGraphExecUpdate_v2; `failure` is room for its report. Null: a graph is instantiated each time.
     int32_t (*graph_exec_update)(void * executable, void * graph, void * failure);
 };
 
 // Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
-// to write EXPERTIER_FILLED to `done`. Not a return value: an interpreter that is interrupted on entry returns none.
+// to write EXPERTIER_FILLED to `done`. A return value would not do: an interpreter interrupted on entry returns none.
 #define EXPERTIER_FILLED 0x46494c4c
 typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts, const int32_t * slots,
                                int32_t * done);
 
-// Copies the experts' bytes to where they belong in a staged layer (expertier_copy), which begins at `staged` in device
-// memory. Called without any lock; says that all is there as a fill does.
-typedef void (*expertier_load)(void * context, int32_t layer, int32_t n, const int32_t * experts, uint64_t staged,
+// Copies the experts' bytes to where they belong in a streamed layer (expertier_copy), which begins at `streamed` in
+// device memory. Called without any lock; writes EXPERTIER_FILLED to `done` as a fill does.
+typedef void (*expertier_load)(void * context, int32_t layer, int32_t n, const int32_t * experts, uint64_t streamed,
                                int32_t * done);
 
-// Copies `n_bytes` bytes of a layer's matrix to host memory: the file's, of all experts one after another, from byte
-// `offset` on. For what the engine reads back. Called without any lock; says that all is there as a fill does.
+// Copies `n_bytes` bytes of a layer's matrix from the file to host memory, for what the engine reads back. `offset`
+// counts from the first expert's first byte, experts one after another. Called without any lock; writes
+// EXPERTIER_FILLED to `done` as a fill does.
 typedef void (*expertier_read)(void * context, int32_t layer, int32_t matrix, uint64_t offset, uint64_t n_bytes,
                                void * out, int32_t * done);
 
-// How misses are served. While Python cannot answer, because a thread sits in the engine with the interpreter's lock,
-// a call of `fill` would never return.
+// How misses are served. While a thread sits in the engine with the interpreter's lock, Python cannot answer, and a
+// call of `fill` would never return.
 enum expertier_fills : int32_t {
     EXPERTIER_FILLS_SERVED = 0,  // by `fill`
-    EXPERTIER_FILLS_BLANK = 1,   // the next graph gets zeros, whose slots are FREE afterwards; later graphs wait
+    EXPERTIER_FILLS_ZEROS = 1,   // the next graph gets zeros, whose slots are FREE afterwards; later graphs wait
     EXPERTIER_FILLS_REFUSED = 2, // not at all: the batch fails
 };
 
 struct expertier_matrix {
-    const char * name;      // the tensor's name in the GGUF
-    int32_t type;           // ggml_type
-    int64_t ne0;            // elements a row
-    int64_t ne1;            // rows
-    uint64_t expert_bytes;  // of one expert, by what the table knows of its type
-    uint64_t offset;        // bytes from the slab's base to this matrix of slot 0
-    uint64_t stride;        // bytes from one slot's matrix to the next slot's
-    uint64_t staged_offset; // the same in a staged layer, which holds all experts in their own order
-    uint64_t staged_stride;
+    const char * name;        // the tensor's name in the GGUF
+    int32_t type;             // ggml_type
+    int64_t ne0;              // elements a row
+    int64_t ne1;              // rows
+    uint64_t expert_bytes;    // of one expert, by what the table knows of its type
+    uint64_t offset;          // bytes from the slab's base to this matrix of slot 0
+    uint64_t stride;          // bytes from one slot's matrix to the next slot's
+    uint64_t streamed_offset; // the same in a streamed layer, which holds all experts in their own order
+    uint64_t streamed_stride;
 };
 
-// One piece of an expert: where it lies in a host block, in a slot and in a staged layer.
+// One piece of an expert: where it lies in a host block, in a slot and in a streamed layer.
 struct expertier_copy {
     uint64_t source; // bytes from the host block's begin
     uint64_t offset; // bytes from the slab's base, in slot 0
     uint64_t stride;
-    uint64_t staged_offset; // bytes from the staged layer's begin, of expert 0
-    uint64_t staged_stride;
+    uint64_t streamed_offset; // bytes from the streamed layer's begin, of expert 0
+    uint64_t streamed_stride;
     uint64_t n_bytes;
 };
 
@@ -115,12 +116,13 @@ struct expertier_layer {
     const expertier_matrix * matrices;
     int32_t n_copies;
     const expertier_copy * copies;
-    uint64_t staged_bytes;
+    uint64_t streamed_bytes;
     int64_t first_copy; // index of its expert 0 in the arrays of expertier_host_copies
 };
 
-// Which experts the host pool has complete copies of (tiers/host_pool/copy_directory.py). Whoever holds the lock may read
-// `address`, count itself in and out of `readers`, set `used` and count `hits`. A copy with readers stays where it is.
+// Which experts the host pool has complete copies of (tiers/host_pool/copy_directory.py). A thread that holds the lock
+// may read `address`, count itself in and out of `readers`, set `used` and count `hits`. A copy with readers does not
+// move.
 struct expertier_host_copies {
     void * lock;       // laid out as one layer's, see layer_lock.h
     int64_t * address; // 0: there is none
@@ -141,18 +143,19 @@ struct expertier_binding {
     expertier_fill fill;
     expertier_load load;
     expertier_read read;
-    void * fill_context; // of all three
+    void * fill_context; // the first argument of `fill`, `load` and `read`
     expertier_host_copies host_copies;
     int32_t sees_all;      // 1: every call must be looked up, also where all experts are in their slots
-    int32_t stream_tokens; // from so many tokens on a layer is staged; 0: never
+    int32_t stream_tokens; // from so many tokens on a layer is streamed; 0: never
 };
 
-// Moves the boundary between what the engine computes in, from the slab's base on, and the slots: the first
-// `compute_bytes` are free of slots afterwards. Called while no graph runs on the device and nothing is queued there. It
-// rewrites the binding and `compute` in place, whether it succeeds or not, and says that it did as a fill does.
+// Moves the boundary in the slab between the engine's compute buffers, which begin at the slab's base, and the slots:
+// the first `compute_bytes` are free of slots afterwards. Called while no graph runs on the device and nothing is
+// queued there. It rewrites the binding and `compute` in place, whether it succeeds or not, and writes EXPERTIER_FILLED
+// to `done` when it succeeded.
 typedef void (*expertier_move)(void * context, uint64_t compute_bytes, int32_t * done);
 
-// Says in `wants` whether layers should have other numbers of slots: 1 has `move` called, which gives them those.
+// Writes to `wants` whether layers should have other numbers of slots. After a 1, `move` is called and changes them.
 typedef void (*expertier_look)(void * context, int32_t * wants);
 
 // The slab's low end, for the engine's compute buffers (compute_region.h).
@@ -180,39 +183,4 @@ struct expertier_compute_counts {
     int64_t needed_bytes;   // of these, up to the highest that a graph needs
     int64_t buffers;        // of the engine's, in the region
     int64_t buffer_bytes;   // theirs
-};
-
-// What the proxy counted since the binding was made. Times are nanoseconds.
-struct expertier_counters {
-    int64_t graphs;                // graphs that held experts of this model
-    int64_t slices;                // slices handed to the inner backend
-    int64_t lookups;               // policy look-ups, one a layer call or pass
-    int64_t lookup_ns;             // time in the policy, fills not included
-    int64_t fills;                 // look-ups that missed
-    int64_t fill_ns;               // time in `fill`
-    int64_t id_reads;              // read-backs of expert ids, one a layer call
-    int64_t pass_calls;            // layer calls that needed more experts than slots
-    int64_t passes;                // passes that these took
-    int64_t whole_calls;           // layer calls whose experts were all in place: neither ids nor policy were asked
-    int64_t host_fills;            // experts that came from the host pool without Python
-    int64_t gated_calls;           // layer calls whose ids were looked up on the device
-    int64_t gate_waits;            // those of them that waited for missing experts
-    int64_t captures;              // graphs that were captured with their gates
-    int64_t captured_runs;         // graphs that ran so, launched at once
-    int64_t gate_retreats;         // graphs that were begun so and run again without
-    int64_t gates_late;            // of these, where the device had given up waiting for an answer
-    int64_t predicted;             // experts that gates were asked for, where a prediction had been made
-    int64_t predicted_right;       // those of them that were predicted
-    int64_t missing;               // those of the first that were in no slot when the prediction was made
-    int64_t missing_predicted;     // those of them that were predicted
-    int64_t prefetches;            // experts whose copies began before anyone had asked for them
-    int64_t prefetches_useful;     // that the layer then asked for
-    int64_t prefetches_in_time;    // those of them whose last byte had been queued by then
-    int64_t prefetch_bytes;        // that were copied ahead
-    int64_t prefetch_wasted_bytes; // those of experts that the layer did not ask for
-    int64_t prefetch_pauses;       // how often it was found not to pay
-    int64_t prefetch_layers;       // how many layers ahead they are made now; 0: none are
-    int64_t staged_calls;          // layer calls that ran on a staged layer
-    int64_t staged_bytes;          // bytes that came from the host for these
-    int64_t dropped_writes;        // bytes that the loader wrote to expert tensors and the buffer dropped
 };

@@ -7,8 +7,8 @@
 
 namespace expertier {
 
-// 1, and the block of a type: how many elements it holds, in how many bytes. 0: this build of ggml has no such type, or
-// has it no more. ggml itself only asserts.
+// Writes how many elements a block of a type holds, in how many bytes, and returns 1. Returns 0 where this build of
+// ggml does not have the type, or not any more; ggml itself would abort.
 inline int32_t block_size(int32_t type, int64_t * elements, int64_t * n_bytes) {
     if (type < 0 || type >= GGML_TYPE_COUNT) {
         return 0;

@@ -1,5 +1,5 @@
-// The interpreter is loaded at run time, so that the proxy itself needs no Python. Of its C interface only functions
-// are used that every version has had.
+// The interpreter is loaded at run time, so that the proxy itself needs no Python. Only functions that every version of
+// Python's C interface has are used.
 //
 //     expertier exec ─► execve(llama-server) ─► ggml loads this library ─► libpython ─► engine_adapter/hosts/exec/embedded.py
 
@@ -66,7 +66,8 @@ struct Done {
 };
 
 // Called by exit(), which a tool may call anywhere, even in a signal handler on a thread that holds the interpreter's
-// lock or waits for it. So another thread says the last words, and where it cannot, the tool ends without them.
+// lock or waits for it. So another thread writes the summary, and where no thread can be started, the tool ends
+// without.
 void stop() {
     auto done = std::make_shared<Done>();
     try {

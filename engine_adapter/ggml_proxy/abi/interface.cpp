@@ -11,9 +11,11 @@
 #include "backend/wrapper_type.h"
 #include "residency/tiers.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <stdexcept>
 
 using namespace expertier;
@@ -77,12 +79,13 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
     }
 }
 
-// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With 1, too, `error` may say
-// why nothing is predicted.
-EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const expertier_gate * driver, char * error,
-                                                   size_t error_size) {
+// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With a result of 1 `error`
+// may say why nothing is captured or predicted.
+EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * self,
+                                                            const expertier_device_lookup * driver, char * error,
+                                                            size_t error_size) {
     try {
-        copy_text(self->tiers->open_gate(*driver), error, error_size);
+        copy_text(self->tiers->open_device_lookup(*driver), error, error_size);
         return 1;
     } catch (const std::exception & problem) {
         copy_text(problem.what(), error, error_size);
@@ -90,8 +93,8 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_gate(expertier_tiers * self, const
     }
 }
 
-// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and has
-// numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
+// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and
+// has numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, const expertier_compute * compute,
                                                       char * error, size_t error_size) {
     try {
@@ -128,8 +131,8 @@ EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) {
     delete self;
 }
 
-// Between these two, expert tensors that the calling thread's loads place in the buffer type of `self` belong to it.
-// A model on several devices begins with each of its tiers, and ends once.
+// Between these two calls, expert tensors that loads on this thread place in the buffer type of `self` belong to
+// `self`. A model on several devices begins with each of its tiers, and ends once.
 EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { add_loading_tiers(self->tiers); }
 EXPERTIER_EXPORT void expertier_tiers_end_load(void) { add_loading_tiers(nullptr); }
 
@@ -181,37 +184,19 @@ EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
     return !text.empty();
 }
 
-EXPERTIER_EXPORT void expertier_tiers_counters(expertier_tiers * self, expertier_counters * out) {
-    const Tiers::Counters & from = self->tiers->counters;
-    out->graphs = from.graphs;
-    out->slices = from.slices;
-    out->lookups = from.lookups;
-    out->lookup_ns = from.lookup_ns;
-    out->fills = from.fills;
-    out->fill_ns = from.fill_ns;
-    out->id_reads = from.id_reads;
-    out->pass_calls = from.pass_calls;
-    out->passes = from.passes;
-    out->whole_calls = from.whole_calls;
-    out->host_fills = from.host_fills;
-    out->gated_calls = from.gated_calls;
-    out->gate_waits = from.gate_waits;
-    out->captures = from.captures;
-    out->captured_runs = from.captured_runs;
-    out->gate_retreats = from.gate_retreats;
-    out->predicted = from.predicted;
-    out->predicted_right = from.predicted_right;
-    out->missing = from.missing;
-    out->missing_predicted = from.missing_predicted;
-    out->prefetches = from.prefetches;
-    out->prefetches_useful = from.prefetches_useful;
-    out->prefetches_in_time = from.prefetches_in_time;
-    out->prefetch_bytes = from.prefetch_bytes;
-    out->prefetch_wasted_bytes = from.prefetch_wasted_bytes;
-    out->prefetch_pauses = from.prefetch_pauses;
-    out->gates_late = from.gates_late;
-    out->prefetch_layers = self->tiers->predictor() ? self->tiers->predictor()->layers_ahead() : 0;
-    out->staged_calls = from.staged_calls;
-    out->staged_bytes = from.staged_bytes;
-    out->dropped_writes = from.dropped_writes;
+// Writes what was counted since the binding was made, in the order of abi/counters.h, as far as `out` has room for `n`
+// numbers. Returns how many there are.
+EXPERTIER_EXPORT int32_t expertier_tiers_counters(expertier_tiers * self, int64_t * out, int32_t n) {
+    const Counters & counters = self->tiers->counters;
+    const Predictor * predictor = self->tiers->predictor();
+    const int64_t prefetch_layers = predictor ? predictor->layers_ahead() : 0;
+    const int64_t values[] = {
+#define EXPERTIER_COUNTER(name, meaning) counters.name,
+#define EXPERTIER_GAUGE(name, meaning) name,
+        EXPERTIER_COUNTERS(EXPERTIER_COUNTER) EXPERTIER_GAUGES(EXPERTIER_GAUGE)
+#undef EXPERTIER_COUNTER
+#undef EXPERTIER_GAUGE
+    };
+    std::copy_n(values, std::min<size_t>(std::size(values), std::max(n, 0)), out);
+    return (int32_t) std::size(values);
 }

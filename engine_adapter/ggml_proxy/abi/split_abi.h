@@ -1,21 +1,21 @@
-// How llama.cpp divides a tensor among the devices of its tensor split; between both libraries and Python.
+// How llama.cpp divides a tensor among the devices of its tensor split. Shared by both libraries and Python.
 #pragma once
 
 #include <cstdint>
 
 #define EXPERTIER_MAX_SEGMENTS 16
 #define EXPERTIER_MAX_SPLIT_DEVICES 16
-#define EXPERTIER_NOT_LOADED (-1) // an axis: the engine has no such tensor, of a layer for drafting for instance
+#define EXPERTIER_NOT_LOADED (-1) // instead of an axis: the engine did not load the tensor
 
 // A tensor that may be split, as the GGUF has it.
-struct expertier_whole_tensor {
+struct expertier_full_tensor {
     const char * name;
     int32_t type; // ggml_type
     int64_t ne[4];
 };
 
-// Along `axis`, each of the segments is there `repeats` times in a row, and of each such piece device `d` of `n` gets the
-// next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every device the whole tensor.
+// Along `axis`, each of the segments is there `repeats` times in a row, and of each such piece device `d` of `n` gets
+// the next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every device the full tensor.
 struct expertier_split {
     int32_t axis;
     int32_t n_segments;

@@ -3,7 +3,7 @@
 #include "slab/compute_buffer.h"
 #include "backend/expert_buffer.h"
 #include "graph/graph.h"
-#include "graph/staging.h"
+#include "graph/prefill_stream.h"
 
 #include <algorithm>
 
@@ -17,15 +17,15 @@ const char * get_name(ggml_backend_t backend) { return self(backend).device->nam
 
 void free_backend(ggml_backend_t backend) {
     ProxyBackend * proxy = &self(backend);
-    GatePass::Still still(proxy->device->gates);
+    LookupExclusion::DeviceWait wait(proxy->device->lookup_exclusion);
     {
         std::lock_guard<std::mutex> guard(proxy->device->backends_mutex);
         auto & all = proxy->device->backends;
         all.erase(std::remove(all.begin(), all.end(), proxy), all.end());
     }
     release_deferred(*proxy);
-    if (const std::shared_ptr<Tiers> tiers = proxy->staged.lock()) {
-        tiers->staging()->forget(proxy->inner);
+    if (const std::shared_ptr<Tiers> tiers = proxy->streamed.lock()) {
+        tiers->prefill_stream()->forget(proxy->inner);
     }
     ggml_backend_synchronize(proxy->inner);
     proxy->captured.drop();
@@ -38,7 +38,7 @@ void free_backend(ggml_backend_t backend) {
     }
     ggml_backend_free(proxy->inner);
     if (proxy->device->n_backends -= 1) {
-        still.linger(); // a context's caches go after its streams, while others decode
+        wait.linger(); // a context's caches go after its streams, while others decode
     }
     delete proxy;
     delete backend;
@@ -122,7 +122,7 @@ ggml_guid guid = { 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x69, 0x65, 0x72, 0x2d, 0
 } // namespace
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
-    const GatePass::Still still(device.gates); // until it counts as one more
+    const LookupExclusion::DeviceWait wait(device.lookup_exclusion); // until it counts as one more
     ggml_backend_t inner = ggml_backend_dev_init(device.inner, params);
     if (inner == nullptr) {
         return nullptr;

@@ -3,7 +3,7 @@
 
 #include "lookup/captured.h"
 #include "backend/device.h"
-#include "lookup/gate_plan.h"
+#include "lookup/plan.h"
 #include "backend/group.h"
 #include "residency/layer_ids.h"
 #include "graph/leading_nodes.h"
@@ -25,14 +25,14 @@ struct ProxyBackend {
     std::unordered_map<const ggml_tensor *, LayerIds> ids;
     PinnedInts read_room;    // for the router's ids
     uint64_t served_uid = 0; // of the last graph that was found to be served
-    GatePlan gate_plan;
+    LookupPlan lookup_plan;
     CapturedGraph captured;
-    LeadingNodes leading;                // of slices that are captured
+    LeadingNodes leading;                // of segments that are captured
     std::mutex deferred_mutex;           // guards `deferred`
-    std::shared_ptr<BackendGroup> group; // null: it is alone
-    ggml_backend_event_t idle = nullptr; // of what others of the group wait for
-    std::vector<PinnedSlots> deferred;   // slots that what is queued may still read
-    std::weak_ptr<Tiers> staged;         // whose staged layers it has computed on
+    std::shared_ptr<BackendGroup> group; // null: the backend is in none
+    ggml_backend_event_t idle = nullptr; // recorded where other backends of the group have to wait
+    std::vector<PinnedSlots> deferred;   // slots that queued work may still read
+    std::weak_ptr<Tiers> streamed;       // the tiers whose streamed layers it has computed on
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);
@@ -40,11 +40,11 @@ ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);
 // The backend under a proxy backend; any other backend is returned as it is.
 ggml_backend_t unwrap(ggml_backend_t backend);
 
-// Lets go of slots that were held for what was queued, once that is done.
+// Releases the deferred slots of this backend, once the queued work that reads them is done.
 void release_deferred(ProxyBackend & backend);
 void defer(ProxyBackend & backend, PinnedSlots && slots);
 
-// Waits for what is queued on all backends of a device now, and lets go of the slots that were held for it.
+// Waits for the work that is queued on all backends of a device now, and releases their deferred slots.
 void drain_backends(ProxyDevice & device);
 
 void set_n_threads(ggml_backend_t backend, int n_threads);

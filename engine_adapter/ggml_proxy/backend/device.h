@@ -1,7 +1,7 @@
 // The proxy devices: each wraps one real ggml device, with a second, naming device for its expert buffer type.
 #pragma once
 
-#include "lookup/gate_pass.h"
+#include "lookup/exclusion.h"
 #include "ggml-backend-impl.h"
 #include "backend/run_lock.h"
 
@@ -31,9 +31,9 @@ struct ProxyDevice {
     ggml_backend_buffer_type_t (*inner_buffer_type)(ggml_backend_dev_t) = nullptr;
     ggml_backend_buffer_type wrapper; // the compute device's default type while there are compute regions
     RunLock runs;                     // graphs on this device, and moves of its slots
-    GatePass gates;                   // graphs that make the device wait for the host
+    LookupExclusion lookup_exclusion; // between graphs with device look-ups and calls that wait for the device
 
-    // Where the engine may compute: a region a model whose tiers are bound.
+    // Where the engine may compute: one region for each model whose tiers are bound.
     std::vector<std::shared_ptr<ComputeRegion>> compute_regions();
     void follow_demand(); // of all that are bound (ComputeRegion)
     bool has_regions() const { return n_regions > 0; }
@@ -56,10 +56,10 @@ void make_proxies(ggml_backend_reg_t registry);
 
 const std::vector<ProxyDevice *> & proxies();
 
-// Has every GPU but these proxies say that it is an integrated one, of which the engine takes none where there are
-// others: for a host that lets nobody choose its devices. Not while another thread loads a model. Where it is to split
-// tensors, the engine asks no device what it is, and takes all whose memory is not the CPU's: then the others say that
-// theirs is, until one that is shown is first used.
+// Hides every GPU but these proxies from a host that does not let its user choose devices. A hidden GPU says that it is
+// an integrated one: the engine takes none of these where there are other GPUs. For tensor split the engine does not
+// ask what kind a device is, and takes all whose memory is not the CPU's: hidden GPUs then also say that their memory
+// is the CPU's, until a proxy that is shown is first used. Not to be called while another thread loads a model.
 void show_only(const std::vector<const ProxyDevice *> & shown, bool splits_tensors);
 void show_all();
 

@@ -254,8 +254,8 @@ EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t sourc
 }
 
 // Queues what QueuedMoves::queue does, within the memory of ours that `slab` lies in; nothing else may use it before
-// expertier_memory_finish. 0 when there is none, when a row lies elsewhere, or when the device gave no stream; some rows
-// have been moved then.
+// expertier_memory_finish. 0 when there is none, when a row lies elsewhere, or when the device gave no stream; some
+// rows have been moved then.
 EXPERTIER_EXPORT int32_t expertier_memory_relocate(uint64_t slab, const int64_t * rows, int64_t n,
                                                    const int64_t * zeros, int64_t n_zeros) {
     try {

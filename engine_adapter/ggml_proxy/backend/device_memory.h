@@ -1,4 +1,4 @@
-// Memory of the engine's own devices, handed to Python by address: the slab, the staged layers, pinned host memory.
+// Memory of the engine's own devices, handed to Python by address: the slab, the streamed layers, pinned host memory.
 #pragma once
 
 #include "ggml-backend.h"
@@ -20,7 +20,7 @@ struct FreeStream {
 };
 using Stream = std::unique_ptr<ggml_backend, FreeStream>;
 
-// Zeroed memory in the device's default buffer type; null when there is none left.
+// Zeroed memory in the device's default buffer type; null when the device has no more.
 Buffer new_device_buffer(ggml_backend_dev_t device, size_t size);
 
 // Zeroed host memory that the device reads and writes, too; throws std::runtime_error when there is none.
@@ -44,12 +44,13 @@ void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source
 
 class QueuedMoves;
 
-// What moves bytes within memory of expertier_memory_alloc, which `address` lies in or `buffer` is; null when there is none.
+// The mover for the memory of expertier_memory_alloc that `address` lies in, or that `buffer` is; null for other
+// memory.
 std::shared_ptr<QueuedMoves> find_moves(const void * address);
 std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer);
 
-// From here on Python may copy to addresses in `buffer`, by the address that this returns: the buffer's own, save where
-// the backend gives all of its buffers the same (Vulkan's count from 4096).
+// Lets Python copy to addresses in `buffer` from here on, and returns the address by which Python knows it. That is the
+// buffer's own address, unless the backend gives the same address to all of its buffers (Vulkan's count from 4096).
 void * share_buffer(ggml_backend_buffer_t buffer);
 void unshare_buffer(ggml_backend_buffer_t buffer);
 

@@ -110,7 +110,7 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, 
     }
     context(buffer)->tiers->counters.dropped_writes += (int64_t) size;
 }
-// ggml's Meta backend writes a slice of each row.
+// ggml's Meta backend writes a shard of each row.
 void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
                    size_t n_copies, size_t, size_t) {
     set_tensor(buffer, tensor, data, offset, size);
@@ -254,8 +254,8 @@ const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor) {
 }
 
 bool is_expert_memory(const ggml_tensor * tensor) {
-    const ggml_tensor * whole = tensor->view_src ? tensor->view_src : tensor;
-    return whole->buffer != nullptr && is_expert_buffer_type(whole->buffer->buft);
+    const ggml_tensor * base = tensor->view_src ? tensor->view_src : tensor;
+    return base->buffer != nullptr && is_expert_buffer_type(base->buffer->buft);
 }
 
 bool is_view_op(const ggml_tensor * op) {
@@ -277,8 +277,8 @@ const ggml_tensor * find_unserved_source(const ggml_tensor * op) {
         if (source == nullptr) {
             continue;
         }
-        const ggml_tensor * whole = source->view_src ? source->view_src : source;
-        const bool served = i == 0 && op->op == GGML_OP_MUL_MAT_ID && source == whole;
+        const ggml_tensor * base = source->view_src ? source->view_src : source;
+        const bool served = i == 0 && op->op == GGML_OP_MUL_MAT_ID && source == base;
         if (!served && is_expert_memory(source)) {
             return source;
         }

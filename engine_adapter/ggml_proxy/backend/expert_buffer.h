@@ -1,4 +1,4 @@
-// The buffer type of expert tensors: address space only. Their bytes are never here, they are in the tiers.
+// The buffer type of expert tensors. Its buffers are address space without memory: the bytes are in the tiers.
 #pragma once
 
 #include "residency/tiers.h"
@@ -23,13 +23,13 @@ bool is_expert_buffer_type(ggml_backend_buffer_type_t type);
 // for each, told apart by the buffer type. Null: none any more.
 void add_loading_tiers(std::shared_ptr<Tiers> tiers);
 
-// The tiers of buffers that a thread of the engine's own allocates: for hosts that load their one model by themselves.
+// The tiers of buffers that the engine's own threads allocate, for hosts that load one model by themselves.
 void add_default_tiers(std::shared_ptr<Tiers> tiers);
 
-// What keeps a tool's model from being served, as its options had it loaded otherwise than we told it; empty: nothing.
+// Why a tool's model cannot be served: options of the tool's have placed it otherwise than we did. Empty: it can be.
 std::string find_misplacement(const ggml_cgraph * graph);
 
-// What `tensor` stands for; null when it is not (a direct part of) an expert buffer.
+// What `tensor` stands for; null when it does not lie directly in an expert buffer.
 const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor);
 
 // Whether `tensor`, or what it is a view of, lies in an expert buffer: no backend can get its bytes by their address.
@@ -39,7 +39,7 @@ bool is_expert_memory(const ggml_tensor * tensor);
 bool is_view_op(const ggml_tensor * op);
 
 // The source of `op` that is an expert tensor, or a part of one, whose bytes `op` cannot get: they are in the slots,
-// and only MUL_MAT_ID on a whole tensor is redirected to them. Null when there is none.
+// and only MUL_MAT_ID on a full tensor is redirected to them. Null when there is none.
 const ggml_tensor * find_unserved_source(const ggml_tensor * op);
 
 } // namespace expertier

@@ -1,5 +1,5 @@
-// What the engine reads of expert tensors for itself (saving a model, dumping tensors, copies to other backends): the
-// file's bytes.
+// Reads of expert tensors by the engine itself, as when it saves a model, dumps tensors or copies them to another
+// backend. The bytes come from the model's file.
 #pragma once
 
 #include "residency/tiers.h"
@@ -9,7 +9,8 @@
 
 namespace expertier {
 
-// The expert tensors of a buffer by their addresses: the engine reads by copies of tensors and by views, which have others.
+// The expert tensors of a buffer by their addresses: the engine also reads through views and copies of the tensor's
+// struct.
 class Readable {
   public:
     void add(const ggml_tensor * tensor, Tiers & tiers, MatrixRef ref);

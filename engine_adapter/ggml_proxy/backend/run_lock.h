@@ -1,4 +1,4 @@
-// Graphs run side by side. Whoever moves the slots waits until none runs, and has new ones wait meanwhile.
+// A lock between graphs and moves of the slots: graphs run side by side, and a move runs while no graph does.
 #pragma once
 
 #include <condition_variable>
@@ -12,7 +12,7 @@ class RunLock {
       public:
         explicit Run(RunLock & lock) : lock_(lock) {
             std::unique_lock<std::mutex> guard(lock_.mutex_);
-            // Who moves goes first: contexts that take turns would keep it waiting for ever.
+            // A move goes first: contexts that take turns could keep it waiting for ever.
             lock_.changed_.wait(guard, [this] { return lock_.n_movers_ == 0; });
             lock_.n_running_ += 1;
         }
@@ -30,7 +30,7 @@ class RunLock {
         RunLock & lock_;
     };
 
-    class Alone { // not to be asked for by a thread inside of a run
+    class Alone { // held by a move; a thread that holds a Run must not ask for it
       public:
         explicit Alone(RunLock & lock) : lock_(lock) {
             std::unique_lock<std::mutex> guard(lock_.mutex_);
@@ -55,7 +55,7 @@ class RunLock {
     std::mutex mutex_;
     std::condition_variable changed_;
     int n_running_ = 0;
-    int n_movers_ = 0; // the one that moves and those that wait for it
+    int n_movers_ = 0; // the move that runs and the moves that wait
     bool is_moving_ = false;
 };
 

@@ -57,9 +57,9 @@ ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * contex
     return state;
 }
 
-// The engine's loader takes buffer types of one name for one. In releases that lose the names of the parts, all Meta types
-// are called the same; then ours gets another name of the same length, where theirs is kept. Options of its tools end a
-// name at a comma, so that none is left in ours.
+// The engine's loader takes buffer types of one name for one. In releases that lose the names of the parts, all Meta
+// types are called the same; then ours gets another name of the same length, where theirs is kept. Options of its tools
+// end a name at a comma, so that none is left in ours.
 void tell_apart(ggml_backend_buffer_type_t type) {
     char * name = const_cast<char *>(ggml_backend_buft_name(type));
     std::replace(name, name + strlen(name), ',', '+');
@@ -92,8 +92,8 @@ ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && device
 
 } // namespace expertier
 
-// The ggml buffer type for expert tensors that are split among the devices of `tiers`: `splits[i]` is that of the tensor
-// `names[i]`. Null and `error` filled when that cannot be.
+// The ggml buffer type for expert tensors that are split among the devices of `tiers`: `splits[i]` is that of the
+// tensor `names[i]`. Null and `error` filled when that cannot be.
 EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * tiers, int32_t n_tiers,
                                                     const char * const * names, const expertier_split * splits,
                                                     int32_t n_splits, char * error, size_t error_size) {
@@ -113,8 +113,8 @@ EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * ti
     }
 }
 
-// Has the engine find `type` by its name among its devices' buffer types, until it is null: for a host that loads a model by
-// itself. Returns the name.
+// Has the engine find `type` by its name among its devices' buffer types, until it is null: for a host that loads a
+// model by itself. Returns the name.
 EXPERTIER_EXPORT const char * expertier_name_split_type(expertier_tiers * tiers, ggml_backend_buffer_type_t type) {
     tiers->device->named = type;
     return type ? ggml_backend_buft_name(type) : "";

@@ -1,10 +1,11 @@
 // The buffer type of expert tensors that ggml's Meta backend splits over several of our devices.
 //
 //     Meta device of the engine  ─► its buffer type ─► the devices' own buffer types: attention, shared experts, biases
-//     Meta device of ours        ─► its buffer type ─► our expert buffer types:       slices of experts
+//     Meta device of ours        ─► its buffer type ─► our expert buffer types:       shards of experts
 //
-// A Meta device has one buffer type, made of what its devices call their default. So ours is a second device over the
-// same ones, which are asked while they answer otherwise. The engine's own accepts its buffers: it compares devices.
+// A Meta device has one buffer type, which it makes of its devices' default types. So ours is a second Meta device over
+// the same devices, made while these name their expert buffer types as defaults. The engine's Meta device accepts
+// buffers of our type, because it compares the devices below.
 #pragma once
 
 #include "ggml-backend.h"

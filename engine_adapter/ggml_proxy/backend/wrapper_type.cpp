@@ -11,9 +11,9 @@ namespace expertier {
 
 namespace {
 
-// ggml's allocator keeps the layout of a wide graph for a narrow one, whose highest tensor then lies as high. It lays a
-// graph out anew where a tensor asks for more than it has: so one input of a narrow graph does. More than that input has
-// in any wide graph.
+// ggml's allocator keeps the layout of a wide graph for a narrow one, so that the narrow graph needs as much of the
+// slab. The allocator lays a graph out anew where a tensor asks for more bytes than the layout gives it. So one input
+// of a narrow graph asks for more than it has in any wide graph.
 constexpr size_t sentinel_bytes = 256 * 1024;
 constexpr int64_t narrow_tokens = 32;
 
@@ -47,7 +47,7 @@ size_t get_alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tenso
 
 // Since weights and caches have a call of their own, what comes here is to be computed in.
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
-    const GatePass::Still still(self(type).gates);
+    const LookupExclusion::DeviceWait wait(self(type).lookup_exclusion);
     const auto regions = self(type).compute_regions();
     for (const std::shared_ptr<ComputeRegion> & region : regions) {
         if (ggml_backend_buffer_t buffer = new_compute_buffer(region, size)) {
@@ -61,10 +61,11 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     return ggml_backend_buft_alloc_buffer(inner(type), size);
 }
 
-// Not every release has the call for the buffers of weights and caches. Templates, as what is missing must not be named.
+// Not every release has the call for the buffers of weights and caches. Templates, as what is missing must not be
+// named.
 template <typename T> auto pass_many_through(T & iface, int) -> decltype(iface.alloc_buffer_n, bool()) {
     iface.alloc_buffer_n = [](ggml_backend_buffer_type_t type, auto * tensors, int n_tensors) {
-        const GatePass::Still still(self(type).gates);
+        const LookupExclusion::DeviceWait wait(self(type).lookup_exclusion);
         return ggml_backend_buft_alloc_buffer_n(inner(type), tensors, n_tensors);
     };
     iface.get_alloc_size_n = [](ggml_backend_buffer_type_t type, auto * tensors, int n_tensors) {

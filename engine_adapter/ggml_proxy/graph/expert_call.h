@@ -31,7 +31,8 @@ bool belongs(const ExpertCall & call, const ggml_tensor * node);
 // The call that starts at node `first`, without its ids.
 ExpertCall find_call(ggml_cgraph * graph, int first, const ExpertTensor & expert);
 
-// Waits for `backend` and reads the call's ids, through `room`. False (and the tiers' error set) when one is out of range.
+// Waits for `backend` and reads the call's ids, through `room`. False (and the tiers' error set) when one is out of
+// range.
 bool read_ids(ggml_backend_t backend, PinnedInts & room, ExpertCall & call);
 
 } // namespace expertier

@@ -1,11 +1,11 @@
-// Between two cuts a slice of the graph runs on the inner backend. At a cut the expert ids of the next layer are
+// Between two cuts a segment of the graph runs on the inner backend. At a cut the expert ids of the next layer are
 // known: they are read once, looked up, and the layer's nodes are pointed at the slots until the run ends.
 //
 //     ... attention, router | gate, up, GLU, down, attention, router | gate, up, ...
 //                           ^ cut of layer l                         ^ cut of layer l + 1: l is done, release it
 //
 // A layer whose experts are all in the slots of their own numbers needs no cut, and a large batch no ids: it is pointed
-// at a staged layer (staging.h), which is being uploaded while the layer before it computes.
+// at a streamed layer (prefill_stream.h), which is being uploaded while the layer before it computes.
 
 #include "graph/graph.h"
 
@@ -14,10 +14,10 @@
 #include "graph/expert_call.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
-#include "lookup/gated.h"
+#include "lookup/run.h"
 #include "graph/passes.h"
-#include "graph/slices.h"
-#include "graph/staging.h"
+#include "graph/segments.h"
+#include "graph/prefill_stream.h"
 
 #include <cxxabi.h>
 #include <new>
@@ -29,12 +29,13 @@ namespace expertier {
 
 namespace {
 
-// From so many rows a layer on average, every expert is likely to be among them: all are staged, and no ids are read.
+// From so many rows a layer on average, every expert is likely to be among them: all are streamed, and no ids are read.
 constexpr int64_t rows_an_expert = 4;
 
 class GraphRun : public SuspendedGraph {
   public:
-    GraphRun(ProxyBackend & backend, ggml_cgraph * graph) : backend_(backend), graph_(graph), slices_(backend, graph) {}
+    GraphRun(ProxyBackend & backend, ggml_cgraph * graph)
+        : backend_(backend), graph_(graph), segments_(backend, graph) {}
     GraphRun(const GraphRun &) = delete;
     GraphRun & operator=(const GraphRun &) = delete;
 
@@ -45,7 +46,7 @@ class GraphRun : public SuspendedGraph {
         }
         release_layer();
         if (tiers_) {
-            tiers_->counters.slices += slices_.n_slices();
+            tiers_->counters.segments += segments_.n_segments();
         }
     }
 
@@ -69,7 +70,7 @@ class GraphRun : public SuspendedGraph {
         return run_until(node_);
     }
 
-    bool is_done() const { return slices_.next() == graph_->n_nodes; }
+    bool is_done() const { return segments_.next() == graph_->n_nodes; }
 
     ggml_status finish() override {
         if (ggml_status status = run_nodes(false)) {
@@ -99,9 +100,9 @@ class GraphRun : public SuspendedGraph {
             }
             begin_graph(expert->tiers);
             if (tiers_->is_fully_resident(expert->ref.layer)) {
-                slices_.redirect(node, tiers_->slots(expert->ref), node->src[2]);
-                tiers_->counters.whole_calls += node->src[2] != last_whole_ids_;
-                last_whole_ids_ = node->src[2];
+                segments_.redirect(node, tiers_->slots(expert->ref), node->src[2]);
+                tiers_->counters.fully_resident_calls += node->src[2] != last_resident_ids_;
+                last_resident_ids_ = node->src[2];
                 continue;
             }
             if (!call_.tiers || !belongs(call_, node)) {
@@ -112,14 +113,14 @@ class GraphRun : public SuspendedGraph {
                     return status;
                 }
                 if (!call_.tiers) { // the layer has run in passes
-                    i = slices_.next() - 1;
+                    i = segments_.next() - 1;
                     continue;
                 }
             }
-            if (is_staged_) {
-                slices_.redirect(node, staging_->matrix(expert->ref.matrix), node->src[2]);
+            if (is_streamed_) {
+                segments_.redirect(node, prefill_stream_->matrix(expert->ref.matrix), node->src[2]);
             } else {
-                slices_.redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
+                segments_.redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
             }
         }
         return GGML_STATUS_SUCCESS;
@@ -140,7 +141,7 @@ class GraphRun : public SuspendedGraph {
             }
             if (const ggml_tensor * source = find_unserved_source(node)) {
                 Tiers::fail(std::string("the engine runs ") + ggml_op_name(node->op) + " on " + source->name +
-                            ", but the tiers serve MUL_MAT_ID on whole expert tensors only");
+                            ", but the tiers serve MUL_MAT_ID on full expert tensors only");
                 return false;
             }
         }
@@ -161,32 +162,32 @@ class GraphRun : public SuspendedGraph {
             return status;
         }
         ExpertCall call = find_call(graph_, first, expert);
-        if (can_stage(call) && call.n_tokens * call.n_used >= rows_an_expert * tiers_->n_experts(call.layer)) {
+        if (can_stream(call) && call.n_tokens * call.n_used >= rows_an_expert * tiers_->n_experts(call.layer)) {
             release_layer();
             release_deferred(backend_);
             call.experts.resize(tiers_->n_experts(call.layer));
             std::iota(call.experts.begin(), call.experts.end(), 0);
-            return stage(std::move(call));
+            return stream_layer(std::move(call));
         }
         const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call);
-        is_quiet_ = true;
+        nothing_reads_slots_ = true;
         backend_.deferred.clear();
         release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
         if (!ids_are_valid) {
             return GGML_STATUS_FAILED;
         }
         const bool fits = (int) call.experts.size() <= tiers_->n_slots(call.layer);
-        if (can_stage(call) || (!fits && tiers_->staging())) {
-            if (!can_stage(call)) {
+        if (can_stream(call) || (!fits && tiers_->prefill_stream())) {
+            if (!can_stream(call)) {
                 tiers_->note_missed(call.layer, (int64_t) call.experts.size()); // more slots would have held them
             }
-            return stage(std::move(call));
+            return stream_layer(std::move(call));
         }
         if (!fits) {
-            slices_.skip_to(call.last + 1);
+            segments_.skip_to(call.last + 1);
             return run_in_passes(backend_, graph_, call);
         }
-        is_quiet_ = false; // fills may be queued
+        nothing_reads_slots_ = false; // fills may be queued
         pinned_ = tiers_->acquire(backend_.inner, call.layer, call.experts);
         if (!pinned_) {
             return GGML_STATUS_FAILED;
@@ -196,21 +197,21 @@ class GraphRun : public SuspendedGraph {
     }
 
     // A layer with a slot for every expert evicts nothing, and is better off with them in its slots.
-    bool can_stage(const ExpertCall & call) const {
-        return tiers_->staging() && call.n_tokens >= tiers_->stream_tokens() &&
+    bool can_stream(const ExpertCall & call) const {
+        return tiers_->prefill_stream() && call.n_tokens >= tiers_->stream_tokens() &&
                tiers_->n_slots(call.layer) < tiers_->n_experts(call.layer);
     }
 
-    ggml_status stage(ExpertCall && call) {
-        if (!staging_) {
-            staging_.emplace(*tiers_->staging(), backend_.inner);
-            backend_.staged = tiers_;
+    ggml_status stream_layer(ExpertCall && call) {
+        if (!prefill_stream_) {
+            prefill_stream_.emplace(*tiers_->prefill_stream(), backend_.inner);
+            backend_.streamed = tiers_;
         }
-        if (!staging_->bring(call.layer, call.experts)) {
+        if (!prefill_stream_->bring(call.layer, call.experts)) {
             return GGML_STATUS_FAILED;
         }
         call_ = std::move(call);
-        is_staged_ = true;
+        is_streamed_ = true;
         return GGML_STATUS_SUCCESS;
     }
 
@@ -233,13 +234,13 @@ class GraphRun : public SuspendedGraph {
     }
 
     ggml_status run_until(int end) {
-        is_quiet_ = is_quiet_ && slices_.next() >= end;
-        return slices_.run_until(end);
+        nothing_reads_slots_ = nothing_reads_slots_ && segments_.next() >= end;
+        return segments_.run_until(end);
     }
 
     // Lets go of the layer's slots when the backend has been waited for next.
     void defer_layer() {
-        if (pinned_ && !is_quiet_) {
+        if (pinned_ && !nothing_reads_slots_) {
             try {
                 backend_.deferred.push_back(std::move(pinned_));
                 call_.tiers.reset();
@@ -249,32 +250,32 @@ class GraphRun : public SuspendedGraph {
     }
 
     void release_layer() {
-        if (call_.tiers && !is_staged_) {
-            if (!is_quiet_) {
-                ggml_backend_synchronize(backend_.inner); // queued slices still read the slots
+        if (call_.tiers && !is_streamed_) {
+            if (!nothing_reads_slots_) {
+                ggml_backend_synchronize(backend_.inner); // queued segments still read the slots
             }
             pinned_.release();
         }
         call_.tiers.reset();
-        is_staged_ = false;
+        is_streamed_ = false;
     }
 
     ProxyBackend & backend_;
     ggml_cgraph * graph_;
-    GraphSlices slices_;
+    GraphSegments segments_;
     int node_ = 0;                 // the first that has not been looked at
     std::shared_ptr<Tiers> tiers_; // of the graph's experts, once one was met
     ExpertCall call_;              // the layer that nodes are redirected for; none while call_.tiers is null
-    bool is_staged_ = false;       // it is in a staged layer; otherwise its slots are pinned
-    std::optional<Staging::Use> staging_;
-    bool is_quiet_ = false; // nothing that reads slots is queued
-    const ggml_tensor * last_whole_ids_ = nullptr;
+    bool is_streamed_ = false;     // it is in a streamed layer; otherwise its slots are pinned
+    std::optional<PrefillStream::Use> prefill_stream_;
+    bool nothing_reads_slots_ = false; // nothing that reads slots is queued
+    const ggml_tensor * last_resident_ids_ = nullptr;
     PinnedSlots pinned_;
     ggml_tensor * slot_ids_ = nullptr;
 };
 
-// Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the device
-// without work.
+// Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the
+// device without work.
 ggml_status compute_in_group(ProxyBackend & backend, ggml_cgraph * graph) {
     struct Waiting { // nobody is left waiting after the last one, or a failure
         BackendGroup & group;
@@ -318,7 +319,7 @@ ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
         }
         backend.device->follow_demand();
         RunLock::Run running(backend.device->runs);
-        if (const std::optional<ggml_status> done = try_gated(backend, graph)) {
+        if (const std::optional<ggml_status> done = try_device_lookup(backend, graph)) {
             return *done;
         }
         return GraphRun(backend, graph).run();

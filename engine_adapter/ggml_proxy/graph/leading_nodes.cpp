@@ -4,11 +4,11 @@
 
 namespace expertier {
 
-ggml_tensor * LeadingNodes::next(size_t slice, const ggml_tensor * first) {
-    while (nodes_.size() <= slice) {
+ggml_tensor * LeadingNodes::next(size_t segment, const ggml_tensor * first) {
+    while (nodes_.size() <= segment) {
         nodes_.emplace_back();
     }
-    ggml_tensor & node = nodes_[slice];
+    ggml_tensor & node = nodes_[segment];
     node = {};
     node.op = GGML_OP_NONE;
     node.type = first->type;

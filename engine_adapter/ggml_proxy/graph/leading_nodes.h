@@ -1,4 +1,4 @@
-// Nodes that compute nothing, one before each slice that is to be new to the inner backend: never the same twice.
+// Nodes that compute nothing, one before each segment that is to be new to the inner backend: never the same twice.
 #pragma once
 
 #include "ggml.h"
@@ -11,8 +11,8 @@ namespace expertier {
 
 class LeadingNodes {
   public:
-    // For the slice that begins with `first`.
-    ggml_tensor * next(size_t slice, const ggml_tensor * first);
+    // For the segment that begins with `first`.
+    ggml_tensor * next(size_t segment, const ggml_tensor * first);
 
   private:
     std::deque<ggml_tensor> nodes_; // at addresses that stay: backends know a graph by its first node's

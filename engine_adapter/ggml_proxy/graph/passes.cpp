@@ -89,9 +89,9 @@ class PassRun {
         if (begin >= end) {
             return GGML_STATUS_SUCCESS;
         }
-        ggml_cgraph slice = ggml_graph_view(graph_, begin, end);
-        tiers_.counters.slices += 1;
-        const ggml_status status = ggml_backend_graph_compute_async(backend_.inner, &slice);
+        ggml_cgraph segment = ggml_graph_view(graph_, begin, end);
+        tiers_.counters.segments += 1;
+        const ggml_status status = ggml_backend_graph_compute_async(backend_.inner, &segment);
         ggml_backend_synchronize(backend_.inner);
         return status;
     }
@@ -171,7 +171,7 @@ class PassRun {
         for (const auto & [list, values] : row_lists) {
             set(list, values);
         }
-        tiers_.counters.slices += 1;
+        tiers_.counters.segments += 1;
         return ggml_backend_graph_compute(backend_.inner, graph); // the next group reuses slots and temporaries
     }
 

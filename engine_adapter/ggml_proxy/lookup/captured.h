@@ -1,11 +1,13 @@
-// A decode graph with all of its gates, captured once and from then on launched whole: in one graph of the driver's a gate
-// is one more kernel, where by itself it has two streams wait for each other and the graph cut in two.
+// A decode graph with all of its device look-ups, captured once into a graph of the driver's and launched from then on.
+// In that graph a look-up is one more kernel. A look-up that is queued alone makes two streams wait for each other, and
+// cuts the engine's graph in two.
 //
-// The gate's stream begins the capture, and the engine's joins it by waiting for an event of that (gate.h). What the engine's
-// backend queues then is recorded, as are our kernels; nothing of it runs.
+// The look-up's stream begins the capture, and the engine's stream joins it by waiting for an event of the look-up's
+// stream (lookup/device_lookup.h). During the capture the driver records what the engine's backend and our kernels
+// queue, and runs nothing of it.
 #pragma once
 
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 #include "ggml-backend.h"
 
 #include <cstdint>
@@ -20,19 +22,19 @@ class CapturedGraph {
     CapturedGraph(const CapturedGraph &) = delete;
     CapturedGraph & operator=(const CapturedGraph &) = delete;
 
-    // Whether this is what `key` stands for.
+    // Whether the graph that `key` stands for is captured here.
     bool is(uint64_t key) const { return executable_ != nullptr && key == key_; }
 
-    // Captures what `queue` queues on `compute` and by `gate`, which has to say that it succeeded. False when that or the
-    // driver failed: then there is none. Waits for `compute` where there was another one.
-    bool capture(Gate & gate, ggml_backend_t compute, uint64_t key, const std::function<bool()> & queue);
-    // Queues it behind what is queued on `compute`, which waits for it; false when the driver refused.
-    bool launch(Gate & gate, ggml_backend_t compute);
-    // Nothing of it may be running.
+    // Captures what `queue` queues on `compute` and through `lookup`; `queue` returns whether it succeeded. False when
+    // `queue` or the driver failed: then nothing is captured. Waits for `compute` before another graph is replaced.
+    bool capture(DeviceLookup & lookup, ggml_backend_t compute, uint64_t key, const std::function<bool()> & queue);
+    // Queues the captured graph behind the work on `compute`, which waits for it; false when the driver refused.
+    bool launch(DeviceLookup & lookup, ggml_backend_t compute);
+    // Destroys the captured graph, which must not be running.
     void drop();
 
   private:
-    void make(const expertier_gate & driver, void * graph); // null: there is none any more
+    void make(const expertier_device_lookup & driver, void * graph); // null: destroys the captured one
 
     void * executable_ = nullptr;
     int32_t (*destroy_)(void * executable) = nullptr;

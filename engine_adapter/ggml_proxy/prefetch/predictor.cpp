@@ -12,11 +12,11 @@ namespace expertier {
 
 namespace {
 
-// Words of a door, and limits, as in hip/kernels/predict.cu.
+// Words of a mailbox, and limits, as in hip/kernels/predict.cu.
 constexpr int posted = 0, number = 1, first_chosen = 2, first_predicted = 16;
-constexpr int first_candidate = 1; // in a layer's orders, behind their number
-static_assert(first_candidate + Predictor::n_candidates <= (int) Gate::n_orders);
-constexpr size_t door_words = 128;
+constexpr int first_candidate = 1; // in a layer's launch parameters, behind their number
+static_assert(first_candidate + Predictor::n_candidates <= (int) DeviceLookup::n_launch_params);
+constexpr size_t mailbox_words = 128;
 constexpr int64_t max_experts = 512, max_scores = 4096;
 
 // Of the experts that are scored next to those which will be used, so many are not given up for others either.
@@ -64,44 +64,45 @@ bool Payoff::note(bool was_useful) {
     return false;
 }
 
-Predictor::Predictor(Gate & gate, ggml_backend_dev_t device, const std::vector<int> & n_experts)
-    : payoff(gate.driver().prefetch_pauses != 0), reach(gate.driver().layers_ahead, gate.driver().prefetch_pauses != 0),
-      quiet(n_experts.size()), gate_(gate), device_(device) {
+Predictor::Predictor(DeviceLookup & lookup, ggml_backend_dev_t device, const std::vector<int> & n_experts)
+    : payoff(lookup.driver().prefetch_pauses != 0),
+      distance(lookup.driver().layers_ahead, lookup.driver().prefetch_pauses != 0), rare_miss_layers(n_experts.size()),
+      lookup_(lookup), device_(device) {
     scores_ = new_device_buffer(device, (max_scores + 1) * sizeof(float)); // the last word counts blocks
-    doors_ = new_pinned_buffer(device, n_experts.size() * door_words * sizeof(uint32_t));
-    if (!scores_ || !doors_) {
+    mailboxes_ = new_pinned_buffer(device, n_experts.size() * mailbox_words * sizeof(uint32_t));
+    if (!scores_ || !mailboxes_) {
         throw std::runtime_error("the device gave no memory for it");
     }
     try_out(device, n_experts[0]);
 }
 
-uint32_t * Predictor::door(int layer) const {
-    return static_cast<uint32_t *>(ggml_backend_buffer_get_base(doors_.get())) + layer * door_words;
+uint32_t * Predictor::mailbox(int layer) const {
+    return static_cast<uint32_t *>(ggml_backend_buffer_get_base(mailboxes_.get())) + layer * mailbox_words;
 }
 
 bool Predictor::can(const Router & from, const Router & to, int64_t n_used, int64_t n_tokens) {
     return from.input && to.input && from.input->ne[0] == to.matrix->ne[0] && from.input->ne[1] == n_tokens &&
-           n_tokens <= max_tokens && n_used * n_tokens <= Gate::max_rows && to.matrix->ne[1] <= max_experts &&
+           n_tokens <= max_tokens && n_used * n_tokens <= DeviceLookup::max_rows && to.matrix->ne[1] <= max_experts &&
            to.matrix->ne[1] * n_tokens <= max_scores;
 }
 
 bool Predictor::reserve(size_t n_floats) {
-    if (n_floats > n_kept_) {
-        kept_ = new_device_buffer(device_, n_floats * sizeof(float));
-        n_kept_ = kept_ ? n_floats : 0;
+    if (n_floats > n_saved_) {
+        saved_ = new_device_buffer(device_, n_floats * sizeof(float));
+        n_saved_ = saved_ ? n_floats : 0;
     }
-    return n_floats <= n_kept_;
+    return n_floats <= n_saved_;
 }
 
-KeptRows Predictor::keep(const Router & from, const Router & to) const {
+SavedRows Predictor::rows_to_save(const Router & from, const Router & to) const {
     const ggml_tensor * rows = from.state && to.state ? from.state : from.input;
     return { rows->data, rows->nb[1], (uint32_t) rows->ne[0], (uint32_t) rows->ne[1],
-             static_cast<float *>(ggml_backend_buffer_get_base(kept_.get())) };
+             static_cast<float *>(ggml_backend_buffer_get_base(saved_.get())) };
 }
 
 void Predictor::expect(int layer, const std::array<int32_t, n_candidates> & candidates, int n) {
-    gate_.orders(layer)[0] = (uint32_t) n;
-    std::copy_n(candidates.begin(), n, gate_.orders(layer) + first_candidate);
+    lookup_.launch_params(layer)[0] = (uint32_t) n;
+    std::copy_n(candidates.begin(), n, lookup_.launch_params(layer) + first_candidate);
 }
 
 bool Predictor::queue(int layer, const Router & from, const Router & to, int64_t n_used, int64_t expert_bytes) {
@@ -116,30 +117,30 @@ bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_
     const auto address = [](const ggml_tensor * tensor) {
         return tensor ? reinterpret_cast<uint64_t>(tensor->data) : 0;
     };
-    uint64_t hidden = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(kept_.get()));
+    uint64_t hidden = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(saved_.get()));
     uint64_t router = address(to.matrix), row_bytes = to.matrix->nb[1], factors = reinterpret_cast<uint64_t>(norm);
     uint32_t type = (uint32_t) to.matrix->type, is_sigmoid = to.is_sigmoid, spared = n_spared;
     uint64_t bias = address(to.bias), late_bias = address(to.late_bias);
     float epsilon = to.epsilon;
-    uint64_t ticket = gate_.device_number(), orders = gate_.device_orders(layer);
+    uint64_t ticket = lookup_.device_number(), launch_params = lookup_.device_launch_params(layer);
     uint64_t scores = reinterpret_cast<uint64_t>(ggml_backend_buffer_get_base(scores_.get()));
     uint64_t n_done = scores + max_scores * sizeof(float);
-    uint64_t table = reinterpret_cast<uint64_t>(gate_.device_table(layer)),
-             at = reinterpret_cast<uint64_t>(door(layer));
-    void * arguments[] = { &hidden,  &n_hidden, &n_tokens,   &router,    &row_bytes, &type,   &factors,
-                           &epsilon, &bias,     &is_sigmoid, &late_bias, &n_used,    &spared, &ticket,
-                           &orders,  &most,     &scores,     &n_done,    &table,     &at };
-    const expertier_gate & driver = gate_.driver();
+    uint64_t table = reinterpret_cast<uint64_t>(lookup_.device_table(layer)),
+             at = reinterpret_cast<uint64_t>(mailbox(layer));
+    void * arguments[] = { &hidden,        &n_hidden, &n_tokens,   &router,    &row_bytes, &type,   &factors,
+                           &epsilon,       &bias,     &is_sigmoid, &late_bias, &n_used,    &spared, &ticket,
+                           &launch_params, &most,     &scores,     &n_done,    &table,     &at };
+    const expertier_device_lookup & driver = lookup_.driver();
     const unsigned threads = n_hidden < small_hidden ? n_threads_of_small : n_threads;
     return driver.launch(driver.predict, n_experts, 1, 1, threads, 1, 1, 0, driver.stream, arguments, nullptr) == 0;
 }
 
-bool Predictor::has_arrived(int layer) const { return load(door(layer) + posted) == gate_.number(); }
-int Predictor::n_chosen(int layer) const { return (int) load(door(layer) + number); }
-int32_t Predictor::chosen(int layer, int i) const { return (int32_t) load(door(layer) + first_chosen + 2 * i); }
-int Predictor::candidate(int layer, int i) const { return (int) load(door(layer) + first_chosen + 2 * i + 1); }
+bool Predictor::has_arrived(int layer) const { return load(mailbox(layer) + posted) == lookup_.number(); }
+int Predictor::n_chosen(int layer) const { return (int) load(mailbox(layer) + number); }
+int32_t Predictor::chosen(int layer, int i) const { return (int32_t) load(mailbox(layer) + first_chosen + 2 * i); }
+int Predictor::candidate(int layer, int i) const { return (int) load(mailbox(layer) + first_chosen + 2 * i + 1); }
 const int32_t * Predictor::predicted(int layer) const {
-    return reinterpret_cast<const int32_t *>(door(layer) + first_predicted);
+    return reinterpret_cast<const int32_t *>(mailbox(layer) + first_predicted);
 }
 
 // All experts of layer 0 score alike, so the first is used; it is in no slot, and a FREE one is there for it.
@@ -156,10 +157,10 @@ void Predictor::try_out(ggml_backend_dev_t device, int n_experts) {
     router.matrix = &row;
     std::array<int32_t, n_candidates> candidates{};
     candidates[0] = -1;
-    gate_.begin_graph();
+    lookup_.begin_graph();
     expect(0, candidates, 1);
     const Stream compute(ggml_backend_dev_init(device, nullptr));
-    if (n_experts > max_experts || !compute || !gate_.send_orders(compute.get()) ||
+    if (n_experts > max_experts || !compute || !lookup_.send_launch_params(compute.get()) ||
         !launch(0, router, nullptr, n_hidden, 1, 1, (uint32_t) n_experts, 1)) {
         throw std::runtime_error("the driver refused to queue a prediction");
     }

@@ -68,7 +68,7 @@ void Tiers::take_layout(const expertier_binding & binding) {
         layer.n_slots = from.n_slots;
         layer.copies.assign(from.copies, from.copies + from.n_copies);
         layer.is_fully_resident = false;
-        layer.gate_version = -1;
+        layer.device_table_version = -1;
         for (size_t j = 0; j < layer.slots.size(); j++) {
             ggml_tensor * slots = layer.slots[j];
             slots->ne[2] = from.n_slots;

@@ -1,14 +1,14 @@
 #include "residency/tiers.h"
 
-#include "prefetch/ahead.h"
+#include "prefetch/run.h"
 #include "abi/block_size.h"
 #include "backend/device.h"
 #include "abi/embedded.h"
-#include "lookup/gate.h"
+#include "lookup/device_lookup.h"
 #include "ggml-backend-impl.h"
 #include "residency/layer_lock.h"
 #include "prefetch/predictor.h"
-#include "graph/staging.h"
+#include "graph/prefill_stream.h"
 
 #include <algorithm>
 #include <numeric>
@@ -123,13 +123,13 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
     }
     host_copies_.set_first(std::move(first));
     if (stream_tokens_ > 0) {
-        staging_ = std::make_unique<Staging>(*this, binding, inner);
+        prefill_stream_ = std::make_unique<PrefillStream>(*this, binding, inner);
     }
 }
 
 Tiers::~Tiers() = default;
 
-std::string Tiers::open_gate(const expertier_gate & driver) {
+std::string Tiers::open_device_lookup(const expertier_device_lookup & driver) {
     if (sees_all_) {
         throw std::runtime_error("every look-up is being recorded, on the host");
     }
@@ -137,9 +137,9 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
     for (const Layer & layer : layers_) {
         n_experts.push_back(layer.n_experts);
     }
-    gate_ = std::make_unique<Gate>(driver, device_.inner, n_experts);
+    device_lookup_ = std::make_unique<DeviceLookup>(driver, device_.inner, n_experts);
     std::string without;
-    if (const std::string problem = gate_->try_capture(device_.inner); !problem.empty()) {
+    if (const std::string problem = device_lookup_->try_capture(device_.inner); !problem.empty()) {
         without += "capture\t" + problem + "\n";
     }
     if (driver.predict == nullptr || driver.layers_ahead <= 0) {
@@ -147,8 +147,8 @@ std::string Tiers::open_gate(const expertier_gate & driver) {
     }
     try {
         prefetch_events_ = std::make_unique<PrefetchEvents>(device_.inner);
-        predictor_ = std::make_unique<Predictor>(*gate_, device_.inner, n_experts);
-    } catch (const std::runtime_error & problem) { // the gate does without
+        predictor_ = std::make_unique<Predictor>(*device_lookup_, device_.inner, n_experts);
+    } catch (const std::runtime_error & problem) { // look-ups work without predictions
         prefetch_events_.reset();
         without += std::string("prefetch\t") + problem.what() + "\n";
     }
@@ -251,8 +251,8 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
         targets.resize(n_misses);
         note_missed(layer, n_misses);
         const Filled filled = fill(stream, layer, missing, targets, reads, room);
-        if (filled == Filled::blank) {
-            return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::blank);
+        if (filled == Filled::zeros) {
+            return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::zero_filled);
         }
         if (!reads.empty() && filled == Filled::yes && device_.n_backends == 1) { // nobody waits for the slots now
             return PinnedSlots(*this, layer, std::move(slots), PinnedSlots::Bytes::queued, std::move(reads));
@@ -282,16 +282,16 @@ Tiers::Filled Tiers::fill(ggml_backend_t stream, int layer, const std::vector<in
         ~Running() { count -= 1; }
     } running(fills_running_); // before the mode is looked at: set_fills() sets it first, then waits for this
 
-    if (is_blank(layer)) {
+    if (fills_with_zeros(layer)) {
         for (size_t i = 0; i < experts.size(); i++) {
             for (size_t j = 0; j < layers_[layer].slots.size(); j++) {
                 ggml_tensor * matrix = layers_[layer].slots[j];
                 ggml_backend_tensor_memset(matrix, 0, slots[i] * matrix->nb[2], layers_[layer].expert_bytes[j]);
             }
         }
-        return Filled::blank;
+        return Filled::zeros;
     }
-    if (wait_while_blank() != EXPERTIER_FILLS_SERVED) {
+    if (wait_while_filling_zeros() != EXPERTIER_FILLS_SERVED) {
         return Filled::no;
     }
     for (size_t i = 0; i < experts.size(); i++) {
@@ -324,14 +324,14 @@ bool Tiers::fill_from_python(int layer, const std::vector<int32_t> & experts, co
     return done == EXPERTIER_FILLED;
 }
 
-bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * staged) {
+bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * streamed) {
     const int64_t start = now_ns();
     int32_t done = 0;
     fills_running_ += 1;
-    if (fills_ == EXPERTIER_FILLS_BLANK) { // nobody reads what the graph computes
+    if (fills_ == EXPERTIER_FILLS_ZEROS) { // nobody reads what the graph computes
         done = EXPERTIER_FILLED;
     } else if (fills_ == EXPERTIER_FILLS_SERVED) {
-        load_(fill_context_, layer, (int32_t) experts.size(), experts.data(), reinterpret_cast<uint64_t>(staged),
+        load_(fill_context_, layer, (int32_t) experts.size(), experts.data(), reinterpret_cast<uint64_t>(streamed),
               &done);
     }
     fills_running_ -= 1;
@@ -346,7 +346,7 @@ bool Tiers::load(int layer, const std::vector<int32_t> & experts, void * staged)
 bool Tiers::read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out) {
     int32_t done = 0;
     fills_running_ += 1;
-    if (read_ != nullptr && wait_while_blank() == EXPERTIER_FILLS_SERVED) {
+    if (read_ != nullptr && wait_while_filling_zeros() == EXPERTIER_FILLS_SERVED) {
         read_(fill_context_, ref.layer, ref.matrix, offset, n_bytes, out, &done);
     }
     fills_running_ -= 1;
@@ -381,16 +381,16 @@ void Tiers::release_held(int layer, std::vector<int32_t> & slots) {
 }
 
 // Layer by layer: of a graph that devices share, each piece between two sums is a graph here.
-bool Tiers::is_blank(int layer) {
+bool Tiers::fills_with_zeros(int layer) {
     int64_t first = -1;
     const int64_t now = counters.graphs;
-    return fills_ == EXPERTIER_FILLS_BLANK &&
-           (layers_[layer].blank_graph.compare_exchange_strong(first, now) || first == now);
+    return fills_ == EXPERTIER_FILLS_ZEROS &&
+           (layers_[layer].zero_fill_graph.compare_exchange_strong(first, now) || first == now);
 }
 
-expertier_fills Tiers::wait_while_blank() const {
+expertier_fills Tiers::wait_while_filling_zeros() const {
     const auto deadline = std::chrono::steady_clock::now() + early_limit;
-    while (fills_ == EXPERTIER_FILLS_BLANK && std::chrono::steady_clock::now() < deadline) {
+    while (fills_ == EXPERTIER_FILLS_ZEROS && std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(poll_time);
     }
     return fills_;
@@ -398,7 +398,7 @@ expertier_fills Tiers::wait_while_blank() const {
 
 void Tiers::set_fills(expertier_fills fills) {
     for (Layer & layer : layers_) {
-        layer.blank_graph = -1;
+        layer.zero_fill_graph = -1;
     }
     fills_ = fills;
     while (fills_running_ > 0) {
@@ -450,7 +450,7 @@ void Tiers::release(int layer, const std::vector<int32_t> & slots, PinnedSlots::
     if (bytes == PinnedSlots::Bytes::queued && policy_.complete(directory_, layer, slots.data(), n) < 0) {
         fail("layer " + std::to_string(layer) + ": the residency tables refused the end of a fill");
     }
-    const auto end = bytes == PinnedSlots::Bytes::blank ? policy_.abort : policy_.release;
+    const auto end = bytes == PinnedSlots::Bytes::zero_filled ? policy_.abort : policy_.release;
     if (end(directory_, layer, slots.data(), n) < 0) {
         fail("layer " + std::to_string(layer) + ": the residency tables refused the release of slots");
     }

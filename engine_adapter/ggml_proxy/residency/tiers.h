@@ -5,6 +5,7 @@
 #include "backend/device_memory.h"
 #include "ggml-backend.h"
 #include "ggml.h"
+#include "residency/counters.h"
 #include "residency/pool_copies.h"
 
 #include <atomic>
@@ -24,10 +25,10 @@ struct MatrixRef {
 };
 
 class ComputeRegion;
-class Gate;
+class DeviceLookup;
 class PrefetchEvents;
 class Predictor;
-class Staging;
+class PrefillStream;
 class Tiers;
 
 // Slots of one layer that are pinned while this lives, and the host copies that queued fills of them read.
@@ -35,8 +36,8 @@ class PinnedSlots {
   public:
     enum class Bytes {
         there,
-        queued, // behind what else is queued on one stream: no other stream may find them before that is done
-        blank,  // some hold zeros: they are not to be found by anyone else at all
+        queued,      // behind what else is queued on one stream: no other stream may find them before that is done
+        zero_filled, // some hold zeros: they are not to be found by anyone else at all
     };
 
     PinnedSlots() = default;
@@ -112,20 +113,22 @@ class Tiers {
     // Pins the slots of those of `experts` that are resident, which is no use of them; -1 for the others.
     std::vector<int32_t> pin_ready(int layer, const std::vector<int32_t> & experts);
     void release_held(int layer, std::vector<int32_t> & slots); // as pin_ready returned them
-    // Has Python copy `experts` into a staged layer that begins at `staged`; false after an error.
-    bool load(int layer, const std::vector<int32_t> & experts, void * staged);
+    // Has Python copy `experts` into a streamed layer that begins at `streamed`; false after an error.
+    bool load(int layer, const std::vector<int32_t> & experts, void * streamed);
     // Has Python copy `n_bytes` of a matrix, from byte `offset` of its experts on, to `out`; false where that failed.
     bool read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out);
     // The layers that pass by in large batches; null when they are not to.
-    Staging * staging() const { return staging_.get(); }
+    PrefillStream * prefill_stream() const { return prefill_stream_.get(); }
     // Looks up ids on the device; null when there is none. Throws std::runtime_error when it does not work.
-    Gate * gate() const { return gate_.get(); }
+    DeviceLookup * device_lookup() const { return device_lookup_.get(); }
     // Empty, or a line for each part that was asked for and does not work: its name, a tab, and why.
-    std::string open_gate(const expertier_gate & driver);
-    // Tells what a gate will be asked for; null when there is none.
+    std::string open_device_lookup(const expertier_device_lookup & driver);
+    // Predicts what the next look-ups will ask for; null when there is none.
     Predictor * predictor() const { return predictor_.get(); }
     const PrefetchEvents & prefetch_events() const { return *prefetch_events_; }
-    int32_t & gate_version(int layer) { return layers_[layer].gate_version; } // of the device's table
+    int32_t & device_table_version(int layer) {
+        return layers_[layer].device_table_version;
+    } // of the table on the device
     bool serves_fills() const { return fills_ == EXPERTIER_FILLS_SERVED; }
     int32_t stream_tokens() const { return stream_tokens_; }
     HostCopies & host_copies() { return host_copies_; }
@@ -138,8 +141,8 @@ class Tiers {
 
     // Changes whenever the slots lie elsewhere.
     int epoch() const { return epoch_; }
-    // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set after
-    // an error. With no graph running.
+    // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set
+    // after an error. With no graph running.
     bool move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure);
     bool wants_other_slots(const expertier_compute & compute); // asks Python (expertier_look)
     std::shared_ptr<ComputeRegion> new_compute_region(const expertier_compute & compute);
@@ -153,14 +156,6 @@ class Tiers {
     static void fail(const std::string & message);
     static std::string take_error();
 
-    struct Counters {
-        std::atomic<int64_t> graphs{ 0 }, slices{ 0 }, lookups{ 0 }, lookup_ns{ 0 }, fills{ 0 }, fill_ns{ 0 },
-            id_reads{ 0 }, pass_calls{ 0 }, passes{ 0 }, whole_calls{ 0 }, host_fills{ 0 }, gated_calls{ 0 },
-            gate_waits{ 0 }, captures{ 0 }, captured_runs{ 0 }, gate_retreats{ 0 }, gates_late{ 0 }, predicted{ 0 },
-            predicted_right{ 0 }, missing{ 0 }, missing_predicted{ 0 }, prefetches{ 0 }, prefetches_useful{ 0 },
-            prefetches_in_time{ 0 }, prefetch_bytes{ 0 }, prefetch_wasted_bytes{ 0 }, prefetch_pauses{ 0 },
-            staged_calls{ 0 }, staged_bytes{ 0 }, dropped_writes{ 0 };
-    };
     Counters counters;
 
   private:
@@ -169,7 +164,7 @@ class Tiers {
                   std::vector<int32_t> & miss_index);
     void release(int layer, const std::vector<int32_t> & slots, PinnedSlots::Bytes bytes);
 
-    enum class Filled { no, yes, blank };
+    enum class Filled { no, yes, zeros };
     // Allocated before slots are chosen: with slots pinned, nothing may fail for want of memory.
     struct FillRoom {
         explicit FillRoom(size_t n) : evicted(n) {
@@ -182,8 +177,8 @@ class Tiers {
     Filled fill(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts,
                 const std::vector<int32_t> & slots, HostReads & reads, FillRoom & room);
     bool fill_from_python(int layer, const std::vector<int32_t> & experts, const std::vector<int32_t> & slots);
-    expertier_fills wait_while_blank() const;
-    bool is_blank(int layer);
+    expertier_fills wait_while_filling_zeros() const;
+    bool fills_with_zeros(int layer);
 
     struct Layer {
         int32_t n_experts = 0;
@@ -192,8 +187,8 @@ class Tiers {
         std::vector<int64_t> expert_bytes;
         std::vector<expertier_copy> copies;
         std::atomic<bool> is_fully_resident{ false };
-        std::atomic<int64_t> blank_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
-        int32_t gate_version = -1;
+        std::atomic<int64_t> zero_fill_graph{ -1 }; // whose misses in this layer are zeros; below 0: the next one's
+        int32_t device_table_version = -1;
         std::vector<int> placed;          // the engine's tensors of each matrix
         std::vector<ggml_tensor *> slots; // one 3-d tensor a matrix, over all slots of the layer
     };
@@ -225,8 +220,8 @@ class Tiers {
     Buffer wrapped_slab_; // where the slab is host memory
     ggml_backend_buffer_t slab_ = nullptr;
     void * slab_base_;
-    std::unique_ptr<Staging> staging_;
-    std::unique_ptr<Gate> gate_;
+    std::unique_ptr<PrefillStream> prefill_stream_;
+    std::unique_ptr<DeviceLookup> device_lookup_;
     std::shared_ptr<ComputeRegion> region_;
     std::atomic<int> epoch_{ 0 };
     std::unique_ptr<PrefetchEvents> prefetch_events_;

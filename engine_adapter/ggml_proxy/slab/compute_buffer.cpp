@@ -64,7 +64,7 @@ void * get_base(ggml_backend_buffer_t buffer) {
             return buffer->iface.get_base(buffer);
         }
         self.region->need(*self.place, buffer->size);
-        if (!self.region->settle(*self.place)) {
+        if (!self.region->make_room(*self.place)) {
             GGML_LOG_ERROR("no memory for a buffer of %zu bytes, in the slab or beside it\n", buffer->size);
             return nullptr;
         }
@@ -95,14 +95,14 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
 
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
     const ComputeBuffer self = find(buffer);
-    if (self.region->settle(*self.place)) {
+    if (self.region->make_room(*self.place)) {
         inner(self).set_tensor(buffer, tensor, data, offset, size);
     }
 }
 
 void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
     const ComputeBuffer self = find(buffer);
-    if (self.region->settle(*self.place)) {
+    if (self.region->make_room(*self.place)) {
         inner(self).memset_tensor(buffer, tensor, value, offset, size);
     }
 }
@@ -110,7 +110,7 @@ void memset_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor, uint8_t v
 void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
                    size_t n_copies, size_t stride_tensor, size_t stride_data) {
     const ComputeBuffer self = find(buffer);
-    if (self.region->settle(*self.place)) {
+    if (self.region->make_room(*self.place)) {
         inner(self).set_tensor_2d(buffer, tensor, data, offset, size, n_copies, stride_tensor, stride_data);
     }
 }
@@ -120,7 +120,7 @@ bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * source, ggml_t
     if (is_expert_memory(source)) {
         return false; // ggml reads it and writes what it read
     }
-    if (!self.region->settle(*self.place)) {
+    if (!self.region->make_room(*self.place)) {
         return true; // the graph will say why
     }
     const ggml_tensor from = in_real_buffer(source);
@@ -132,7 +132,7 @@ bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * source, ggml_t
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     const ComputeBuffer self = find(buffer);
     self.region->need(*self.place, buffer->size);
-    if (self.region->settle(*self.place)) {
+    if (self.region->make_room(*self.place)) {
         ggml_tensor all = bytes_at(self.region->slab(), self.region->base(*self.place), buffer->size);
         ggml_backend_tensor_memset(&all, value, 0, buffer->size);
     }
@@ -219,7 +219,7 @@ bool may_write(const ggml_tensor * tensor) {
         return true;
     }
     const ComputeBuffer self = find(buffer);
-    return self.region->settle(*self.place);
+    return self.region->make_room(*self.place);
 }
 
 bool make_room(const ggml_cgraph * graph) {
@@ -231,12 +231,12 @@ bool make_room(const ggml_cgraph * graph) {
         // All nodes that are no part of a cache lie in one buffer: the type sets no limit to its size.
         const ComputeBuffer self = find(buffer);
         std::string failure;
-        self.region->settle(*self.place);
+        self.region->make_room(*self.place);
         if (self.region->take_failure(*self.place, failure)) {
             Tiers::fail(failure);
             return false;
         }
-        self.region->settle_down();
+        self.region->lower_boundary();
         return true;
     }
     return true;

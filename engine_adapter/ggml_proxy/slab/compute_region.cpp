@@ -67,7 +67,7 @@ void ComputeRegion::need(Place & place, size_t end) {
     place.need = std::max(place.need, std::min(end, place.size));
 }
 
-bool ComputeRegion::settle(Place & place) {
+bool ComputeRegion::make_room(Place & place) {
     {
         std::lock_guard<std::mutex> guard(mutex_);
         if (take_hold(place)) {
@@ -105,7 +105,7 @@ bool ComputeRegion::take_failure(Place & place, std::string & failure) {
     return !failure.empty();
 }
 
-void ComputeRegion::settle_down() {
+void ComputeRegion::lower_boundary() {
     const auto pays = [this] {
         const size_t lowest = total();
         if (lowest >= boundary_) {

@@ -4,9 +4,9 @@
 //     │ need │         │ need │   │      │
 //     └── the boundary lies at or above the end of every need ──┘
 //
-// A buffer has its place from when the engine asks for it until it is freed, and place for all of its size; but the slots
-// leave only what the graph that is placed in it needs (settle). The boundary goes up before anything is written there,
-// and down at the begin of a graph, once misses have cost what a needless move would (decision 0010).
+// A buffer has its place from when the engine asks for it until it is freed, and place for all of its size; but the
+// slots leave only what the graph that is placed in it needs (make_room). The boundary goes up before anything is
+// written there, and down at the begin of a graph, once misses have cost what a needless move would (decision 0010).
 #pragma once
 
 #include "abi/abi.h"
@@ -54,12 +54,12 @@ class ComputeRegion {
     // It needs the first `end` bytes.
     void need(Place & place, size_t end);
     // Has the slots leave what the place needs; false, with `failure` set, when they cannot.
-    bool settle(Place & place);
+    bool make_room(Place & place);
     // Tells, once, that something was not written; false when all was.
     bool take_failure(Place & place, std::string & failure);
 
     // Moves the boundary down where that pays. Between graphs of the calling thread.
-    void settle_down();
+    void lower_boundary();
     void note_missed(int64_t n_bytes);
     // Has the layers have other numbers of slots where demand says so; looks now and then. Between graphs as well.
     void follow_demand();

@@ -10,8 +10,8 @@ namespace expertier {
 
 namespace {
 
-// A range that moves by less than this would be cut into that many pieces: it goes through a buffer, twice as far but in
-// larger ones.
+// A range that moves by less than this would be cut into that many pieces: it goes through a buffer, twice as far but
+// in larger ones.
 constexpr size_t by_little = 4u << 20;
 constexpr size_t between_bytes = 16u << 20;
 

@@ -21,8 +21,8 @@ class QueuedMoves {
     bool prepare();
 
     // Moves each of `n` rows of (target, source, bytes), in their order, and then fills each of `n_zeros` rows of
-    // (target, bytes) with zeros, which are meant to be small. A move's source and target may overlap. False when one of
-    // them reaches out of the slab, or the device gave no stream; nothing is queued any more then.
+    // (target, bytes) with zeros, which are meant to be small. A move's source and target may overlap. False when one
+    // of them reaches out of the slab, or the device gave no stream; nothing is queued any more then.
     bool queue(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros);
 
     // Waits for what is queued.

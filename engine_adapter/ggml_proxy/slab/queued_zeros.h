@@ -1,5 +1,5 @@
-// Zeros in many small pieces of a slab, by one kernel: as rows of a matrix over the slab, of which SET_ROWS writes some.
-// As copies of zeros, one a piece, where the device cannot do that, or pieces do not begin and end between rows.
+// Zeros in many small pieces of a slab, by one kernel: as rows of a matrix over the slab, of which SET_ROWS writes
+// some. As copies of zeros, one a piece, where the device cannot do that, or pieces do not begin and end between rows.
 #pragma once
 
 #include "backend/device_memory.h"
@@ -19,8 +19,8 @@ class QueuedZeros {
     // Uses `stream` from now on; false when the device has no memory for it.
     bool prepare(ggml_backend_t stream);
 
-    // Takes `n` rows of (address, bytes). False when one of them is not in the slab, or the device has no memory for what
-    // its kernel needs to know. What `queue` has queued before must be done.
+    // Takes `n` rows of (address, bytes). False when one of them is not in the slab, or the device has no memory for
+    // what its kernel needs to know. What `queue` has queued before must be done.
     bool take(const int64_t * pieces, int64_t n);
     // Queues the zeros, and adds the device's calls to `calls`; false when the device cannot.
     bool queue(int64_t & calls);

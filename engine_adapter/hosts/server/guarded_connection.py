@@ -173,11 +173,9 @@ class GuardedConnection:
         if body or request.method not in (b"GET", b"HEAD", b"OPTIONS"):
             headers.append((b"Content-Length", b"%d" % len(body)))
         asked = h11.Request(method=request.method, target=request.target, headers=headers)
-        whole = b"".join(
-            http.send(event) or b"" for event in (asked, h11.Data(data=body), h11.EndOfMessage())
-        )
+        sent = b"".join(http.send(event) or b"" for event in (asked, h11.Data(data=body), h11.EndOfMessage()))
         try:
-            async with _asked(self._server, whole) as receive:
+            async with _asked(self._server, sent) as receive:
                 while True:
                     said = http.next_event()
                     if said is h11.NEED_DATA:

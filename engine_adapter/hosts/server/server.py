@@ -32,6 +32,7 @@ from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
 from expertier.engine_adapter.opening import closed_if_interrupted
+from expertier.engine_adapter.placement.device_traits import traits_of
 from expertier.engine_adapter.placement.override_pattern import placed_regex
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import BusyError, ConfigError, EngineError
@@ -136,9 +137,9 @@ class TieredServer:
             with _only_ours(engine, placement):
                 server = _load(params, table, binding)
             try:
-                for part in binding.parts:
-                    if table.architecture not in WITHOUT_MEMORY and part.counters().graphs == 0:
-                        raise EngineError(f"the engine did not place the layers on {part.device_name}")
+                for each in binding.bindings:
+                    if table.architecture not in WITHOUT_MEMORY and each.counters().graphs == 0:
+                        raise EngineError(f"the engine did not place the layers on {each.device_name}")
                 if placement.is_split and (tensor := binding.find_unplaced()):
                     raise EngineError(f"the engine did not place {tensor} on the device whose tiers hold it")
                 guard.open(path)
@@ -249,17 +250,17 @@ def _names_of_experts(
     """Yield the server's option that places the experts, by names of buffer types that it finds inside the block."""
     if placement.tensors is None:
         yield ",".join(
-            f"{placed_regex(part.manager.table, is_split=placement.is_split)}={part.buffer_type_name}"
-            for part in binding.parts
+            f"{placed_regex(each.manager.table, is_split=placement.is_split)}={each.buffer_type_name}"
+            for each in binding.bindings
         )
         return
-    parts = [part.address for part in binding.parts]
-    split = placement.tensors.buffer_type(engine.proxy, parts)
-    name: bytes = engine.proxy.expertier_name_split_type(parts[0], split)
+    addresses = [each.address for each in binding.bindings]
+    split = placement.tensors.buffer_type(engine.proxy, addresses)
+    name: bytes = engine.proxy.expertier_name_split_type(addresses[0], split)
     try:
         yield f"{placed_regex(table, is_split=False)}={name.decode()}"
     finally:
-        engine.proxy.expertier_name_split_type(parts[0], None)
+        engine.proxy.expertier_name_split_type(addresses[0], None)
 
 
 @contextmanager
@@ -301,12 +302,8 @@ def _silence(engine: LoadedEngine) -> None:
 
 
 def _gpu_index(engine: LoadedEngine, device_name: str) -> int:
-    """Return which of the engine's GPU devices, in its order, our device is: the CPU's own come in no list."""
-    names = [
-        device["name"]
-        for device in engine.devices()
-        if not device["name"].startswith(("CPU", "EXPERTS_", "BLAS"))
-    ]
+    """Return the place of our device among those that the engine lists as GPUs, in the engine's order."""
+    names = [device["name"] for device in engine.devices() if traits_of(device["name"]).is_listed_gpu]
     return names.index(device_name)
 
 

@@ -11,7 +11,7 @@ from math import sqrt
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, ExpertGatingFuncType, GGUFWriter
 
 from expertier.engine_adapter.models.model_shape import ModelShape
-from expertier.engine_adapter.models.synth_arch import parts
+from expertier.engine_adapter.models.synth_arch import common
 from expertier.engine_adapter.models.synth_arch.architecture import Architecture
 from expertier.engine_adapter.models.synth_arch.tensor import Tensor
 
@@ -19,32 +19,32 @@ _N_DENSE = 1
 
 
 def _tensors(shape: ModelShape) -> Iterator[Tensor]:
-    yield from parts.head(shape)
+    yield from common.head(shape)
     for block in range(_N_DENSE + shape.layers):
         yield from _attention(shape, block)
-        yield parts.norm(MODEL_TENSOR.FFN_NORM, shape.n_embd, block)
+        yield common.norm(MODEL_TENSOR.FFN_NORM, shape.n_embd, block)
         if block < _N_DENSE:
-            yield from parts.dense(shape, block, parts.dense_width(shape))
+            yield from common.dense(shape, block, common.dense_width(shape))
         else:
-            yield parts.router(shape, block)
-            yield parts.bias(MODEL_TENSOR.FFN_EXP_PROBS_B, block, shape.experts)
-            yield from parts.experts(shape, block, block - _N_DENSE)
-            yield from parts.shared_expert(shape, block)
+            yield common.router(shape, block)
+            yield common.bias(MODEL_TENSOR.FFN_EXP_PROBS_B, block, shape.experts)
+            yield from common.experts(shape, block, block - _N_DENSE)
+            yield from common.shared_expert(shape, block)
 
 
 def _attention(shape: ModelShape, block: int) -> Iterator[Tensor]:
     dense, heads, width, rank = shape.dense_type, shape.heads, shape.head_dim, _rank(shape)
     n_rope = _rope_width(shape)
-    yield parts.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
-    yield parts.matrix(MODEL_TENSOR.ATTN_Q_A, block, dense, rank, shape.n_embd)
-    yield parts.norm(MODEL_TENSOR.ATTN_Q_A_NORM, rank, block)
-    yield parts.matrix(MODEL_TENSOR.ATTN_Q_B, block, dense, heads * width, rank)
-    yield parts.matrix(MODEL_TENSOR.ATTN_KV_A_MQA, block, dense, rank + n_rope, shape.n_embd)
-    yield parts.norm(MODEL_TENSOR.ATTN_KV_A_NORM, rank, block)
-    k_b, v_b = (parts.name(tensor, block) for tensor in (MODEL_TENSOR.ATTN_K_B, MODEL_TENSOR.ATTN_V_B))
+    yield common.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
+    yield common.matrix(MODEL_TENSOR.ATTN_Q_A, block, dense, rank, shape.n_embd)
+    yield common.norm(MODEL_TENSOR.ATTN_Q_A_NORM, rank, block)
+    yield common.matrix(MODEL_TENSOR.ATTN_Q_B, block, dense, heads * width, rank)
+    yield common.matrix(MODEL_TENSOR.ATTN_KV_A_MQA, block, dense, rank + n_rope, shape.n_embd)
+    yield common.norm(MODEL_TENSOR.ATTN_KV_A_NORM, rank, block)
+    k_b, v_b = (common.name(tensor, block) for tensor in (MODEL_TENSOR.ATTN_K_B, MODEL_TENSOR.ATTN_V_B))
     yield Tensor(k_b, dense, (heads, rank, width - n_rope), 1 / sqrt(rank))
     yield Tensor(v_b, dense, (heads, width, rank), 1 / sqrt(rank))
-    yield parts.matrix(MODEL_TENSOR.ATTN_OUT, block, dense, shape.n_embd, heads * width)
+    yield common.matrix(MODEL_TENSOR.ATTN_OUT, block, dense, shape.n_embd, heads * width)
 
 
 def _rank(shape: ModelShape) -> int:
@@ -60,7 +60,7 @@ def _rope_width(shape: ModelShape) -> int:
 def _add_keys(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_block_count(_N_DENSE + shape.layers)
     writer.add_leading_dense_block_count(_N_DENSE)
-    writer.add_feed_forward_length(parts.dense_width(shape))
+    writer.add_feed_forward_length(common.dense_width(shape))
     writer.add_expert_feed_forward_length(shape.n_ff)
     writer.add_expert_shared_count(1)
     writer.add_expert_weights_scale(1.5)

@@ -39,8 +39,8 @@ class GivenTensor:
         assert values.shape == self.dims, f"{self.name}: {values.shape} values for {self.dims}"
         rows = values.reshape(-1, self.dims[-1])
         for start in range(0, len(rows), _CHUNK_ROWS):
-            part = rows[start : start + _CHUNK_ROWS]
-            yield _stored(np.ascontiguousarray(part), self.kind)
+            chunk = rows[start : start + _CHUNK_ROWS]
+            yield _stored(np.ascontiguousarray(chunk), self.kind)
 
 
 def given_kind(kind: str) -> GivenType:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, ExpertGatingFuncType, GGUFWriter
 
 from expertier.engine_adapter.models.model_shape import ModelShape
-from expertier.engine_adapter.models.synth_arch import parts
+from expertier.engine_adapter.models.synth_arch import common
 from expertier.engine_adapter.models.synth_arch.architecture import Architecture
 from expertier.engine_adapter.models.synth_arch.tensor import Tensor
 
@@ -19,41 +19,41 @@ _N_NEXTN = 1
 
 
 def _tensors(shape: ModelShape) -> Iterator[Tensor]:
-    yield from parts.head(shape)
+    yield from common.head(shape)
     trunk = _N_DENSE + shape.layers
     for block in range(trunk + _N_NEXTN):
-        yield parts.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
-        yield from parts.attention(shape, block, biases=True)
-        yield parts.norm(MODEL_TENSOR.ATTN_Q_NORM, shape.head_dim, block)
-        yield parts.norm(MODEL_TENSOR.ATTN_K_NORM, shape.head_dim, block)
-        yield parts.norm(MODEL_TENSOR.ATTN_POST_NORM, shape.n_embd, block)
+        yield common.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
+        yield from common.attention(shape, block, biases=True)
+        yield common.norm(MODEL_TENSOR.ATTN_Q_NORM, shape.head_dim, block)
+        yield common.norm(MODEL_TENSOR.ATTN_K_NORM, shape.head_dim, block)
+        yield common.norm(MODEL_TENSOR.ATTN_POST_NORM, shape.n_embd, block)
         if block < _N_DENSE:
-            yield from parts.dense(shape, block, parts.dense_width(shape))
+            yield from common.dense(shape, block, common.dense_width(shape))
         else:
-            yield parts.router(shape, block)
-            yield parts.bias(MODEL_TENSOR.FFN_EXP_PROBS_B, block, shape.experts)
-            yield from parts.experts(shape, block, block - _N_DENSE)
-            yield from parts.shared_expert(shape, block)
+            yield common.router(shape, block)
+            yield common.bias(MODEL_TENSOR.FFN_EXP_PROBS_B, block, shape.experts)
+            yield from common.experts(shape, block, block - _N_DENSE)
+            yield from common.shared_expert(shape, block)
         if block >= trunk:
-            eh_proj = parts.matrix(
+            eh_proj = common.matrix(
                 MODEL_TENSOR.NEXTN_EH_PROJ, block, shape.dense_type, shape.n_embd, 2 * shape.n_embd
             )
             yield eh_proj
-            yield parts.norm(MODEL_TENSOR.NEXTN_ENORM, shape.n_embd, block)
-            yield parts.norm(MODEL_TENSOR.NEXTN_HNORM, shape.n_embd, block)
+            yield common.norm(MODEL_TENSOR.NEXTN_ENORM, shape.n_embd, block)
+            yield common.norm(MODEL_TENSOR.NEXTN_HNORM, shape.n_embd, block)
 
 
 def _add_keys(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_block_count(_N_DENSE + shape.layers + _N_NEXTN)
     writer.add_leading_dense_block_count(_N_DENSE)
     writer.add_nextn_predict_layers(_N_NEXTN)
-    writer.add_feed_forward_length(parts.dense_width(shape))
+    writer.add_feed_forward_length(common.dense_width(shape))
     writer.add_expert_feed_forward_length(shape.n_ff)
     writer.add_expert_shared_count(1)
     writer.add_expert_weights_scale(1.5)
     writer.add_expert_weights_norm(True)
     writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
-    parts.add_heads(writer, shape)
+    common.add_heads(writer, shape)
     writer.add_rope_dimension_count(shape.head_dim // 2)
     writer.add_rope_freq_base(1e6)
 

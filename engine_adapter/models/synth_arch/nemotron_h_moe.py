@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, GGUFWriter, Keys
 
 from expertier.engine_adapter.models.model_shape import ModelShape
-from expertier.engine_adapter.models.synth_arch import parts
+from expertier.engine_adapter.models.synth_arch import common
 from expertier.engine_adapter.models.synth_arch.architecture import Architecture
 from expertier.engine_adapter.models.synth_arch.tensor import Tensor
 
@@ -28,34 +28,34 @@ def _kinds(shape: ModelShape) -> list[str]:
 
 
 def _tensors(shape: ModelShape) -> Iterator[Tensor]:
-    yield from parts.head(shape)
+    yield from common.head(shape)
     for block, kind in enumerate(_kinds(shape)):
-        yield parts.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
+        yield common.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
         if kind == "attention":
-            yield from parts.attention(shape, block)
+            yield from common.attention(shape, block)
         elif kind == "mamba":
             yield from _mamba(shape, block)
         else:
-            yield parts.router(shape, block)
-            yield parts.bias(MODEL_TENSOR.FFN_EXP_PROBS_B, block, shape.experts)
-            yield from parts.experts(shape, block, block // 2)
+            yield common.router(shape, block)
+            yield common.bias(MODEL_TENSOR.FFN_EXP_PROBS_B, block, shape.experts)
+            yield from common.experts(shape, block, block // 2)
             dense = shape.dense_type
-            yield parts.matrix(MODEL_TENSOR.FFN_UP_SHEXP, block, dense, shape.n_ff, shape.n_embd)
-            yield parts.matrix(MODEL_TENSOR.FFN_DOWN_SHEXP, block, dense, shape.n_embd, shape.n_ff)
+            yield common.matrix(MODEL_TENSOR.FFN_UP_SHEXP, block, dense, shape.n_ff, shape.n_embd)
+            yield common.matrix(MODEL_TENSOR.FFN_DOWN_SHEXP, block, dense, shape.n_embd, shape.n_ff)
 
 
 def _mamba(shape: ModelShape, block: int) -> Iterator[Tensor]:
     dense, inner = shape.dense_type, shape.n_embd
     channels = inner + 2 * _GROUPS * _STATE
-    yield parts.matrix(MODEL_TENSOR.SSM_IN, block, dense, inner + channels + _SSM_HEADS, shape.n_embd)
-    yield parts.matrix(MODEL_TENSOR.SSM_CONV1D, block, "F32", channels, _CONV_KERNEL)
-    yield parts.bias(MODEL_TENSOR.SSM_CONV1D, block, channels)
-    yield parts.bias(MODEL_TENSOR.SSM_DT, block, _SSM_HEADS)
+    yield common.matrix(MODEL_TENSOR.SSM_IN, block, dense, inner + channels + _SSM_HEADS, shape.n_embd)
+    yield common.matrix(MODEL_TENSOR.SSM_CONV1D, block, "F32", channels, _CONV_KERNEL)
+    yield common.bias(MODEL_TENSOR.SSM_CONV1D, block, channels)
+    yield common.bias(MODEL_TENSOR.SSM_DT, block, _SSM_HEADS)
     for tensor, fill in ((MODEL_TENSOR.SSM_A, -0.5), (MODEL_TENSOR.SSM_D, 1.0)):
-        name = parts.name(tensor, block).removesuffix(".weight")
+        name = common.name(tensor, block).removesuffix(".weight")
         yield Tensor(name, "F32", (_SSM_HEADS, 1), fill=fill)
-    yield Tensor(parts.name(MODEL_TENSOR.SSM_NORM, block), "F32", (_GROUPS, inner // _GROUPS))
-    yield parts.matrix(MODEL_TENSOR.SSM_OUT, block, dense, shape.n_embd, inner)
+    yield Tensor(common.name(MODEL_TENSOR.SSM_NORM, block), "F32", (_GROUPS, inner // _GROUPS))
+    yield common.matrix(MODEL_TENSOR.SSM_OUT, block, dense, shape.n_embd, inner)
 
 
 def _add_keys(writer: GGUFWriter, shape: ModelShape) -> None:

@@ -7,21 +7,21 @@ from collections.abc import Iterator
 from gguf import MODEL_ARCH, MODEL_ARCH_NAMES, MODEL_TENSOR, GGUFWriter
 
 from expertier.engine_adapter.models.model_shape import ModelShape
-from expertier.engine_adapter.models.synth_arch import parts
+from expertier.engine_adapter.models.synth_arch import common
 from expertier.engine_adapter.models.synth_arch.architecture import Architecture
 from expertier.engine_adapter.models.synth_arch.tensor import Tensor
 
 
 def _tensors(shape: ModelShape) -> Iterator[Tensor]:
-    yield from parts.head(shape)
+    yield from common.head(shape)
     for block in range(shape.layers):
-        yield parts.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
-        yield from parts.attention(shape, block)
-        yield parts.norm(MODEL_TENSOR.ATTN_Q_NORM, shape.n_embd, block)
-        yield parts.norm(MODEL_TENSOR.ATTN_K_NORM, shape.n_embd, block)
-        yield parts.norm(MODEL_TENSOR.FFN_NORM, shape.n_embd, block)
-        yield parts.router(shape, block)
-        yield from parts.experts(shape, block, block)
+        yield common.norm(MODEL_TENSOR.ATTN_NORM, shape.n_embd, block)
+        yield from common.attention(shape, block)
+        yield common.norm(MODEL_TENSOR.ATTN_Q_NORM, shape.n_embd, block)
+        yield common.norm(MODEL_TENSOR.ATTN_K_NORM, shape.n_embd, block)
+        yield common.norm(MODEL_TENSOR.FFN_NORM, shape.n_embd, block)
+        yield common.router(shape, block)
+        yield from common.experts(shape, block, block)
 
 
 def _add_keys(writer: GGUFWriter, shape: ModelShape) -> None:

@@ -12,7 +12,7 @@ from math import sqrt
 from gguf import MODEL_TENSOR, GGUFWriter
 
 from expertier.engine_adapter.models.model_shape import ModelShape
-from expertier.engine_adapter.models.synth_arch import parts
+from expertier.engine_adapter.models.synth_arch import common
 from expertier.engine_adapter.models.synth_arch.architecture import Architecture
 from expertier.engine_adapter.models.synth_arch.tensor import Tensor
 
@@ -29,19 +29,19 @@ _CONV_KERNEL = 4
 
 
 def _tensors(shape: ModelShape) -> Iterator[Tensor]:
-    yield Tensor(parts.name(MODEL_TENSOR.TOKEN_EMBD), shape.dense_type, (shape.vocab, shape.n_embd), 1.0)
+    yield Tensor(common.name(MODEL_TENSOR.TOKEN_EMBD), shape.dense_type, (shape.vocab, shape.n_embd), 1.0)
     yield from _mixer(shape, "output_hc")
-    yield parts.output(shape)
+    yield common.output(shape)
     for block in range(shape.layers):
         for place in ("attn", "ffn"):
             yield from _mixer(shape, f"blk.{block}.hc_{place}")
             yield _matrix(shape, f"blk.{block}.hc_{place}_inject", _STREAMS, _STREAMS * shape.n_embd)
         yield from _sparse_attention(shape, block) if _attends(block) else _linear_attention(shape, block)
-        yield parts.router(shape, block)
-        yield from parts.experts(shape, block, block)
-        gate = parts.name(MODEL_TENSOR.FFN_GATE_INP_SHEXP, block)
+        yield common.router(shape, block)
+        yield from common.experts(shape, block, block)
+        gate = common.name(MODEL_TENSOR.FFN_GATE_INP_SHEXP, block)
         yield Tensor(gate, "F32", (shape.n_embd,), 1 / sqrt(shape.n_embd))
-        yield from parts.shared_expert(shape, block)
+        yield from common.shared_expert(shape, block)
 
 
 def _matrix(shape: ModelShape, name: str, rows: int, cols: int) -> Tensor:
@@ -63,38 +63,38 @@ def _attends(block: int) -> bool:
 def _sparse_attention(shape: ModelShape, block: int) -> Iterator[Tensor]:
     dense, embd = shape.dense_type, shape.n_embd
     kv_rows = shape.kv_heads * shape.head_dim
-    yield parts.matrix(MODEL_TENSOR.ATTN_Q, block, dense, 2 * shape.attention_width, embd)  # and their gates
-    yield parts.matrix(MODEL_TENSOR.ATTN_K, block, dense, kv_rows, embd)
-    yield parts.matrix(MODEL_TENSOR.ATTN_V, block, dense, kv_rows, embd)
-    yield parts.matrix(MODEL_TENSOR.ATTN_OUT, block, dense, embd, shape.attention_width)
-    yield parts.norm(MODEL_TENSOR.ATTN_Q_NORM, shape.head_dim, block)
-    yield parts.norm(MODEL_TENSOR.ATTN_K_NORM, shape.head_dim, block)
+    yield common.matrix(MODEL_TENSOR.ATTN_Q, block, dense, 2 * shape.attention_width, embd)  # and their gates
+    yield common.matrix(MODEL_TENSOR.ATTN_K, block, dense, kv_rows, embd)
+    yield common.matrix(MODEL_TENSOR.ATTN_V, block, dense, kv_rows, embd)
+    yield common.matrix(MODEL_TENSOR.ATTN_OUT, block, dense, embd, shape.attention_width)
+    yield common.norm(MODEL_TENSOR.ATTN_Q_NORM, shape.head_dim, block)
+    yield common.norm(MODEL_TENSOR.ATTN_K_NORM, shape.head_dim, block)
     yield _matrix(shape, f"blk.{block}.indexer.q_proj", _INDEXER_HEADS * _INDEXER_WIDTH, embd)
     yield _matrix(shape, f"blk.{block}.indexer.k_proj", _INDEXER_WIDTH, embd)
     yield Tensor(f"blk.{block}.indexer.q_norm.weight", "F32", (_INDEXER_WIDTH,))
-    yield parts.norm(MODEL_TENSOR.INDEXER_K_NORM, _INDEXER_WIDTH, block)
+    yield common.norm(MODEL_TENSOR.INDEXER_K_NORM, _INDEXER_WIDTH, block)
 
 
 def _linear_attention(shape: ModelShape, block: int) -> Iterator[Tensor]:
     dense, embd, values = shape.dense_type, shape.n_embd, _LINEAR_HEADS * _LINEAR_WIDTH
     channels = 2 * values  # queries, keys and values
-    yield parts.matrix(MODEL_TENSOR.ATTN_QKV, block, dense, channels, embd)
-    yield parts.matrix(MODEL_TENSOR.ATTN_GATE, block, dense, values, embd)
-    yield parts.matrix(MODEL_TENSOR.SSM_CONV1D, block, "F32", channels, _CONV_KERNEL)
-    yield parts.bias(MODEL_TENSOR.SSM_DT, block, _LINEAR_HEADS)
-    decay = parts.name(MODEL_TENSOR.SSM_A, block).removesuffix(".weight")
+    yield common.matrix(MODEL_TENSOR.ATTN_QKV, block, dense, channels, embd)
+    yield common.matrix(MODEL_TENSOR.ATTN_GATE, block, dense, values, embd)
+    yield common.matrix(MODEL_TENSOR.SSM_CONV1D, block, "F32", channels, _CONV_KERNEL)
+    yield common.bias(MODEL_TENSOR.SSM_DT, block, _LINEAR_HEADS)
+    decay = common.name(MODEL_TENSOR.SSM_A, block).removesuffix(".weight")
     yield Tensor(decay, "F32", (_LINEAR_HEADS,), fill=-0.5)
-    yield parts.matrix(MODEL_TENSOR.SSM_BETA, block, dense, _LINEAR_HEADS, embd)
-    yield parts.matrix(MODEL_TENSOR.SSM_ALPHA, block, dense, _LINEAR_HEADS, embd)
-    yield parts.norm(MODEL_TENSOR.SSM_NORM, _LINEAR_WIDTH, block)
-    yield parts.matrix(MODEL_TENSOR.SSM_OUT, block, dense, embd, values)
+    yield common.matrix(MODEL_TENSOR.SSM_BETA, block, dense, _LINEAR_HEADS, embd)
+    yield common.matrix(MODEL_TENSOR.SSM_ALPHA, block, dense, _LINEAR_HEADS, embd)
+    yield common.norm(MODEL_TENSOR.SSM_NORM, _LINEAR_WIDTH, block)
+    yield common.matrix(MODEL_TENSOR.SSM_OUT, block, dense, embd, values)
 
 
 def _add_keys(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_block_count(shape.layers)
     writer.add_expert_feed_forward_length(shape.n_ff)
     writer.add_expert_shared_feed_forward_length(shape.n_ff)
-    parts.add_heads(writer, shape)
+    common.add_heads(writer, shape)
     writer.add_full_attention_interval(_ATTENTION_INTERVAL)
     writer.add_indexer_head_count(_INDEXER_HEADS)
     writer.add_indexer_key_length(_INDEXER_WIDTH)

@@ -68,10 +68,6 @@ class Tensor:
             count = min(step, n_rows - start)
             yield self._rows(rng, start, count, n_cols)
 
-    def draw(self, rng: np.random.Generator) -> Bytes:
-        """Draw the data as a whole: uint8 [rows, bytes of a row]."""
-        return np.concatenate(list(self.chunks(rng)))
-
     def _rows(self, rng: np.random.Generator, start: int, count: int, n_cols: int) -> Bytes:
         if self.std == 0.0:
             return np.full((count, n_cols), self.fill, np.float32).view(np.uint8)

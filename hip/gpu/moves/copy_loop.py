@@ -16,7 +16,7 @@ from llvmlite import ir as _ir
 from numba import config, types
 from numba.extending import intrinsic
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.hip.device import Moves
 
 CopyLoop: TypeAlias = Callable[[int, Moves, int], int]
@@ -37,7 +37,7 @@ def copy_loop() -> CopyLoop:
     """Return the loop; the first time compiles it or loads it from the on-disk cache."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # Numba sets its options at import
         return _interpreted
-    made = kept_njit(_I64(_I64, types.Array(_I64, 2, "C"), _I64), nogil=True)(_loop)
+    made = cached_njit(_I64(_I64, types.Array(_I64, 2, "C"), _I64), nogil=True)(_loop)
     return cast(CopyLoop, made)
 
 

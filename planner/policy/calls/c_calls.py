@@ -13,18 +13,25 @@ from llvmlite import ir as _ir
 from numba import types
 from numba.extending import intrinsic
 
-from expertier.planner.policy.tables import BEGIN, BEGIN_PREFETCH, HEAD, I32, array_at, compiled
+from expertier.planner.policy.tables import BEGIN, HEAD, I32, array_at, compiled
 
 _I32, _I64 = types.int32, types.int64
 
 # Pointers are int64 on both sides: the directory's own entries are such, and the C ABI passes them alike.
-BEGIN_SIGNATURE = _I32(_I64, _I32, _I64, _I32, _I64, _I64)
-ON_SLOTS_SIGNATURE = _I32(_I64, _I32, _I64, _I32)
-ON_EXPERT_SIGNATURE = _I32(_I64, _I32, _I32)
-INTO_SLOT_SIGNATURE = _I32(_I64, _I32, _I32, _I32)
-HOLD_SIGNATURE = _I32(_I64, _I32, _I64, _I32, _I64)
-ON_LAYER_SIGNATURE = _I32(_I64, _I32)
+_ARRAYS: dict[int, tuple[Any, ...]] = {
+    0: (),
+    1: (_I64, _I32),
+    2: (_I64, _I32, _I64),
+    3: (_I64, _I32, _I64, _I64),
+}
 
+
+def signature_of(n_arrays: int, n_numbers: int) -> Any:
+    """Return the signature of the C functions of operations with so many arrays and single numbers."""
+    return _I32(_I64, _I32, *_ARRAYS[n_arrays], *[_I32] * n_numbers)
+
+
+_BEGIN, _ON_SLOTS, _ON_EXPERT = signature_of(3, 0), signature_of(1, 0), signature_of(0, 1)
 _ON_LOCK = _I32(_I64)
 
 ir: Any = _ir  # untyped
@@ -57,15 +64,15 @@ def _begin(
     _slots: Any,
     _miss_index: Any,
 ) -> Any:
-    return _call(BEGIN_SIGNATURE)
+    return _call(_BEGIN)
 
 
 def _on_slots(_typing: Any, _address: Any, _directory: Any, _layer: Any, _slots: Any, _n: Any) -> Any:
-    return _call(ON_SLOTS_SIGNATURE)
+    return _call(_ON_SLOTS)
 
 
 def _on_expert(_typing: Any, _address: Any, _directory: Any, _layer: Any, _expert: Any) -> Any:
-    return _call(ON_EXPERT_SIGNATURE)
+    return _call(_ON_EXPERT)
 
 
 call_begin = cast(Callable[..., int], intrinsic(_begin))
@@ -98,7 +105,7 @@ def on_slots(directory: int, entry: int, layer: int, slots: I32) -> int:
 
 
 @compiled
-def on_expert(directory: int, layer: int, expert: int) -> int:
-    """Call the directory's `begin_prefetch`."""
-    address = array_at(directory, HEAD, np.int64)[BEGIN_PREFETCH]
+def on_expert(directory: int, entry: int, layer: int, expert: int) -> int:
+    """Call the directory's function at `entry` on an expert."""
+    address = array_at(directory, HEAD, np.int64)[entry]
     return _call_on_expert(address, directory, layer, expert)

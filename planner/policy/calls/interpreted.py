@@ -11,17 +11,13 @@ import numpy as np
 
 from expertier.planner.policy import policy
 from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.operations import IN_DIRECTORY, entry_of
 from expertier.planner.policy.outcome import Outcome
 from expertier.planner.policy.rule import Rule
 from expertier.planner.policy.tables import (
-    ABORT,
-    COMPLETE,
     HEAD,
     I32,
     KIND,
-    RELEASE,
-    RESIDENT_FIRST,
-    LayerView,
     accepts,
     array_at,
     layer_view,
@@ -30,11 +26,10 @@ from expertier.planner.policy.tables import (
 
 _libc: Any = ctypes.PyDLL(None)  # keeps the interpreter's lock, as compiled code does
 _blocking: Any = ctypes.CDLL(None)
-_FUNCTIONS: dict[int, Callable[[LayerView, I32, int], int]] = {
-    COMPLETE: policy.complete,
-    ABORT: policy.abort,
-    RELEASE: policy.release,
-    RESIDENT_FIRST: policy.resident_first,
+_FUNCTIONS: dict[int, Callable[..., int]] = {
+    entry_of(operation.name): getattr(policy, operation.name)
+    for operation in IN_DIRECTORY
+    if operation.name != "begin"
 }
 
 
@@ -79,8 +74,8 @@ def on_slots(directory: int, entry: int, layer: int, slots: I32) -> int:
     return int(_FUNCTIONS[entry](layer_view(directory, layer), slots, len(slots)))
 
 
-def on_expert(directory: int, layer: int, expert: int) -> int:
-    """Call `policy.begin_prefetch`."""
+def on_expert(directory: int, entry: int, layer: int, expert: int) -> int:
+    """Call the function of `entry` on an expert."""
     if not accepts(directory, layer, source_stamp()):
         return int(Outcome.BAD_CALL)
-    return int(policy.begin_prefetch(layer_view(directory, layer), expert))
+    return int(_FUNCTIONS[entry](layer_view(directory, layer), expert))

@@ -18,10 +18,11 @@ from typing import Any, TypeVar, cast
 
 from numba import int64, types
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
 from expertier.interrupts import interrupts_deferred
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE, Outcome
 from expertier.planner.policy.tables import (
+    BEGIN_PREFETCH,
     COMPILED,
     COMPLETE,
     I32,
@@ -76,7 +77,7 @@ def _compiled(*arguments: Any, nogil: bool = False) -> Callable[[_F], _F]:
     """Compile for these arguments, at once, from the on-disk cache where that holds it."""
     if not COMPILED:
         return _deferred
-    return kept_njit(int64(*arguments), nogil=nogil)
+    return cached_njit(int64(*arguments), nogil=nogil)
 
 
 def _deferred(function: _F) -> _F:
@@ -242,7 +243,7 @@ def _build(stamp: int) -> LockedCalls:
         mutex = locks + layer * LOCK_BYTES
         if how.lock(mutex) != 0:
             return _BAD_CALL
-        status = how.on_expert(directory, layer, expert)
+        status = how.on_expert(directory, BEGIN_PREFETCH, layer, expert)
         how.unlock(mutex)
         return status
 

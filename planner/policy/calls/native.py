@@ -1,47 +1,28 @@
 """The policy as C function pointers: an engine's threads call it without Python and without its lock.
 
-Every function takes a directory (`Residency.directory_address`) first; the caller holds the layer's lock.
-
-    int32 begin         (const int64 *directory, int32 layer, const int32 *experts, int32 n,
-                         int32 *slots, int32 *miss_index)
-    int32 complete      (const int64 *directory, int32 layer, const int32 *slots, int32 n)
-    int32 abort         (const int64 *directory, int32 layer, const int32 *slots, int32 n)
-    int32 release       (const int64 *directory, int32 layer, const int32 *slots, int32 n)
-    int32 resident_first(const int64 *directory, int32 layer, int32 *experts, int32 n)
-    int32 begin_prefetch(const int64 *directory, int32 layer, int32 expert)
-    int32 begin_prefetch_into(const int64 *directory, int32 layer, int32 expert, int32 slot)
-    int32 victims       (const int64 *directory, int32 layer, int32 *slots, int32 n, int32 *experts)
-    int32 pin_ready    (const int64 *directory, int32 layer, const int32 *experts, int32 n, int32 *slots)
-    int32 is_fully_resident      (const int64 *directory, int32 layer)
-    int32 version       (const int64 *directory, int32 layer)
-    int32 evicted_by      (const int64 *directory, int32 layer, const int32 *slots, int32 n, int32 *experts)
-
-They return what the functions of `policy.py` return, and BAD_CALL for a layer that is not there or a directory
-that another version of the policy made. `begin` serves every policy: it goes on to that of the directory.
+Each operation of the table `operations.py` becomes a C function. It takes a directory (`Residency.directory_address`)
+and a layer first; the caller holds the layer's lock. It returns what the operation's function in `policy.py` returns,
+and BAD_CALL where the directory has no such layer or comes from another version of the policy. `begin` serves every
+policy: it calls the `begin` of the directory's own policy.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any, cast
 
 import numpy as np
 
-from expertier.compiled_functions import kept_cfunc
+from expertier.compiled_functions import cached_cfunc
 from expertier.errors import ConfigError
 from expertier.planner.policy import policy
-from expertier.planner.policy.calls.c_calls import (
-    BEGIN_SIGNATURE,
-    HOLD_SIGNATURE,
-    INTO_SLOT_SIGNATURE,
-    ON_EXPERT_SIGNATURE,
-    ON_LAYER_SIGNATURE,
-    ON_SLOTS_SIGNATURE,
-    call_begin,
-)
+from expertier.planner.policy.calls.c_calls import call_begin, signature_of
 from expertier.planner.policy.calls.entry_points import EntryPoints
 from expertier.planner.policy.kind import PolicyKind
+from expertier.planner.policy.operations import OPERATIONS
 from expertier.planner.policy.outcome import Outcome
 from expertier.planner.policy.rule import Rule
 from expertier.planner.policy.tables import (
@@ -56,6 +37,7 @@ from expertier.planner.policy.tables import (
 )
 
 _BAD_CALL = int(Outcome.BAD_CALL)
+_BEGIN = OPERATIONS[0]
 
 
 @cache
@@ -94,7 +76,7 @@ def _require_compilation() -> None:
 def _build_begin(rule: Rule, stamp: int) -> Any:
     """Compile one policy's `begin`. Both arguments are cells, and so part of its key in Numba's cache."""
 
-    @kept_cfunc(BEGIN_SIGNATURE)
+    @cached_cfunc(signature_of(*_BEGIN.shape))
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -111,9 +93,9 @@ def _build_begin(rule: Rule, stamp: int) -> Any:
 
 
 def _build(stamp: int) -> EntryPoints:
-    """Compile what serves every policy."""
+    """Compile the C function of each operation. `stamp` is a cell of each, and so part of its key in Numba's cache."""
 
-    @kept_cfunc(BEGIN_SIGNATURE)
+    @cached_cfunc(signature_of(*_BEGIN.shape))
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
         head = array_at(directory, HEAD, np.int64)
         if head[STAMP] != stamp:  # the policy's own `begin` checks the layer
@@ -121,91 +103,60 @@ def _build(stamp: int) -> EntryPoints:
         address = head[BEGIN]
         return call_begin(address, directory, layer, experts, n, slots, miss_index)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
-    def complete(directory: int, layer: int, slots: int, n: int) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return policy.complete(layer_view(directory, layer), array_at(slots, n, np.int32), n)
+    templates = _templates(stamp)
+    functions = {"begin": begin}
+    for row in OPERATIONS[1:]:
+        function = _specialised(templates[row.shape], row.name)
+        functions[row.name] = cached_cfunc(signature_of(*row.shape))(function)
+    return EntryPoints(functions)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
-    def abort(directory: int, layer: int, slots: int, n: int) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return policy.abort(layer_view(directory, layer), array_at(slots, n, np.int32), n)
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
-    def release(directory: int, layer: int, slots: int, n: int) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return policy.release(layer_view(directory, layer), array_at(slots, n, np.int32), n)
+def _templates(stamp: int) -> dict[tuple[int, int], Callable[..., int]]:
+    """Return the C functions by shape (arrays, numbers), in which the global name `operation` is still to be bound."""
 
-    @kept_cfunc(ON_SLOTS_SIGNATURE)
-    def resident_first(directory: int, layer: int, experts: int, n: int) -> int:
+    def on_layer(directory: int, layer: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.resident_first(layer_view(directory, layer), array_at(experts, n, np.int32), n)
+        return operation(layer_view(directory, layer))
 
-    @kept_cfunc(ON_EXPERT_SIGNATURE)
-    def begin_prefetch(directory: int, layer: int, expert: int) -> int:
+    def on_array(directory: int, layer: int, values: int, n: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.begin_prefetch(layer_view(directory, layer), expert)
+        return operation(layer_view(directory, layer), array_at(values, n, np.int32), n)
 
-    @kept_cfunc(INTO_SLOT_SIGNATURE)
-    def begin_prefetch_into(directory: int, layer: int, expert: int, slot: int) -> int:
+    def on_arrays(directory: int, layer: int, first: int, n: int, second: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.begin_prefetch_into(layer_view(directory, layer), expert, slot)
-
-    @kept_cfunc(HOLD_SIGNATURE)
-    def victims(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return policy.victims(
-            layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
+        return operation(
+            layer_view(directory, layer), array_at(first, n, np.int32), n, array_at(second, n, np.int32)
         )
 
-    @kept_cfunc(HOLD_SIGNATURE)
-    def pin_ready(directory: int, layer: int, experts: int, n: int, slots: int) -> int:
+    def on_number(directory: int, layer: int, number: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.pin_ready(
-            layer_view(directory, layer), array_at(experts, n, np.int32), n, array_at(slots, n, np.int32)
-        )
+        return operation(layer_view(directory, layer), number)
 
-    @kept_cfunc(ON_LAYER_SIGNATURE)
-    def is_fully_resident(directory: int, layer: int) -> int:
+    def on_numbers(directory: int, layer: int, first: int, second: int) -> int:
         if not accepts(directory, layer, stamp):
             return _BAD_CALL
-        return policy.is_fully_resident(layer_view(directory, layer))
+        return operation(layer_view(directory, layer), first, second)
 
-    @kept_cfunc(ON_LAYER_SIGNATURE)
-    def version(directory: int, layer: int) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return policy.version(layer_view(directory, layer))
+    return {(0, 0): on_layer, (1, 0): on_array, (2, 0): on_arrays, (0, 1): on_number, (0, 2): on_numbers}
 
-    @kept_cfunc(HOLD_SIGNATURE)
-    def evicted_by(directory: int, layer: int, slots: int, n: int, experts: int) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return policy.evicted_by(
-            layer_view(directory, layer), array_at(slots, n, np.int32), n, array_at(experts, n, np.int32)
-        )
 
-    functions: dict[str, Any] = {
-        "begin": begin,
-        "complete": complete,
-        "abort": abort,
-        "release": release,
-        "resident_first": resident_first,
-        "begin_prefetch": begin_prefetch,
-        "begin_prefetch_into": begin_prefetch_into,
-        "victims": victims,
-        "pin_ready": pin_ready,
-        "is_fully_resident": is_fully_resident,
-        "version": version,
-        "evicted_by": evicted_by,
-    }
-    addresses: dict[str, int] = {name: function.address for name, function in functions.items()}
-    return EntryPoints(**addresses, _owners=tuple(functions.values()))
+def operation(*_arguments: Any) -> int:
+    """Stand for the operation in a template; `_specialised` puts the real one in its place."""
+    raise AssertionError("a template was called")
+
+
+def _specialised(template: Callable[..., int], name: str) -> Callable[..., int]:
+    """Return the template with the policy's function `name` in the place of `operation`.
+
+    The function is a global of the copy and not a cell: Numba pickles cells into the cache's key, and a compiled
+    function pickles differently in each process. The name makes the key unique.
+    """
+    assert isinstance(template, FunctionType)
+    names = {**template.__globals__, "operation": getattr(policy, name)}
+    copy = FunctionType(template.__code__, names, name, None, template.__closure__)
+    copy.__module__, copy.__qualname__ = __name__, name
+    return copy

@@ -8,25 +8,16 @@ int32; others are refused with a `TypeError`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from numba import int64, types
 
-from expertier.compiled_functions import kept_njit
+from expertier.compiled_functions import cached_njit
+from expertier.planner.policy.operations import IN_DIRECTORY, entry_of
 from expertier.planner.policy.outcome import Outcome
-from expertier.planner.policy.tables import (
-    ABORT,
-    COMPILED,
-    COMPLETE,
-    I32,
-    RELEASE,
-    RESIDENT_FIRST,
-    accepts,
-    source_stamp,
-)
+from expertier.planner.policy.tables import COMPILED, I32, accepts, source_stamp
 
 if COMPILED:
     from expertier.planner.policy.calls import c_calls as how
@@ -39,31 +30,31 @@ _ARRAY = types.Array(types.int32, 1, "C")
 _F = TypeVar("_F", bound=Callable[..., int])
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCalls:
-    """The functions of `policy.py`; each takes a directory's address and a layer first."""
-
-    begin: Callable[[int, int, I32, I32, I32], int]
-    complete: Callable[[int, int, I32], int]
-    abort: Callable[[int, int, I32], int]
-    release: Callable[[int, int, I32], int]
-    resident_first: Callable[[int, int, I32], int]
-    begin_prefetch: Callable[[int, int, int], int]
+PythonCalls: TypeAlias = Mapping[str, Callable[..., int]]
+"""The operations that directories hold, by name. Each call takes a directory's address and a layer first."""
 
 
 @cache
 def python_calls() -> PythonCalls:
     """Return the calls; the first time compiles them or loads them from the on-disk cache."""
-    return _build(source_stamp())
+    stamp = source_stamp()
+    makers = {(1, 0): _on_slots, (0, 1): _on_expert}
+    others = [row for row in IN_DIRECTORY if row.name != "begin"]
+    return {"begin": _begin(stamp)} | {
+        row.name: makers[row.shape](entry_of(row.name), stamp) for row in others
+    }
 
 
 def _compiled(*arguments: Any) -> Callable[[_F], _F]:
     """Compile for these arguments, at once, from the on-disk cache where that holds it."""
-    return kept_njit(int64(*arguments))
+    return cached_njit(int64(*arguments))
 
 
-def _build(stamp: int) -> PythonCalls:
-    """Compile. `stamp` is a cell of each, and so part of its key in Numba's cache."""
+# The arguments of the following are cells of what they compile, and so part of its key in Numba's cache.
+
+
+def _begin(stamp: int) -> Callable[..., int]:
+    """Compile `begin`."""
 
     @_compiled(int64, int64, _ARRAY, _ARRAY, _ARRAY)
     def begin(directory: int, layer: int, experts: I32, slots: I32, miss_index: I32) -> int:
@@ -71,30 +62,26 @@ def _build(stamp: int) -> PythonCalls:
             return _BAD_CALL
         return how.begin(directory, layer, experts, slots, miss_index)
 
-    @_compiled(int64, int64, _ARRAY)
-    def complete(directory: int, layer: int, slots: I32) -> int:
-        return (
-            how.on_slots(directory, COMPLETE, layer, slots) if accepts(directory, layer, stamp) else _BAD_CALL
-        )
+    return begin
+
+
+def _on_slots(entry: int, stamp: int) -> Callable[..., int]:
+    """Compile the operation at `entry`, which takes an array."""
 
     @_compiled(int64, int64, _ARRAY)
-    def abort(directory: int, layer: int, slots: I32) -> int:
-        return how.on_slots(directory, ABORT, layer, slots) if accepts(directory, layer, stamp) else _BAD_CALL
+    def on_slots(directory: int, layer: int, slots: I32) -> int:
+        return how.on_slots(directory, entry, layer, slots) if accepts(directory, layer, stamp) else _BAD_CALL
 
-    @_compiled(int64, int64, _ARRAY)
-    def release(directory: int, layer: int, slots: I32) -> int:
-        return (
-            how.on_slots(directory, RELEASE, layer, slots) if accepts(directory, layer, stamp) else _BAD_CALL
-        )
+    return on_slots
 
-    @_compiled(int64, int64, _ARRAY)
-    def resident_first(directory: int, layer: int, experts: I32) -> int:
-        if not accepts(directory, layer, stamp):
-            return _BAD_CALL
-        return how.on_slots(directory, RESIDENT_FIRST, layer, experts)
+
+def _on_expert(entry: int, stamp: int) -> Callable[..., int]:
+    """Compile the operation at `entry`, which takes an expert."""
 
     @_compiled(int64, int64, int64)
-    def begin_prefetch(directory: int, layer: int, expert: int) -> int:
-        return how.on_expert(directory, layer, expert) if accepts(directory, layer, stamp) else _BAD_CALL
+    def on_expert(directory: int, layer: int, expert: int) -> int:
+        return (
+            how.on_expert(directory, entry, layer, expert) if accepts(directory, layer, stamp) else _BAD_CALL
+        )
 
-    return PythonCalls(begin, complete, abort, release, resident_first, begin_prefetch)
+    return on_expert

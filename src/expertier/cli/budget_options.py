@@ -6,7 +6,10 @@ from typing import Annotated
 
 import typer
 
+from expertier.planner.policy.kind import PolicyKind
 from expertier.tiers.config.config import TierConfig
+from expertier.tiers.config.file_mode import FileMode as Modes
+from expertier.tiers.config.variable import one_of
 
 ExpertCacheMib = Annotated[
     str | None, typer.Option(metavar="MIB|auto", help="L1 arena (MOE_EXPERT_CACHE_MIB).")
@@ -16,8 +19,8 @@ HostPoolFrac = Annotated[
     str | None,
     typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
 ]
-Policy = Annotated[str | None, typer.Option(help="lfu-decay, lru or next-use (MOE_POLICY).")]
-FileMode = Annotated[str | None, typer.Option(help="auto, page-cache or direct (MOE_FILE_MODE).")]
+Policy = Annotated[str | None, typer.Option(help=f"{one_of(PolicyKind)} (MOE_POLICY).")]
+FileMode = Annotated[str | None, typer.Option(help=f"{one_of(Modes)} (MOE_FILE_MODE).")]
 SlabVmm = Annotated[
     str | None, typer.Option(metavar="0|1", help="A slab on a GPU that can be resized (MOE_SLAB_VMM).")
 ]

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from expertier.cli import plan_report
 from expertier.cli.plan_sizes import parse_size
+from expertier.engine_adapter.placement.device_traits import engine_name, traits_of
 from expertier.errors import ConfigError
 from expertier.hip import open_device
 from expertier.planner.budget.context_memory import ContextShape
@@ -21,7 +22,7 @@ from expertier.planner.predict.hit_rates import FromExperience, FromProfile, Fro
 from expertier.planner.predict.rates import MachineRates, PathRate
 from expertier.planning import curve, make_plan
 from expertier.planning_devices import Inputs, Machine
-from expertier.probe.probe import kept_probe, machine_key
+from expertier.probe.probe import machine_key, saved_probe
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.geometry import read_geometry
@@ -122,15 +123,15 @@ def plan(
     demands = table.layer_demands()
     profile = profile if profile is not None else config.profile
     hits, optimum, uses = _routing(table, trace, profile, str(config.policy))
-    cards, kept, in_slab = ((), None, True) if device is None else _card_here(device, threads)
+    cards, probed, in_slab = ((), None, True) if device is None else _card_here(device, threads)
     if vram is not None:
         cards = (parse_size("--vram", vram),) * devices
     ram_bytes = parse_size("--ram", ram) if ram is not None else available_bytes()
     machine = Machine(ram_bytes, cards, computes_in_slab=in_slab)
     rates, source = _rates(machine, threads, vram_gbs, link_gbs, disk_gbs)
-    if kept is not None:
+    if probed is not None:
         rates, source = (
-            kept,
+            probed,
             f"measured on {device} by `expertier probe --device`",
         )
     inputs = Inputs(
@@ -155,13 +156,13 @@ def plan(
 def _card_here(name: str, threads: int) -> tuple[tuple[int, ...], MachineRates | None, bool]:
     """Return the free bytes of a device of this machine (none for the host) and what a probe measured there.
 
-    The last value says whether an engine computes in the slab there: not on ROCm, as `MOE_SLAB_COMPUTE=auto` has it.
+    The last value says whether an engine computes in the slab there under `MOE_SLAB_COMPUTE=auto`.
     """
     with open_device(name) as device:
-        found = kept_probe(machine_key(device.name, threads))
+        found = saved_probe(machine_key(device.name, threads))
         if not device.has_own_memory:
             return (), None, False
-        in_slab = not device.name.startswith("hip")
+        in_slab = traits_of(engine_name(device.name)).computes_in_slab
         return (device.free_bytes(),), None if found is None else found.rates, in_slab
 
 
@@ -194,7 +195,7 @@ def _rates(
     machine: Machine, threads: int, vram_gbs: float, link_gbs: float, disk_gbs: float
 ) -> tuple[MachineRates, str]:
     """Return the rates to predict with, and where they are from."""
-    host = kept_probe(machine_key("host", threads))
+    host = saved_probe(machine_key("host", threads))
     if machine.vram_bytes:
         rates = _card(vram_gbs, link_gbs, disk_gbs)
         if host is not None and host.details["files"]["page_cache"]:

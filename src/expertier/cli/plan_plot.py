@@ -6,10 +6,10 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+from expertier.atomic_file import check_output, output
 from expertier.cli.report import spread
 from expertier.errors import ConfigError
 from expertier.units import GIB
-from expertier.whole_file import check_output, output
 
 _PACKAGES = {".png": "matplotlib", ".html": "plotly"}
 _BLUE, _ORANGE, _GREY = "#1f77b4", "#d95f02", "#888888"
@@ -29,7 +29,7 @@ def check_plot(path: Path) -> None:
 
 
 def write_plot(path: Path, document: dict[str, Any]) -> None:
-    """Draw the document's `curve`, whole or not at all. Raises ConfigError where the file cannot be written."""
+    """Draw the document's `curve`, completely or not at all. Raises ConfigError where the file cannot be written."""
     with output(path, "the plot") as unfinished:
         (_png if path.suffix == ".png" else _html)(unfinished, document)
 

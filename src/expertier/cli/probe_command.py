@@ -14,15 +14,15 @@ from expertier.cli import report
 from expertier.cli.early_checks import check_threads
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.open import open_engine
+from expertier.engine_adapter.placement.device_traits import engine_name
 from expertier.engine_adapter.placement.engine_device import device_names
 from expertier.errors import EngineError
 from expertier.hip import open_device
 from expertier.hip.device import Device
 from expertier.planner.predict.rates import MachineRates
-from expertier.probe.probe import kept_probe, machine_key, probe_file, run_probe
+from expertier.probe.probe import machine_key, probe_file, run_probe, saved_probe
 
 GB = 1e9
-_ENGINE_NAMES = {"host": "CPU", "cuda": "CUDA", "hip": "ROCm"}
 _NAMES = {
     "decode": "weights, one token",
     "prefill": "weights, a prompt (x tokens)",
@@ -47,20 +47,20 @@ def probe(
     again: Annotated[bool, typer.Option("--again", help="Measure even where it was done before.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
-    """Measure this machine's paths once: page cache, disk, slots, link, and the engine; some seconds, kept."""
+    """Measure this machine's paths once: page cache, disk, slots, link, engine; takes seconds; the result is saved."""
     console = Console(stderr=True)
     check_threads(threads)
     with open_device(device) as opened:
         key = machine_key(opened.name, threads)
-        found = None if again else kept_probe(key)
-        is_kept = found is not None
+        found = None if again else saved_probe(key)
+        was_saved = found is not None
         if found is None:
             with report.progress(console) as say:
                 loaded, engine_device = _engine(llama_cpp, opened, say) if engine else (None, "CPU")
                 found = run_probe(
                     key, opened, loaded, say, model=model, n_threads=threads, engine_device=engine_device
                 )
-    document = {**found.as_dict(), "kept": str(probe_file(key)), "measured_now": not is_kept}
+    document = {**found.as_dict(), "saved_to": str(probe_file(key)), "measured_now": not was_saved}
     if as_json:
         print(json.dumps(document))
     else:
@@ -69,8 +69,7 @@ def probe(
 
 def _engine(llama_cpp: Path | None, device: Device, say: Any) -> tuple[LoadedEngine | None, str]:
     """Return the engine and its own name of the device; no engine where it has none of that name."""
-    vendor, _, number = device.name.partition(":")
-    name = f"{_ENGINE_NAMES[vendor]}{number}"
+    name = engine_name(device.name)
     try:
         engine = open_engine(llama_cpp, say)
     except EngineError as error:
@@ -104,4 +103,4 @@ def _print(document: dict[str, Any], rates: MachineRates, console: Console) -> N
         grid.add_row("ids back", "", f"{1e6 * moved['read_back_s']:.0f}", "", "raw")
     console.print(grid)
     when = f"measured in {document['seconds']:.0f} s" if document["measured_now"] else "measured before"
-    console.print(f"{when}; kept in {report.escape(document['kept'])}", highlight=False, soft_wrap=True)
+    console.print(f"{when}; saved to {report.escape(document['saved_to'])}", highlight=False, soft_wrap=True)

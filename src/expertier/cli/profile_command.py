@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from expertier.atomic_file import check_output
 from expertier.cli import report
 from expertier.errors import ConfigError
 from expertier.planner.profiles.file import read_profile, write_profile
@@ -17,7 +18,6 @@ from expertier.planner.profiles.routing_profile import default_phase, profile_of
 from expertier.planner.profiles.summary import summarize
 from expertier.planner.traces.file import read_trace
 from expertier.planner.traces.trace import Phase
-from expertier.whole_file import check_output
 
 app = typer.Typer(help="Routing profiles: which experts a model uses most, for planning and a warm start.")
 

@@ -80,7 +80,7 @@ def replay(
 
 
 def _prepared(
-    whole: Trace,
+    recording: Trace,
     path: Path,
     sequence: int | None,
     expert_bytes: int | None,
@@ -88,13 +88,13 @@ def _prepared(
     decode_rows: int,
 ) -> Trace:
     """Return what of the file is to be played, with its rows joined."""
-    calls = whole
+    calls = recording
     if sequence is not None:
-        if not 0 <= sequence < whole.n_sequences:
+        if not 0 <= sequence < recording.n_sequences:
             raise ConfigError(
-                f"sequence {sequence} of {path} was asked for; it has {whole.n_sequences}, counted from 0"
+                f"sequence {sequence} of {path} was asked for; it has {recording.n_sequences}, counted from 0"
             )
-        calls = whole.section(*whole.sequences[sequence : sequence + 2].tolist())
+        calls = recording.section(*recording.sequences[sequence : sequence + 2].tolist())
     if calls.n_calls == 0:
         raise ConfigError(f"{path}: nothing to play: no calls were recorded there")
     if expert_bytes is not None:

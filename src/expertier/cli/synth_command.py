@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from expertier.atomic_file import check_output
 from expertier.cli import report
 from expertier.engine_adapter.models.model_shape import ExpertLayout, ModelShape
 from expertier.engine_adapter.models.synth_arch import ARCHITECTURES
@@ -19,7 +20,6 @@ from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, default_wid
 from expertier.errors import ConfigError
 from expertier.failures import reason, remedy
 from expertier.units import mib
-from expertier.whole_file import check_output
 
 _HEAD_DIM = 64
 _TYPES = ", ".join(WEIGHT_TYPES)

@@ -205,8 +205,8 @@ def _solve(runs: dict[tuple[str, str], list[_Run]], sizes: dict[str, _Sizes]) ->
         rows = []
         for name in _NAMES:
             extra = [
-                (run.decode_s - whole.decode_s - sizes[name].layers * lookup_s) / max(run.misses, 1e-9)
-                for run, whole in zip(runs[name, kind], runs[name, "all"], strict=True)
+                (run.decode_s - unmissed.decode_s - sizes[name].layers * lookup_s) / max(run.misses, 1e-9)
+                for run, unmissed in zip(runs[name, kind], runs[name, "all"], strict=True)
             ]
             rows.append((1.0, sizes[name].expert_bytes, max(median(extra), 1e-9)))
         each_s, per_byte = _two_unknowns(rows[0], rows[1])
@@ -238,12 +238,12 @@ def _lookup_s(runs: dict[tuple[str, str], list[_Run]], name: str) -> float:
     """Return what a token's look-ups take in all: what is left of a run with few misses when these are taken off."""
     if (name, "looked up") not in runs:
         return 0.0
-    whole, many, few = (
+    none, many, few = (
         (median(run.decode_s for run in found), median(run.misses for run in found))
         for found in (runs[name, "all"], runs[name, "pool"], runs[name, "looked up"])
     )
     each_s = max(many[0] - few[0], 0.0) / max(many[1] - few[1], 1e-9)
-    return few[0] - whole[0] - few[1] * each_s
+    return few[0] - none[0] - few[1] * each_s
 
 
 def _two_unknowns(

@@ -1,4 +1,4 @@
-"""The probe: this machine's rates as one document, made once and kept."""
+"""The probe: this machine's rates as one document, made once and saved."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import expertier
+from expertier.atomic_file import check_output, output
 from expertier.cache_root import CACHE_VARIABLE, cache_root
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.errors import ConfigError
@@ -27,7 +28,6 @@ from expertier.probe.file_rates import FileRates, measure_file
 from expertier.tiers.shared.host_memory import total_bytes
 from expertier.trusted_folder import require_trusted
 from expertier.units import MIB, mib
-from expertier.whole_file import check_output, output
 from expertier.work_folder import work_folder
 
 FORMAT = 2
@@ -70,7 +70,7 @@ def machine_key(device_name: str, n_threads: int) -> dict[str, Any]:
 
 
 def probe_file(key: dict[str, Any]) -> Path:
-    """Return where the probe of this machine is kept, whether there is one or not.
+    """Return where the probe of this machine is saved, whether there is one or not.
 
     Raises ConfigError where this user has no cache folder.
     """
@@ -78,10 +78,10 @@ def probe_file(key: dict[str, Any]) -> Path:
     return cache_root() / "probe" / f"{name}.json"
 
 
-def kept_probe(key: dict[str, Any]) -> Probe | None:
-    """Return what was measured before; None where there is nothing that can be used.
+def saved_probe(key: dict[str, Any]) -> Probe | None:
+    """Return the probe that was measured before; None where there is none that can be used.
 
-    Raises ConfigError where others could have put it there.
+    Raises ConfigError where other users could have put it there.
     """
     try:
         file = probe_file(key)
@@ -108,7 +108,7 @@ def run_probe(
     n_threads: int = 0,
     engine_device: str = "CPU",
 ) -> Probe:
-    """Measure, and keep the result. `model` is read instead of a file in the cache folder, whose disk may be another.
+    """Measure, and save the result. `model` is read instead of a file in the cache folder, whose disk may be another.
 
     `engine_device` is the engine's own name of `device`.
 
@@ -180,7 +180,7 @@ def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> M
 
 
 def _make_folder(key: dict[str, Any]) -> None:
-    """Make the folder of what is kept. Raises ConfigError where it cannot be made, or written to."""
+    """Make the folder for saved probes. Raises ConfigError where it cannot be made, or written to."""
     try:
         cache_subfolder("probe")
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Decode graphs that are captured with their gates and launched whole; where that fails, they are queued in parts."""
+"""Decode graphs that are captured with their look-ups and launched at once; where that fails, queued in parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from fake_ggml_gpu.gates import open_gate, tiered_model
+from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
 from fake_ggml_gpu.models import DEVICE, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from model_files.architecture_models import MODELS
@@ -28,7 +28,7 @@ def test_a_graph_is_captured_once_and_launched_for_each_token(gpus: GpuSession, 
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
     with tiered_model(gpus, path, n_slots, POOL_BYTES, layers_ahead=layers_ahead) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         launches = launched(gpus)
         for _ in range(3):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
@@ -36,9 +36,12 @@ def test_a_graph_is_captured_once_and_launched_for_each_token(gpus: GpuSession, 
     assert counters.captured_runs > TOKENS, counters
     assert counters.captured_runs == launched(gpus) - launches
     assert 0 < counters.captures < counters.captured_runs / 4, counters
-    assert 0 < counters.gate_waits <= counters.gated_calls <= MODELS[KIND].layers * counters.captured_runs, (
-        counters
-    )
+    assert (
+        0
+        < counters.device_lookup_waits
+        <= counters.device_lookups
+        <= MODELS[KIND].layers * counters.captured_runs
+    ), counters
     assert (counters.prefetches > 0) == (layers_ahead > 0 and n_slots > SMALL.top_k), counters
 
 
@@ -51,12 +54,12 @@ def test_without_captures_graphs_are_queued_part_by_part(gpus: GpuSession):
         model,
         calls,
     ):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(3):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
     assert counters.captured_runs == counters.captures == 0
-    assert counters.gated_calls > TOKENS, counters
+    assert counters.device_lookups > TOKENS, counters
     assert counters.prefetches > 0, counters
 
 
@@ -69,13 +72,13 @@ def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
     for nth in (1, 2):
         with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (model, calls):
             gpus.fakes.fail(call, nth)
-            error = open_gate(gpus, model, calls)
+            error = open_device_lookup(gpus, model, calls)
             assert error.startswith("capture\t") if nth == 1 else error == "", error
             for _ in range(2):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
             assert not gpus.fakes.is_armed(call)
             counters = model.binding.counters()
-            assert counters.gated_calls > TOKENS, counters
+            assert counters.device_lookups > TOKENS, counters
             # A context captures anew where another one could not.
             assert (counters.captured_runs == 0) == (nth == 1), counters
         gpus.fakes.reset()
@@ -101,7 +104,7 @@ def test_graphs_of_several_widths_are_captured_each(gpus: GpuSession):
     with LlamaModel.open(gpus.engine, path, repack=False, inner_device=DEVICE) as stock:
         expected = logits(stock)
     with tiered_model(gpus, path, 2 * SMALL.top_k, POOL_BYTES) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(2):
             assert_same(logits(model), expected)
         assert model.binding.counters().captures > 2
@@ -113,13 +116,13 @@ def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
     """CUDA's backend waits for the device in some of these, which ends the process while its stream is captured."""
     path = model_path(gpus, "many small experts", replace(MODELS[KIND], experts=32, top_k=2))
     with tiered_model(gpus, path, 31, POOL_BYTES) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         with model.context(n_ctx=512, n_threads=1) as context:
             for position in range(0, 20 * n_tokens, n_tokens):
                 context.decode(PROMPT[:n_tokens], position, all_logits=True)
                 assert np.isfinite(context.logits(n_tokens - 1)).all()
         counters = model.binding.counters()
-    assert counters.gated_calls > 0, counters
+    assert counters.device_lookups > 0, counters
     assert (counters.captured_runs > 0) == (n_tokens == 4), counters
 
 
@@ -129,11 +132,11 @@ def test_experts_that_are_not_quantised_are_not_captured(gpus: GpuSession):
     path = model_path(gpus, "half floats", replace(MODELS[KIND], gate_up_type="F16", down_type="F16"))
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
-    assert counters.gated_calls > 0, counters
+    assert counters.device_lookups > 0, counters
     assert counters.captured_runs == 0, counters
 
 

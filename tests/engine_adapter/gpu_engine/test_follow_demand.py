@@ -14,7 +14,13 @@ from expertier.errors import DeviceError
 from expertier.planner.budget.allocate import LayerPlan
 from expertier.planner.budget.quotas import Proposal
 from expertier.units import MIB
-from fake_ggml_gpu.computing import FailingMoves, assert_sound, computing_model, counts_of, opened_gate
+from fake_ggml_gpu.computing import (
+    FailingMoves,
+    assert_sound,
+    computing_model,
+    counts_of,
+    opened_device_lookup,
+)
 from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from model_files.architecture_models import MODELS
@@ -45,9 +51,9 @@ def propose_in_turn(model: LlamaModel, plans: Sequence[Sequence[int]]) -> list[i
     return looks
 
 
-@pytest.mark.parametrize("with_gate", [True, False])
+@pytest.mark.parametrize("with_device_lookup", [True, False])
 @on_fake_gpus
-def test_slots_change_layers(gpus: GpuSession, with_gate):
+def test_slots_change_layers(gpus: GpuSession, with_device_lookup):
     """Every three graphs, beside compute buffers, with layers that become whole and lose that again."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
@@ -56,8 +62,8 @@ def test_slots_change_layers(gpus: GpuSession, with_gate):
         looks = propose_in_turn(
             model, [(SMALL.experts, SMALL.top_k), (n, n), (SMALL.top_k, SMALL.experts), (n + 1, n - 1)]
         )
-        if with_gate:
-            with opened_gate(gpus, model):
+        if with_device_lookup:
+            with opened_device_lookup(gpus, model):
                 for _ in range(2):
                     assert_same(logits_of(model, PROMPT, TOKENS), expected)
         else:

@@ -133,7 +133,7 @@ def test_four_sequences_of_a_context(gpus: GpuSession, n_slots):
 @pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
 @on_fake_gpus
 def test_wide_short_wide(gpus: GpuSession, n_slots, pool_bytes):
-    """Prompts of 1 to 300 tokens in turn: staged layers, passes and slots follow one another in one context."""
+    """Prompts of 1 to 300 tokens in turn: streamed layers, passes and slots follow one another in one context."""
     path = model_path(gpus, "gpt-oss", MODELS["gpt-oss"])
     prompts = [prompt_tokens(n) for n in (300, 1, 31, 32, 200, 5, 300)]
     expected = [stock_logits(gpus, path, prompt, 3, n_ubatch=128) for prompt in prompts]
@@ -154,7 +154,7 @@ def test_wide_short_wide(gpus: GpuSession, n_slots, pool_bytes):
 
 @on_fake_gpus
 def test_two_devices_with_tiers_of_their_own(gpus: GpuSession):
-    """A model on each, at once: slots and staged layers in the memory of each device."""
+    """A model on each, at once: slots and streamed layers in the memory of each device."""
     paths = [model_path(gpus, kind, MODELS[kind]) for kind in ("qwen3moe", "deepseek2")]
     names = ["FAKE0", "FAKE1"]
     expected = [stock_logits(gpus, path, PROMPTS[0], TOKENS) for path in paths]

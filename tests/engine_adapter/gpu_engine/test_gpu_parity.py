@@ -22,16 +22,20 @@ def cases() -> list[object]:
             if number and place % 2:
                 continue
             turn = number + place
-            n_ubatch, pool, staged = (64, 512)[turn % 2], list(POOLS)[turn % 3], (True, True, False)[turn % 3]
+            n_ubatch, pool, streamed = (
+                (64, 512)[turn % 2],
+                list(POOLS)[turn % 3],
+                (True, True, False)[turn % 3],
+            )
             found.append(
                 pytest.param(
-                    kind, slots, n_ubatch, pool, staged, id=f"{kind}-{slots}-{n_ubatch}-{pool}-{staged}"
+                    kind, slots, n_ubatch, pool, streamed, id=f"{kind}-{slots}-{n_ubatch}-{pool}-{streamed}"
                 )
             )
     return found
 
 
-def assert_parity(gpus: GpuSession, kind: str, slots: str, n_ubatch: int, pool: str, staged: bool) -> None:
+def assert_parity(gpus: GpuSession, kind: str, slots: str, n_ubatch: int, pool: str, streamed: bool) -> None:
     path = model_path(gpus, kind, MODELS[kind])
     prompt = prompt_tokens(PREFILL)
     expected = stock_logits(gpus, path, prompt, DECODE, n_ubatch=n_ubatch)
@@ -41,7 +45,7 @@ def assert_parity(gpus: GpuSession, kind: str, slots: str, n_ubatch: int, pool: 
             path,
             slot_counts(MODELS[kind])[slots],
             host_pool_bytes=POOLS[pool],
-            stream_tokens="auto" if staged else 0,
+            stream_tokens="auto" if streamed else 0,
         ) as tiers,
         gpu_model(gpus, tiers) as model,
     ):
@@ -49,23 +53,23 @@ def assert_parity(gpus: GpuSession, kind: str, slots: str, n_ubatch: int, pool: 
         if pool != "no pool":  # again, with copies in the pool from the beginning
             assert_same(logits_of(model, prompt, DECODE, n_ubatch=n_ubatch), expected)
         counters = model.binding.counters()
-    assert (counters.staged_calls > 0) == staged or slots == "all"
+    assert (counters.streamed_calls > 0) == streamed or slots == "all"
 
 
-@pytest.mark.parametrize(("kind", "slots", "n_ubatch", "pool", "staged"), cases())
+@pytest.mark.parametrize(("kind", "slots", "n_ubatch", "pool", "streamed"), cases())
 @on_fake_gpus
-def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool, staged):
-    assert_parity(gpus, kind, slots, n_ubatch, pool, staged)
+def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool, streamed):
+    assert_parity(gpus, kind, slots, n_ubatch, pool, streamed)
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("staged", [False, True])
+@pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("pool", POOLS)
 @pytest.mark.parametrize("n_ubatch", [16, 64, 512])
 @pytest.mark.parametrize(
     ("kind", "slots"), [(kind, slots) for kind, shape in MODELS.items() for slots in slot_counts(shape)]
 )
 @on_fake_gpus
-def test_every_combination(gpus: GpuSession, kind, slots, n_ubatch, pool, staged):
+def test_every_combination(gpus: GpuSession, kind, slots, n_ubatch, pool, streamed):
     gpus.fakes.switch(jitter_us=100)
-    assert_parity(gpus, kind, slots, n_ubatch, pool, staged)
+    assert_parity(gpus, kind, slots, n_ubatch, pool, streamed)

@@ -1,4 +1,4 @@
-"""Look-ahead under the gate: the same logits whatever is predicted, and prefetches that are accounted for."""
+"""Look-ahead under the device look-up: the same logits whatever is predicted, and prefetches that are accounted for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel, ProxyCounters
 from expertier.engine_adapter.models.trace_model import trace_shape, trace_tokens, write_trace_model
 from expertier.tiers.model.table import ExpertTable
-from fake_ggml_gpu.gates import open_gate, tiered_model
+from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,
     gpu_tiers,
@@ -86,7 +86,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
     with tiered_model(gpus, path, n_slots, pool_bytes, layers_ahead=1) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = counted(model.binding.counters())
@@ -113,7 +113,7 @@ def test_batches_of_a_few_tokens(gpus: GpuSession, n_tokens):
     with LlamaModel.open(gpus.engine, path, repack=False, inner_device="FAKE0") as stock:
         expected = logits(stock)
     with tiered_model(gpus, path, 12, POOL_BYTES, layers_ahead=1) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(3):
             assert_same(logits(model), expected)
         counters = counted(model.binding.counters())
@@ -134,22 +134,22 @@ def test_batches_of_a_few_tokens(gpus: GpuSession, n_tokens):
 def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall, ahead):
     path = drifting_model(gpus, recall)
     with tiered_model(gpus, path, EXPERTS // 2, POOL_BYTES, layers_ahead=ahead) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         replay(model, 2)
         counters = counted(model.binding.counters())
         tiers = model.binding.manager
         assert tiers.stats().l1.hits > 0
     assert counters.predicted > STEPS * (LAYERS - 1) * TOP_K // 2
-    n_gated = counters.gated_calls / LAYERS
-    assert counters.predicted > 0.9 * n_gated * (LAYERS - 1) * TOP_K, "every layer but the first is foretold"
+    n_graphs = counters.device_lookups / LAYERS
+    assert counters.predicted > 0.9 * n_graphs * (LAYERS - 1) * TOP_K, "every layer but the first is foretold"
     found = counters.predicted_right / counters.predicted
     if recall == 0.75:
         assert 0.7 < found < 0.85
         assert 0 < counters.prefetches_useful < counters.prefetches
     elif recall == 1.0:
         assert found == 1, counters
-        unended = counters.prefetches - counters.prefetches_useful  # where a run retreated
-        assert 0 <= unended <= 2 * counters.gate_retreats < counters.prefetches, counters
+        unended = counters.prefetches - counters.prefetches_useful  # where a run fell back
+        assert 0 <= unended <= 2 * counters.device_lookup_fallbacks < counters.prefetches, counters
     else:
         assert found == 0
         assert counters.prefetches_useful == 0 < counters.prefetches
@@ -167,7 +167,7 @@ def test_what_does_not_pay_pauses(gpus: GpuSession):
             model,
             calls,
         ):
-            assert open_gate(gpus, model, calls) == ""
+            assert open_device_lookup(gpus, model, calls) == ""
             replay(model, 3)
             found[recall] = counted(model.binding.counters())
     assert found[0.0].prefetch_pauses > 0
@@ -181,7 +181,7 @@ def test_prefetches_meanwhile(gpus: GpuSession):
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         with prefetched_meanwhile(model.binding.manager, 1):
             for _ in range(3):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
@@ -195,7 +195,7 @@ def test_layers_that_hardly_miss_are_not_foretold(gpus: GpuSession):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     predicted = []
     with tiered_model(gpus, path, SMALL.experts - 2, POOL_BYTES, layers_ahead=1) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
+        assert open_device_lookup(gpus, model, calls) == ""
         for _ in range(3):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
             predicted.append(model.binding.counters().predicted)
@@ -206,7 +206,7 @@ def test_layers_that_hardly_miss_are_not_foretold(gpus: GpuSession):
 def test_matrices_of_several_pieces(gpus: GpuSession):
     """A matrix above 1 MiB goes in pieces, each from its place in the host's copy to its place in the slot.
 
-    Where some are still to come when their expert is asked for, they come at once, and the gate waits for them.
+    Where some are still to come when their expert is asked for, they come at once, and the look-up waits for them.
     """
     shape = replace(
         MODELS[KIND], experts=8, top_k=2, n_embd=512, n_ff=520, gate_up_type="F32", down_type="F32"
@@ -216,20 +216,20 @@ def test_matrices_of_several_pieces(gpus: GpuSession):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=300)
     with tiered_model(gpus, path, 4, POOL_BYTES, layers_ahead=1) as (model, calls):
-        assert open_gate(gpus, model, calls) == ""
-        retreats = []
+        assert open_device_lookup(gpus, model, calls) == ""
+        fallbacks = []
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
             counters = counted(model.binding.counters())
-            retreats.append(counters.gate_retreats)
+            fallbacks.append(counters.device_lookup_fallbacks)
         assert counters.prefetches_in_time < counters.prefetches_useful
-        assert retreats[0] == retreats[1], "all that the second run misses is in the pool"
+        assert fallbacks[0] == fallbacks[1], "all that the second run misses is in the pool"
 
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "event"])
 @on_fake_gpus
 def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
-    """Either there is no gate, and everything is given back; or it says why nothing is predicted, and works."""
+    """Either there is no device look-up, and all is given back; or it says why nothing is predicted, and works."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with gpu_tiers(gpus, path, SMALL.experts // 2, host_pool_bytes=POOL_BYTES):
@@ -241,7 +241,7 @@ def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
             calls,
         ):
             gpus.fakes.fail(call, nth)
-            error = open_gate(gpus, model, calls)
+            error = open_device_lookup(gpus, model, calls)
             if gpus.fakes.is_armed(call):
                 assert error == ""
                 break

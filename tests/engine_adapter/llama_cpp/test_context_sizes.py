@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs.context_sizes import measure_context
 from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.context_sizes import measure_context
 from expertier.engine_adapter.models.synth import write_model
 from expertier.planner.budget.context_memory import ContextShape, cache_bytes, compute_bytes
 from expertier.tiers.model.geometry import read_geometry

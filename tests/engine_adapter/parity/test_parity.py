@@ -85,8 +85,8 @@ def check_parity(stock, loaded_engine, kind, slots, n_ubatch, n_threads) -> None
     assert found.flash_attention
     assert expected.flash_attention
     # With a slot for each expert nobody asks for ids any more, once all are there.
-    assert found.counters.id_reads + found.counters.whole_calls >= SMALL.layers * DECODE_TOKENS
-    assert (found.counters.whole_calls > 0) == (slots == "all")
+    assert found.counters.id_reads + found.counters.fully_resident_calls >= SMALL.layers * DECODE_TOKENS
+    assert (found.counters.fully_resident_calls > 0) == (slots == "all")
     assert (found.counters.pass_calls > 0) == (SLOTS[slots] < SMALL.experts), "prefill chooses every expert"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from engine_runs.tiered_runs import write_small_model
-from expertier.engine_adapter.binding.decode_gate import open_gate
+from expertier.engine_adapter.binding.device_lookup import open_device_lookup
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.placement.engine_device import device_names, device_of, has_own_memory
@@ -43,19 +43,19 @@ def test_tiers_are_made_on_the_device_of_the_config(loaded_engine: LoadedEngine,
 
 
 @pytest.mark.parametrize(("device", "wanted"), [("CPU", False), ("CPU", "auto"), ("ROCm0", "auto")])
-def test_nobody_is_told_of_a_gate_that_nobody_wants(
+def test_nothing_is_logged_of_a_device_lookup_that_is_not_wanted(
     loaded_engine: LoadedEngine, device: str, wanted: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        assert open_gate(loaded_engine.proxy, 0, device, wanted) is None
+        assert open_device_lookup(loaded_engine.proxy, 0, device, wanted) is None
     assert not caplog.records
 
 
 @pytest.mark.parametrize("device", ["CPU", "CUDA0", "ROCm0"])
-def test_a_gate_that_is_wanted_and_cannot_be_says_why(
+def test_a_device_lookup_that_is_wanted_and_does_not_work_says_why(
     loaded_engine: LoadedEngine, device: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     missing = {"EXPERTIER_CUDA_LIBRARY": "/nowhere/libcuda.so", "EXPERTIER_HIP_LIBRARY": "/nowhere/libhip.so"}
-    assert open_gate(loaded_engine.proxy, 0, device, True, environ=missing) is None
+    assert open_device_lookup(loaded_engine.proxy, 0, device, True, environ=missing) is None
     (record,) = caplog.records
-    assert f"event=gate enabled=0 device={device} reason=" in record.getMessage()
+    assert f"event=device_lookup enabled=0 device={device} reason=" in record.getMessage()

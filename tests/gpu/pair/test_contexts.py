@@ -140,10 +140,10 @@ def test_four_sequences_in_a_batch(session: DeviceSession, split, n_slots):
         for _ in range(2):
             assert_same(run_four(context), expected)
         counters = opened.binding.counters()
-        if n_slots == SMALL.experts // 2:  # with fewer, four tokens' experts are staged
+        if n_slots == SMALL.experts // 2:  # with fewer, four tokens' experts are streamed
             assert counters.lookups > 0, counters
         else:
-            assert counters.whole_calls + counters.staged_calls > 0, counters
+            assert counters.fully_resident_calls + counters.streamed_calls > 0, counters
 
 
 def four_sequences(model: LlamaModel) -> LlamaContext:

@@ -239,8 +239,8 @@ def test_row_23_each_device_has_the_slots_of_its_part(session: DeviceSession, sp
                 assert free - device.free_bytes() >= manager.arena_bytes, name
             for address in (manager._slab.base, manager._slab.base + manager._slab.n_bytes - 1):
                 assert ordinal_of(name, address) in (number_of(name), None)
-        assert model.binding.parts[0].counters().graphs > TOKENS
-        assert model.binding.parts[1].counters().graphs > TOKENS
+        assert model.binding.bindings[0].counters().graphs > TOKENS
+        assert model.binding.bindings[1].counters().graphs > TOKENS
         n_layers = [manager.table.n_layers for manager in parts]
         if split is Split.LAYER:
             assert sorted(n_layers) == [2, 3], "equal devices have equal shares"

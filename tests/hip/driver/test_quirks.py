@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from devices.device_contract import random_bytes, read, write
+from devices.peer_copies import copy_between
 from expertier.errors import DeviceError, DriverError
 from expertier.hip import Device
 from expertier.hip.driver.codes import Code
@@ -22,7 +23,6 @@ from expertier.hip.fake import FakeDriver
 from expertier.hip.fence import Fences
 from expertier.hip.gpu.bounce import Bounce
 from expertier.hip.gpu.device import GpuDevice
-from expertier.hip.gpu.peers import PeerLinks
 from expertier.hip.gpu.slab_memory import PlainSlabMemory, VmmSlabMemory, open_slab_memory
 from expertier.hip.gpu.vmm.probe import ProbeStep, probe_vmm
 from expertier.hip.gpu.vmm.virtual_memory import LEAST_CHUNK_BYTES, MOST_CHUNKS, VirtualRange, chunk_bytes_for
@@ -275,58 +275,19 @@ def test_what_pinned_memory_costs() -> None:
     assert pinned_cost(3 * MIB + 4095) == 3 * MIB + 4096
 
 
-@pytest.mark.parametrize("linked", [True, False])
-def test_peers_that_do_not_reach_each_other(
-    fake: FakeDriver, open_fake: OpenFake, linked: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    fake.set("devices", 2)
-    fake.set("no_peers", not linked)
-    content = random_bytes(20 * MIB + 5)
-    with open_fake(0) as one, open_fake(1) as other:
-        links = PeerLinks([one, other])
-        assert links.linked(one, other) == links.linked(other, one) == linked
-        assert ("does not reach" in caplog.text) == (not linked)
-        source, target = one.alloc(len(content)), other.alloc(len(content))
-        write(one, source, content)
-        copied = fake.get("copies_out")
-        links.copy(other, target, one, source, len(content))
-        assert (fake.get("copies_out") > copied) == (not linked)
-        assert read(other, target, len(content)) == content
-        one.free(source)
-        other.free(target)
-
-
-def test_a_bounce_between_gpus_is_not_overwritten_too_early(
-    fake: FakeDriver, open_fake: OpenFake, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("expertier.hip.gpu.peers._BOUNCE_BYTES", 4096)
-    fake.set("devices", 2)
-    fake.set("no_peers", 1)
-    content = random_bytes(100_003)
-    with open_fake(0) as one, open_fake(1) as other:
-        source, target = one.alloc(len(content)), other.alloc(len(content))
-        write(one, source, content)
-        fake.set("jitter_us", 2000)
-        PeerLinks([one, other]).copy(other, target, one, source, len(content))
-        assert read(other, target, len(content)) == content
-        one.free(source)
-        other.free(target)
-
-
 def test_peers_get_access_to_every_mapping_and_the_owner_keeps_its_own(
     fake: FakeDriver, open_fake: OpenFake
 ) -> None:
     fake.set("devices", 2)
     fake.set("owner_last", 1)
     with open_fake(0) as owner, open_fake(1) as other:
-        links = PeerLinks([owner, other])
-        slab = open_slab_memory(owner, CHUNK, vmm=True, capacity_bytes=3 * CHUNK, peers=links.peers_of(owner))
+        slab = open_slab_memory(owner, CHUNK, vmm=True, capacity_bytes=3 * CHUNK, peers=[other.gpu])
         slab.resize(3 * CHUNK)
         target = other.alloc(1000)
         for chunk in range(3):
             place = slab.base + (chunk + 1) * CHUNK - 1000
             write(owner, place, random_bytes(1000, chunk))
-            links.copy(other, target, owner, place, 1000)
+            copy_between(other, target, place, 1000)
             assert read(other, target, 1000) == random_bytes(1000, chunk)
         other.free(target)
         slab.close()
@@ -336,11 +297,10 @@ def test_a_mapping_without_access_for_the_peer(fake: FakeDriver, open_fake: Open
     """The fake refuses what the test above needs the grants for."""
     fake.set("devices", 2)
     with open_fake(0) as owner, open_fake(1) as other:
-        links = PeerLinks([owner, other])
         slab = open_slab_memory(owner, CHUNK, vmm=True)
         target = other.alloc(1000)
         with pytest.raises(DriverError, match="700"):
-            links.copy(other, target, owner, slab.base, 1000)
+            copy_between(other, target, slab.base, 1000)
         fake.reset()
         fake.set("devices", 2)
         other.free(target)

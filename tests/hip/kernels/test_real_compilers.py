@@ -58,7 +58,7 @@ def test_hiprtc(hiprtc: RuntimeCompiler, architecture: str) -> None:
     assert architecture.encode() in code
     assert all(name in code for name in KERNELS)
     assert b"block_sums" in hiprtc.compile(BLOCK_SUMS, architecture)
-    for name in ("gate", "predict"):
+    for name in ("device_lookup", "predict"):
         assert name.encode() in hiprtc.compile(kernel_source(f"{name}.cu"), architecture)
 
 
@@ -67,7 +67,7 @@ def test_nvrtc(nvrtc: RuntimeCompiler) -> None:
     assert code[:4] == b"\x7fELF"
     assert all(name in code for name in KERNELS)
     assert b"block_sums" in nvrtc.compile(BLOCK_SUMS, "sm_90")
-    for name in ("gate", "predict"):
+    for name in ("device_lookup", "predict"):
         assert name.encode() in nvrtc.compile(kernel_source(f"{name}.cu"), "sm_90")
 
 

@@ -8,7 +8,7 @@ import pytest
 from expertier.planner import LayerDemand, PolicyKind, plan_layers
 from expertier.planner.budget.quotas import Hysteresis, UseCounts, propose
 from expertier.planner.policy.residency import Residency
-from expertier.planner.replay.replay import play
+from policy_runs.played_steps import play
 
 N_LAYERS, N_EXPERTS, TOP_K, SLOT_BYTES = 4, 16, 2, 100
 DEMANDS = [

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +15,12 @@ import pytest
 from expertier.planner import PolicyKind
 from expertier.planner.policy.calls.locked_calls import locked_calls
 from expertier.planner.policy.repack import choose_survivors
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import COMPILED
 from expertier.tiers.shared.layer_locks import LayerLocks
+from policy_runs.residency_arrays import ARRAYS
+
+SUPPORT = Path(__file__).parents[2] / "support"
 
 
 def run(seed: int, kind: str) -> dict[str, object]:
@@ -85,9 +89,10 @@ def run(seed: int, kind: str) -> dict[str, object]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (1, 2))])
 def test_compiled_and_interpreted_choose_the_same_victims(seed: int) -> None:
     cases = [(seed, str(kind)) for kind in PolicyKind]
+    path = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     child = subprocess.run(
         [sys.executable, __file__, json.dumps(cases)],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1"},
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
         check=True,

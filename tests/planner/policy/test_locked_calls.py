@@ -14,10 +14,11 @@ from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
 from expertier.planner.policy.calls.python_calls import python_calls
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
 from limits.waits import joined
+from policy_runs.residency_arrays import ARRAYS
 
 I32 = npt.NDArray[np.int32]
 CALLS = locked_calls()
@@ -164,7 +165,7 @@ def test_giving_back_wakes_who_waits(locks: LayerLocks) -> None:
 
 def test_arrays_of_another_kind_are_refused() -> None:
     residency = filled()
-    if not hasattr(python_calls().release, "signatures"):
+    if not hasattr(python_calls()["release"], "signatures"):
         pytest.skip("NUMBA_DISABLE_JIT is set: the interpreter takes any array")
     for slots in (np.zeros(4, np.int64), np.zeros(4, np.int32)[::2], np.zeros((1, 1), np.int32)):
         with pytest.raises(TypeError):

@@ -14,8 +14,9 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.native import entry_points
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
 from limits.waits import joined
+from policy_runs.residency_arrays import ARRAYS
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
@@ -167,8 +168,7 @@ def test_the_second_start_compiles_nothing() -> None:
         "from expertier.planner import PolicyKind\n"
         "from expertier.planner.policy.calls import locked_calls, native, python_calls\n"
         "owners = [*native.entry_points()._owners, *(native.begin_of(kind) for kind in PolicyKind)]\n"
-        "made = python_calls.python_calls(), locked_calls.locked_calls()\n"
-        "calls = [call for each in made for call in dataclasses.astuple(each)]\n"
+        "calls = [*python_calls.python_calls().values(), *dataclasses.astuple(locked_calls.locked_calls())]\n"
         "misses = {sum(call.stats.cache_misses.values()) for call in calls}\n"
         "print({owner.cache_hits for owner in owners}, misses, len(calls))\n"
     )

@@ -11,9 +11,9 @@ import pytest
 from expertier.planner import PolicyKind
 from expertier.planner.policy.policies import next_use
 from expertier.planner.policy.residency import Residency
-from expertier.planner.replay.replay import play
 from expertier.planner.replay.run import BELADY, compare, l1_of_slots
 from expertier.planner.traces.trace import trace_from_ids
+from policy_runs.played_steps import play
 
 KIND = PolicyKind("next-use")
 I64 = npt.NDArray[np.int64]

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pytest
 
 from expertier.planner import Outcome, PolicyKind
-from expertier.planner.policy.residency import ARRAYS, Residency
+from expertier.planner.policy.residency import Residency
+from policy_runs.residency_arrays import ARRAYS
 
 I32 = npt.NDArray[np.int32]
 

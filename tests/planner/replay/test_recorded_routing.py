@@ -10,7 +10,7 @@ import pytest
 
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
-from expertier.planner.replay.replay import play
+from policy_runs.played_steps import play
 
 TRACE = Path(__file__).parents[3].parent / "shared" / "traces" / "gptoss20b" / "gptoss20b_ids_only.npz"
 N_EXPERTS = 32

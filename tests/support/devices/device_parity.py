@@ -38,7 +38,7 @@ def compare_on(
     """Compare a prompt and what follows, twice over, in batches of each of `widths`; returns calls by their ways."""
     prompt = prompt if prompt is not None else prompt_tokens()
     table = ExpertTable.from_gguf(path)
-    served = {"whole": 0, "looked_up": 0, "host_fills": 0, "staged": 0}
+    served = {"whole": 0, "looked_up": 0, "host_fills": 0, "streamed": 0}
     for n_ubatch in widths:
         with LlamaModel.open(engine, path, repack=False, inner_device=device) as stock:
             expected = _logits(stock, prompt, n_tokens, n_ubatch)
@@ -51,8 +51,8 @@ def compare_on(
                     assert (found == expected).all(), (n_ubatch, n_slots)
                 tiered.tiers.check_valid()
                 counters = tiered.binding.counters()
-                served["whole"] += counters.whole_calls
+                served["whole"] += counters.fully_resident_calls
                 served["looked_up"] += counters.lookups
                 served["host_fills"] += counters.host_fills
-                served["staged"] += counters.staged_calls
+                served["streamed"] += counters.streamed_calls
     return served

@@ -169,12 +169,12 @@ void in_place(Case & c) {
 void halves(Case & c) {
     ggml_tensor * both = c.place(c.mul(c.layers[0].gate, c.rows(), c.ids()));
     const int64_t n = both->ne[0] / 2;
-    ggml_tensor * part[2];
+    ggml_tensor * half[2];
     for (int i = 0; i < 2; i++) {
-        part[i] =
+        half[i] =
             ggml_view_3d(c.context, both, n, both->ne[1], both->ne[2], both->nb[1], both->nb[2], i * n * both->nb[0]);
     }
-    c.output(c.glu(part[0], part[1]));
+    c.output(c.glu(half[0], half[1]));
 }
 
 void interleaved_layers(Case & c) {
@@ -472,8 +472,8 @@ ggml_status run_cut(ggml_backend_t backend, Case & c) {
     int begin = 0;
     c.cuts.push_back(ggml_graph_n_nodes(c.graph));
     for (int end : c.cuts) {
-        ggml_cgraph part = ggml_graph_view(c.graph, begin, end);
-        if (ggml_status status = ggml_backend_graph_compute(backend, &part)) {
+        ggml_cgraph segment = ggml_graph_view(c.graph, begin, end);
+        if (ggml_status status = ggml_backend_graph_compute(backend, &segment)) {
             return status;
         }
         begin = end;

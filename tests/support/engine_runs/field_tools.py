@@ -86,17 +86,17 @@ class WatchedDevice:
         self.inner.copy_in(target + half, source + half, n_bytes - half, stream)
 
 
-class GatedSource:
+class PausedSource:
     """Bytes in memory whose reads wait until they are let through."""
 
     def __init__(self, data: bytes) -> None:
         self.inner = BytesSource(data)
         self.reading = threading.Event()
-        self.gate = threading.Event()
+        self.may_read = threading.Event()
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
         self.reading.set()
-        assert self.gate.wait(PATIENCE_S)
+        assert self.may_read.wait(PATIENCE_S)
         self.inner.read_into(span, buffer)
 
 

@@ -13,6 +13,7 @@ from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.engine_adapter.llama_cpp.model import LoadCounts
 from expertier.engine_adapter.models.synth import ModelShape, write_model
 from expertier.hip import open_device
+from expertier.planner.policy.tables import READY
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
@@ -62,7 +63,7 @@ def assert_nothing_held(tiers: TierManager) -> None:
     """Assert that no slot is pinned or filling, though an engine is bound still, and that all is valid."""
     residency = tiers._residency
     assert not residency.pins.any(), f"pinned slots: {np.flatnonzero(residency.pins)}"
-    filling = (residency.owner >= 0) & (residency.ready == 0)
+    filling = (residency.owner >= 0) & (residency.state & READY == 0)
     assert not filling.any(), f"slots that stayed FILLING: {np.flatnonzero(filling)}"
     tiers.check_valid()
 

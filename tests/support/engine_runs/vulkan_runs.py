@@ -14,7 +14,7 @@ DEVICE = "Vulkan0"
 
 
 def compare(llama_cpp: Path, path: Path, environment: dict[str, str]) -> dict[str, int] | None:
-    """Compare on the first Vulkan device, with a prompt above and tokens below the width that is staged; None without
+    """Compare on the first Vulkan device, with a prompt above and tokens below the width that is streamed; None without
     one. A software device takes half a second for a token."""
     os.environ.update(environment)
     engine = open_engine(llama_cpp)

@@ -8,7 +8,7 @@
 | `buffers`, `copies` | ggml's buffers; queued copies, whose bytes are read when they are done |
 | `snapshot` | a graph as it was when it was handed over |
 | `races` | finds work that nobody ordered |
-| `gate` | the driver calls of the gate of decode graphs, and its kernel |
+| `device_lookup` | the driver calls of the device look-up of decode graphs, and its kernel |
 | `allreduce` | sums over the devices, as CUDA's backend has them |
 | `backend`, `device` | ggml's interfaces, and the entry that it looks for |
 | `control` | what `library.py` calls |

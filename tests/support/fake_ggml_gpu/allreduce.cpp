@@ -15,23 +15,23 @@ namespace {
 
 using Communicator = std::vector<ggml_backend_t>;
 
-struct Part {
+struct DeviceShare {
     int device;
     char * bytes;
     bool counts; // else its tensor was not computed, and counts as zeros
 };
 
-void add_up(const std::vector<Part> & parts, size_t n_bytes) {
+void add_up(const std::vector<DeviceShare> & shares, size_t n_bytes) {
     std::vector<float> sum(n_bytes / sizeof(float), 0.0f);
-    for (const Part & part : parts) {
-        touch(part.device, part.bytes, n_bytes, true, "an all-reduce");
-        const auto * values = reinterpret_cast<const float *>(part.bytes);
-        for (size_t i = 0; part.counts && i < sum.size(); i++) {
+    for (const DeviceShare & share : shares) {
+        touch(share.device, share.bytes, n_bytes, true, "an all-reduce");
+        const auto * values = reinterpret_cast<const float *>(share.bytes);
+        for (size_t i = 0; share.counts && i < sum.size(); i++) {
             sum[i] += values[i];
         }
     }
-    for (const Part & part : parts) {
-        std::copy(sum.begin(), sum.end(), reinterpret_cast<float *>(part.bytes));
+    for (const DeviceShare & share : shares) {
+        std::copy(sum.begin(), sum.end(), reinterpret_cast<float *>(share.bytes));
     }
 }
 
@@ -61,7 +61,7 @@ bool comm_allreduce(void * communicator, ggml_tensor ** tensors) {
     if (ggml_nelements(tensors[0]) == 0) {
         return true;
     }
-    std::vector<Part> parts;
+    std::vector<DeviceShare> shares;
     Stream & first = *stream_of(backends[0]);
     for (size_t i = 0; i < backends.size(); i++) {
         const Device & device = device_of(backends[i]);
@@ -70,13 +70,13 @@ bool comm_allreduce(void * communicator, ggml_tensor ** tensors) {
             fault(device.index, std::string("an all-reduce of ") + tensors[i]->name + " outside of its memory");
             return true;
         }
-        parts.push_back({ device.index, bytes, (tensors[i]->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 });
+        shares.push_back({ device.index, bytes, (tensors[i]->flags & GGML_TENSOR_FLAG_COMPUTE) != 0 });
         const auto computed = std::make_shared<Event>(device.index);
         check_captured(device.index, stream_of(backends[i])->record(computed), "a sum");
         check_captured(device.index, first.wait(computed), "a sum");
         device.count().allreduces += 1;
     }
-    first.push([parts, n_bytes] { add_up(parts, n_bytes); });
+    first.push([shares, n_bytes] { add_up(shares, n_bytes); });
     const auto added = std::make_shared<Event>(first.device);
     check_captured(first.device, first.record(added), "a sum");
     for (size_t i = 1; i < backends.size(); i++) {

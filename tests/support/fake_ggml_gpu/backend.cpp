@@ -32,11 +32,11 @@ struct Backend {
     int n_threads = 1;
 
     // By first node: CUDA's graph of it, and the number that it had.
-    struct Kept {
+    struct KnownGraph {
         uint64_t uid = 0;
         std::shared_ptr<Snapshot> snapshot;
     };
-    std::unordered_map<const ggml_tensor *, Kept> kept;
+    std::unordered_map<const ggml_tensor *, KnownGraph> known_graphs;
     std::unordered_map<const ggml_tensor *, ggml_tensor> first_nodes; // of graphs, as they were the last time
 };
 
@@ -66,24 +66,24 @@ void set_cpu_threads(ggml_backend_t cpu, int n_threads) {
     set(cpu, n_threads);
 }
 
-constexpr size_t max_kept = 256; // graphs: each holds all of its tensors
+constexpr size_t max_known_graphs = 256; // graphs: each holds all of its tensors
 
 std::shared_ptr<Snapshot> snapshot_of(Backend & mine, const ggml_cgraph * graph) {
-    if (!switches.kept_graphs || graph->uid == 0 || graph->n_nodes == 0) {
+    if (!switches.reused_graphs || graph->uid == 0 || graph->n_nodes == 0) {
         return std::make_shared<Snapshot>(*mine.device, graph);
     }
-    if (mine.kept.size() >= max_kept) {
-        mine.kept.clear();
+    if (mine.known_graphs.size() >= max_known_graphs) {
+        mine.known_graphs.clear();
     }
-    Backend::Kept & kept = mine.kept[graph->nodes[0]];
-    if (kept.uid == graph->uid && kept.snapshot->graph()->n_nodes != graph->n_nodes) {
+    Backend::KnownGraph & known = mine.known_graphs[graph->nodes[0]];
+    if (known.uid == graph->uid && known.snapshot->graph()->n_nodes != graph->n_nodes) {
         fault(mine.device->index, "a graph has the number of another one"); // CUDA's backend ends the process here
     }
-    if (kept.uid != graph->uid) {
-        kept.snapshot = std::make_shared<Snapshot>(*mine.device, graph);
-        kept.uid = graph->uid;
+    if (known.uid != graph->uid) {
+        known.snapshot = std::make_shared<Snapshot>(*mine.device, graph);
+        known.uid = graph->uid;
     }
-    return kept.snapshot;
+    return known.snapshot;
 }
 
 // CUDA's backend knows a graph by its number, or by its first node and by what all of them are; it launches a graph of its own

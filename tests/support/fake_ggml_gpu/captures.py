@@ -11,7 +11,7 @@ from fake_ggml_gpu.process import GpuSession
 
 _P = ct.c_void_p
 _RELAXED = 2
-_CALLS: dict[str, tuple[int, tuple[Any, ...]]] = {  # index of fake_gpu_open_gate, arguments
+_CALLS: dict[str, tuple[int, tuple[Any, ...]]] = {  # index of fake_gpu_open_device_lookup, arguments
     "stream_wait": (1, (_P, _P, ct.c_uint32)),
     "event_record": (2, (_P, _P)),
     "event_query": (7, (_P,)),

@@ -127,17 +127,17 @@ class FailingMoves:
 
 
 @contextmanager
-def opened_gate(gpus: GpuSession, model: LlamaModel, *, captures: bool = True) -> Iterator[None]:
+def opened_device_lookup(gpus: GpuSession, model: LlamaModel, *, captures: bool = True) -> Iterator[None]:
     """Have the model's decode graphs look ids up on the device, inside of the block and until the model is closed.
 
     Without `captures` they are queued part by part.
     """
     assert model.binding is not None
     error = ct.create_string_buffer(4096)
-    with gpus.fakes.gate() as calls:
+    with gpus.fakes.device_lookup() as calls:
         if not captures:
             calls.capture_begin = None
-        assert gpus.engine.proxy.expertier_tiers_open_gate(
+        assert gpus.engine.proxy.expertier_tiers_open_device_lookup(
             model.binding._open_handle(), ct.byref(calls), error, len(error)
         ), error.value
         yield

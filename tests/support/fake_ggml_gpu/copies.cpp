@@ -40,10 +40,10 @@ void copy_to_device(const Device & device, Stream & stream, void * target, const
 
     const char * from = static_cast<const char *>(source);
     if (!pinned && switches.pageable_at_call && !stream.is_captured()) { // a graph reads when it runs
-        auto staged = std::make_shared<std::vector<char>>(from, from + span);
+        auto copied = std::make_shared<std::vector<char>>(from, from + span);
         stream.push([=, index = device.index] {
             touch_rows(index, bytes, rows, true);
-            copy_rows(bytes, rows.device_stride, staged->data(), rows.host_stride, rows);
+            copy_rows(bytes, rows.device_stride, copied->data(), rows.host_stride, rows);
         });
         return;
     }

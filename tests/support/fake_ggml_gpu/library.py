@@ -17,7 +17,7 @@ from expertier.engine_adapter.llama_cpp import LoadedEngine
 _SOURCES = Path(__file__).parent
 _KERNELS = ("expertier.hip.fake", "expertier.hip.kernels")
 _CALLS = ("memory", "pinned", "stream", "event", "capture", "instantiate")  # Call of state.h
-_N_GATE_WORDS = 17  # of fake_gpu_open_gate, more than an older expertier_gate
+_N_LOOKUP_WORDS = 17  # of fake_gpu_open_device_lookup, more than an older expertier_device_lookup
 _FAULTS_BYTES = 1 << 16
 
 
@@ -82,8 +82,8 @@ class FakeGpus:
         library.fake_gpu_counter_name.restype = ct.c_char_p
         library.fake_gpu_counters.argtypes = (ct.c_int32, ct.POINTER(ct.c_int64))
         library.fake_gpu_fail.argtypes = (ct.c_int32, ct.c_int64)
-        library.fake_gpu_open_gate.argtypes = (ct.c_int32, ct.c_void_p)
-        library.fake_gpu_close_gate.argtypes = (ct.c_void_p,)
+        library.fake_gpu_open_device_lookup.argtypes = (ct.c_int32, ct.c_void_p)
+        library.fake_gpu_close_device_lookup.argtypes = (ct.c_void_p,)
         library.fake_gpu_is_armed.argtypes = (ct.c_int32,)
         library.fake_gpu_take_faults.argtypes = (ct.c_char_p, ct.c_size_t)
         library.fake_gpu_configure(n_devices, memory_bytes)
@@ -115,23 +115,23 @@ class FakeGpus:
         return bool(self._library.fake_gpu_is_armed(_CALLS.index(call)))
 
     @contextmanager
-    def gate(self, device: int = 0) -> Iterator[abi.Gate]:
-        """What a gate of decode graphs needs of a device's driver; nothing of it may be queued at the end."""
-        calls = abi.Gate()
+    def device_lookup(self, device: int = 0) -> Iterator[abi.DeviceLookup]:
+        """What a device look-up of decode graphs needs of a device's driver; nothing of it may be queued at the end."""
+        calls = abi.DeviceLookup()
         with self.driver_calls(device) as given:
             ct.memmove(ct.byref(calls), given, min(ct.sizeof(calls), ct.sizeof(given)))
             yield calls
 
     @contextmanager
     def driver_calls(self, device: int = 0) -> Iterator[ct.Array[ct.c_void_p]]:
-        """What fake_gpu_open_gate gives: addresses of driver calls and of kernels, and a new stream at index 4."""
-        given = (ct.c_void_p * _N_GATE_WORDS)()
-        self._library.fake_gpu_open_gate(device, given)
+        """What fake_gpu_open_device_lookup gives: addresses of driver calls and kernels, a new stream at index 4."""
+        given = (ct.c_void_p * _N_LOOKUP_WORDS)()
+        self._library.fake_gpu_open_device_lookup(device, given)
         stream = given[4]
         try:
             yield given
         finally:
-            self._library.fake_gpu_close_gate(stream)
+            self._library.fake_gpu_close_device_lookup(stream)
 
     def synchronize(self) -> None:
         """Wait until everything that is queued now is done."""

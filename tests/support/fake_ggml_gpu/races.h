@@ -3,7 +3,7 @@
 //
 // What is ordered follows from the calls: work of one stream, what an event was recorded after and waited for before,
 // and what the host synchronised with before it queued more; and beside them, what a kernel learns from the host while
-// it runs (gate.cpp). The host counts as one thread, since locks
+// it runs (device_lookup.cpp). The host counts as one thread, since locks
 // between its threads cannot be seen: one that waits for the other's lock but for no stream is found, one that
 // forgets the lock is not.
 #pragma once

@@ -107,9 +107,9 @@ void Snapshot::touch_memory() const {
 }
 
 bool Snapshot::computes(const ggml_tensor * mine) const {
-    const ggml_tensor * whole = mine->view_src ? mine->view_src : mine;
+    const ggml_tensor * base = mine->view_src ? mine->view_src : mine;
     return std::any_of(graph_->nodes, graph_->nodes + graph_->n_nodes, [&](const ggml_tensor * node) {
-        return is_computed(node) && (node == whole || node->view_src == whole);
+        return is_computed(node) && (node == base || node->view_src == base);
     });
 }
 

@@ -21,7 +21,7 @@ namespace fake_gpu {
     X(no_sums, 0)          /* no sums over several devices of their own: an engine adds by copies */                  \
     X(poison, 1)           /* fresh device memory reads as NaN and not as zeros */                                     \
     X(one_at_a_time, 0)    /* calls that free, and that make or end a stream, wait for the device and let no other in */ \
-    X(kept_graphs, 1)      /* a graph with the number (uid) of the time before is run as it was then, as CUDA's are */ \
+    X(reused_graphs, 1)      /* a graph with the number (uid) of the time before is run as it was then, as CUDA's are */ \
     X(foreign_types, 0)    /* graphs may hold tensors in buffers that claim another type than the device's, as they    \
                               may on CUDA as long as it is built without assertions */
 // clang-format on

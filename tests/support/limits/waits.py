@@ -20,7 +20,12 @@ PATIENCE_S = 150.0
 """How long to wait for what must happen: longer than a loaded machine takes, shorter than a test's limit."""
 
 _LOOK_S = 0.001
-_BLOCKING = ("wait", "wait_for", "take", "wait_until")  # of conditions and events, and of a layer's slots
+_BLOCKING = (
+    "wait",
+    "wait_for",
+    "begin_held",
+    "wait_until",
+)  # of conditions and events, and of a layer's slots
 
 T = TypeVar("T")
 

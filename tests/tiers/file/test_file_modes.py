@@ -11,6 +11,7 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -21,7 +22,11 @@ from expertier.tiers import manager as manager_module
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file import open_file as open_file_module
 from expertier.tiers.file.dio_alignment import DioAlignment
+from expertier.tiers.file.direct_reader import DirectReader
+from expertier.tiers.file.file_reads import ModeReads
 from expertier.tiers.file.mode_chooser import TIMED_EVERY, TRIAL_EVERY
+from expertier.tiers.file.modes import auto, direct
+from expertier.tiers.file.reader import RefusedError
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.file_identity import FileIdentity
 from expertier.tiers.model.model_file import ModelFile
@@ -51,6 +56,10 @@ def read(source: FileSource, offset: int, n_bytes: int) -> bytes:
     return bytes(buffer)
 
 
+def reads(source: FileSource, mode: FileMode) -> ModeReads:
+    return source.stats().by_mode.get(mode, ModeReads(0, 0))
+
+
 def has_direct_reads(path: Path) -> bool:
     source = opened(path, FileMode.DIRECT)
     try:
@@ -72,8 +81,7 @@ def test_every_mode_gives_the_same_bytes(path: Path, mode: FileMode) -> None:
         read(source, 100_000, 4)
     with pytest.raises(SourceError, match=r"got 0 \(errno 0\): the file ends there"):
         read(source, 200_000, 4)
-    stats = source.stats()
-    assert stats.page_cache_reads + stats.direct_reads == 200
+    assert sum(of_mode.reads for of_mode in source.stats().by_mode.values()) == 200
     source.close()
     assert source.stats().scratch_bytes == 0
 
@@ -95,7 +103,7 @@ def test_direct_reads_are_direct(path: Path) -> None:
     assert flags
     assert all(flags)
     stats = source.stats()
-    assert (stats.direct_reads, stats.direct_bytes, stats.page_cache_reads) == (1, 70_000, 0)
+    assert stats.by_mode == {FileMode.DIRECT: (1, 70_000)}
     assert 0 < stats.scratch_bytes <= 5 << 20
     source.close()
 
@@ -124,14 +132,14 @@ def test_a_file_system_without_direct_reads_is_said_once(
 
     monkeypatch.setattr(os, "open", refuse_open)
     alignment = None if refuses == "alignment" else DioAlignment(512, 512)
-    monkeypatch.setattr(open_file_module, "dio_alignment", lambda _: alignment)
+    monkeypatch.setattr(direct, "dio_alignment", lambda _: alignment)
     if refuses == "read":
         monkeypatch.setattr(os, "preadv", refuse_read)
     source = opened(path, mode, room=lambda: 0)
     for offset in range(5):
         assert read(source, offset, 1000) == DATA[offset : offset + 1000]
     assert source.mode is FileMode.PAGE_CACHE
-    assert (source.stats().page_cache_reads, source.stats().direct_reads) == (5, 0)
+    assert source.stats().by_mode == {FileMode.PAGE_CACHE: (5, 5000)}
     (record,) = caplog.records
     assert record.levelno == (logging.WARNING if mode is FileMode.DIRECT else logging.INFO)
     assert f"{path} cannot be read directly" in record.getMessage()
@@ -223,9 +231,10 @@ def test_auto_goes_where_it_is_faster_and_says_so(
     stats = source.stats()
     assert (stats.mode, stats.mode_changes) == (FileMode.PAGE_CACHE, 2)
     assert 20 < stats.trial_reads <= 6000 // TRIAL_EVERY
-    assert stats.page_cache_reads + stats.direct_reads == 6000
-    assert stats.page_cache_bytes == 1000 * stats.page_cache_reads
-    assert min(stats.page_cache_reads, stats.direct_reads) > 1000
+    through_cache, directly = reads(source, FileMode.PAGE_CACHE), reads(source, FileMode.DIRECT)
+    assert through_cache.reads + directly.reads == 6000
+    assert through_cache.n_bytes == 1000 * through_cache.reads
+    assert min(through_cache.reads, directly.reads) > 1000
     source.close()
 
 
@@ -248,7 +257,8 @@ def test_a_trial_leaves_the_page_cache_as_it_found_it(
     for _ in range(200):
         read(source, 100, 5000)
     stats = source.stats()
-    assert (stats.mode, stats.page_cache_reads) == (FileMode.DIRECT, stats.trial_reads)
+    assert stats.mode is FileMode.DIRECT
+    assert stats.by_mode[FileMode.PAGE_CACHE].reads == stats.trial_reads
     assert stats.trial_reads > 1
     assert forgotten == [(100, 5000)] * (stats.trial_reads if forgets else 0)
     source.close()
@@ -366,8 +376,7 @@ def test_many_threads_and_a_close(path: Path, mode: FileMode) -> None:
     assert errors == []
     assert len(refusals) == 6
     assert all("the source was closed" in refusal for refusal in refusals)
-    stats = source.stats()
-    assert stats.page_cache_reads + stats.direct_reads == n_reads > 600
+    assert sum(of_mode.reads for of_mode in source.stats().by_mode.values()) == n_reads > 600
     assert not [fd for fd in Path("/proc/self/fd").iterdir() if fd.exists() and fd.samefile(path)]
 
 
@@ -400,16 +409,27 @@ def test_threads_that_meet_a_refusal_at_once_say_it_once(
     if not has_direct_reads(path):
         pytest.skip("this file system has no direct reads")
     source = opened(path, FileMode.DIRECT)
-    file = source._files[0]
-    source._give_up_direct(file, "one thread was told")
-    source._give_up_direct(file, "and another")
+    both_there = threading.Barrier(2)
+
+    def refuse(*_: object) -> NoReturn:
+        both_there.wait(30)
+        raise RefusedError(path, "directly", "said to both threads")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(direct.Reader, "read", refuse)
+        found: list[bytes] = []
+        threads = [
+            threading.Thread(target=lambda: found.append(read(source, 5, 1000)), daemon=True)
+            for _ in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+            assert not thread.is_alive()
+    assert found == [DATA[5:1005]] * 2
+    assert source.mode is FileMode.PAGE_CACHE
     assert len(caplog.records) == 1
-    scratch = source._scratch
-    assert scratch is not None
-    assert not file.read_direct(0, memoryview(bytearray(10)), scratch), (
-        "a thread that had not heard of it yet"
-    )
-    assert read(source, 5, 1000) == DATA[5:1005]
     source.close()
 
 
@@ -422,10 +442,14 @@ def test_a_timed_read_that_the_file_system_refuses_goes_through_the_page_cache(
     source = opened(path, room=lambda: 0)
     assert source.mode is FileMode.DIRECT
     recorded: list[object] = []
-    monkeypatch.setattr(source, "_record", lambda *call: recorded.append(call))
+    monkeypatch.setattr(auto.Reader, "_record", lambda *call: recorded.append(call))
     for offset in range(TIMED_EVERY - 1):
         read(source, offset, 1000)
-    monkeypatch.setattr(source._files[0], "_direct", None)
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(DirectReader, "read", refuse)
     assert read(source, 33, 1000) == DATA[33:1033]
     assert source.mode is FileMode.PAGE_CACHE
     assert recorded == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file.in_flight_reads import InFlightReads
+from expertier.tiers.file.modes import page_cache
+from expertier.tiers.file.reader import ReadingTerms
+from expertier.tiers.file.readers import Readers
 from expertier.tiers.file.scratch import ScratchPool
 from limits.waits import Running
 
@@ -66,22 +68,22 @@ def test_the_last_one_out_cleans_up_once() -> None:
     reads.close()
     reads.close()
     assert not reads.begin()
-    reads.end(FileMode.DIRECT, 10)
+    terms = ReadingTerms(1, lambda: 0, lambda: 0.0)
+    reader = page_cache.Reader([], terms, Readers([], terms))
+    reads.end(reader, 10)
     assert cleaned == []
     reads.end(None, 10)
     assert cleaned == [1]
     reads.close()
     assert cleaned == [1]
-    assert (reads.direct_reads, reads.direct_bytes) == (1, 10)
-    assert reads.page_cache_reads == 0
+    assert (reader.n_reads, reader.bytes_read) == (1, 10)
 
 
 def test_with_nobody_inside_it_is_cleaned_up_at_once() -> None:
     cleaned: list[int] = []
     reads = InFlightReads(lambda: cleaned.append(1))
     assert reads.begin()
-    reads.end(FileMode.PAGE_CACHE, 3)
+    reads.end(None, 3)
     assert cleaned == []
-    assert (reads.page_cache_reads, reads.page_cache_bytes) == (1, 3)
     reads.close()
     assert cleaned == [1]

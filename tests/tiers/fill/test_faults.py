@@ -67,20 +67,20 @@ def test_a_failed_fill_leaves_everything_as_it_was(
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
 
 
-@pytest.mark.parametrize("method", ["take", "complete_held"])
+@pytest.mark.parametrize("method", ["begin_held", "complete_held"])
 @pytest.mark.parametrize("experts", [[1, 5, 6], [0, 1]], ids=["misses", "hits"])
 def test_an_interrupt_right_after_a_policy_call_is_undone(
     model: ModelFile, monkeypatch: pytest.MonkeyPatch, method: str, experts: list[int]
 ) -> None:
     tiers = make(model, FaultPlan(), 2)
     tiers.acquire(0, [0, 1]).release()
-    if method == "take" and experts == [0, 1]:
-        method = "take_hits"  # which is that for hits
+    if method == "begin_held" and experts == [0, 1]:
+        method = "try_pin_hits"  # which is that for hits
     call = getattr(tiers._residency, method)
 
     def interrupted(*arguments: object, **named: object) -> int:
         status: int = call(*arguments, **named)
-        if status != 0 and method == "take_hits":
+        if status != 0 and method == "try_pin_hits":
             return status
         raise KeyboardInterrupt
 

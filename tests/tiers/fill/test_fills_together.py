@@ -266,7 +266,7 @@ def test_host_memory_is_copied_by_several_threads(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", ["present", "missing"])
-def test_staged_layers_are_loaded_together(bench: Bench, kind: str) -> None:
+def test_streamed_layers_are_loaded_together(bench: Bench, kind: str) -> None:
     if kind == "missing":
         bench.tiers.resize_host_pool(0)
     layout = bench.table.slot_layouts[0]

@@ -85,11 +85,11 @@ def test_after_an_error_what_has_not_begun_is_left_out() -> None:
 def test_demand_goes_before_background_work() -> None:
     workers = FillWorkers(1)
     order: list[str] = []
-    gate, started = threading.Event(), threading.Event()
+    may_go_on, started = threading.Event(), threading.Event()
 
     def hold() -> None:
         started.set()
-        assert gate.wait(30)
+        assert may_go_on.wait(30)
 
     workers.later("hold", hold)
     assert started.wait(30)
@@ -97,23 +97,23 @@ def test_demand_goes_before_background_work() -> None:
     demand = threading.Thread(target=workers.run, args=([partial(order.append, "demand")] * 6,), daemon=True)
     demand.start()
     joined(demand)  # the asking thread does it all itself: the only worker is busy
-    gate.set()
+    may_go_on.set()
     workers.idle()
     assert order == ["demand"] * 6 + ["background"]
     workers.close()
 
 
 def test_background_work_can_be_cancelled_before_it_begins(workers: FillWorkers) -> None:
-    gate = threading.Event()
+    may_go_on = threading.Event()
     done: list[object] = []
     for _ in range(3):
-        workers.later("hold", lambda: gate.wait(30) and None)
+        workers.later("hold", lambda: may_go_on.wait(30) and None)
     if workers._n_threads:
         wait_until(lambda: workers.n_waiting == 3 - workers._n_threads or workers.n_waiting == 0)
     for label in ("a", "b", "a"):
         workers.later(label, partial(done.append, label))
     assert workers.cancel(lambda label: label == "a") == 2
-    gate.set()
+    may_go_on.set()
     workers.idle()
     assert done == ["b"]
 

@@ -146,11 +146,11 @@ def test_hits_go_on_and_other_misses_wait_while_a_chunk_is_allocated() -> None:
     pool = make(device, 4 * PAGE)
     device.pools.clear()
     bring(pool, (0, 0), PAGE)
-    allocating, gate = threading.Event(), threading.Event()
+    allocating, may_go_on = threading.Event(), threading.Event()
 
     def hold() -> None:
         allocating.set()
-        assert gate.wait(30)
+        assert may_go_on.wait(30)
 
     device.after_alloc = hold
     first = Running(bring, pool, (0, 1), PAGE)
@@ -160,7 +160,7 @@ def test_hits_go_on_and_other_misses_wait_while_a_chunk_is_allocated() -> None:
     assert pool.stats().used_bytes == 2 * PAGE, "what is being allocated counts"
     pool.check_valid()
     second.must_wait_in("bring")
-    gate.set()
+    may_go_on.set()
     assert not first.outcome()
     assert not second.outcome()
     pool.check_valid()
@@ -171,13 +171,13 @@ def test_a_miss_that_waits_for_an_allocation_goes_on_when_that_is_refused() -> N
     device = LedgerDevice()
     pool = make(device, 4 * PAGE)
     device.pools.clear()
-    allocating, gate = threading.Event(), threading.Event()
+    allocating, may_go_on = threading.Event(), threading.Event()
     inner = device.alloc_pinned
 
     def refuse_late(_n_bytes: int) -> int:
         device.alloc_pinned = inner
         allocating.set()
-        assert gate.wait(30)
+        assert may_go_on.wait(30)
         raise DeviceError("asked for more than there is")
 
     device.alloc_pinned = refuse_late
@@ -185,7 +185,7 @@ def test_a_miss_that_waits_for_an_allocation_goes_on_when_that_is_refused() -> N
     assert allocating.wait(30)
     waiting = Running(bring, pool, (0, 1), PAGE)
     waiting.must_wait_in("bring")
-    gate.set()
+    may_go_on.set()
     with pytest.raises(DeviceError, match="asked for more than there is"):
         refused.outcome()
     assert not waiting.outcome()

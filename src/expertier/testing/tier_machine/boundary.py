@@ -206,8 +206,8 @@ class BoundaryRules(MachineBase):
             assert left == set(hottest) or (lossy and left <= set(ranks)), (
                 f"D4: of {ranks} the {n_slots} hottest stay, not {sorted(after.residents[layer])}"
             )
-        whole = ok and not lossy  # an interrupt leaves it open whether those that went were touched in L2
-        self.check_call(before, set() if whole else before.gone_until(after), set(), moved=True, ok=whole)
+        certain = ok and not lossy  # an interrupt leaves it open whether those that went were touched in L2
+        self.check_call(before, set() if certain else before.gone_until(after), set(), moved=True, ok=certain)
 
     def check_slots(self) -> None:
         """I12, I13: with nothing reserved every layer has its quota, otherwise no more than that."""
@@ -227,14 +227,14 @@ class BoundaryRules(MachineBase):
             and not self.in_use
         )
 
-    def note_own_move(self, before: View, *, whole: bool) -> None:
+    def note_own_move(self, before: View, *, certain: bool) -> None:
         """Check the move that `acquire` had reason to make; with a fault it may have been put off."""
         compute = self.compute_bytes()
         if compute == round_up(self.region.wanted_bytes, RANGE_ALIGNMENT):
             self.region.pays_at = self._gain_pays_at()
             self.check_slots()
         else:
-            assert not whole, "the boundary did not move, and it would have paid"
+            assert not certain, "the boundary did not move, and it would have paid"
             assert compute == before.stats.l1.compute_bytes, "I12: half a move"
             assert self.tiers.slots == before.slots, "I12: half a move"
 

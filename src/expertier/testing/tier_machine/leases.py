@@ -60,7 +60,7 @@ class LeaseRules(MachineBase):
             first = set(slots_of(taken[0].held))
             assert len(first) == min(len(distinct), self.tiers.slots[layer]), "I13: a group of another size"
         if moves:
-            self.note_own_move(before, whole=fault is None)
+            self.note_own_move(before, certain=fault is None)
         else:
             assert self.tiers.slots == before.slots, "the boundary moved, and it did not pay"
         asked = self._count(layer, first, before, ok=ok)
@@ -220,6 +220,6 @@ class LeaseRules(MachineBase):
         """Whether the next `acquire` moves the boundary down, because it pays and nobody is in the way."""
         raise NotImplementedError
 
-    def note_own_move(self, before: View, *, whole: bool) -> None:
+    def note_own_move(self, before: View, *, certain: bool) -> None:
         """Check a move that `acquire` made."""
         raise NotImplementedError

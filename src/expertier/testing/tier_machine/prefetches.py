@@ -32,10 +32,10 @@ class PrefetchRules(MachineBase):
     def cancel_prefetches(self, number: int | None) -> None:
         """Forget what waits, of a layer or all of it."""
         layer = None if number is None else self.some_layer(number)
-        kept = {label: None for label in self.waiting if layer is not None and label[0][0] != layer}
+        remaining = {label: None for label in self.waiting if layer is not None and label[0][0] != layer}
         n_cancelled = self.tiers.cancel_prefetches(layer)
-        assert n_cancelled == len(self.waiting) - len(kept), f"cancelled {n_cancelled} of {self.waiting}"
-        self.waiting = kept
+        assert n_cancelled == len(self.waiting) - len(remaining), f"cancelled {n_cancelled} of {self.waiting}"
+        self.waiting = remaining
 
     @rule()
     def fill_host_pool(self) -> None:
@@ -89,11 +89,11 @@ class PrefetchRules(MachineBase):
             for layer, _ in self.expected
         )
         if ok and self.pool_bytes >= takes:
-            whole = {
+            fully_resident = {
                 layer for layer, n in enumerate(self.tiers.slots) if n >= self.table.layers[layer].n_experts
             }
             away = set(self.expected) - set(after.copies)
-            away -= {(layer, expert) for layer in whole for expert in after.residents[layer]}
+            away -= {(layer, expert) for layer in fully_resident for expert in after.residents[layer]}
             assert not away, f"{away} are in no place, and L2 has room for all"
 
     def _note_speculation(

@@ -13,7 +13,13 @@ from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.errors import BusyError, DecodeError, DeviceError
 from expertier.units import MIB
-from fake_ggml_gpu.computing import FailingMoves, assert_sound, computing_model, counts_of, opened_gate
+from fake_ggml_gpu.computing import (
+    FailingMoves,
+    assert_sound,
+    computing_model,
+    counts_of,
+    opened_device_lookup,
+)
 from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
@@ -24,7 +30,7 @@ KIND = "gpt-oss"
 N_UBATCH = 128
 TOKENS = 10
 SIZES = (300, 1, 31, 200, 5, 300)
-N_WARM = 4  # graphs before the gate, as in gated.cpp
+N_WARM = 4  # graphs before the device look-up, as in lookup/run.cpp
 NEVER = 1 << 60  # missed bytes that make a move down pay
 
 
@@ -49,7 +55,7 @@ def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> De
 
 
 @pytest.mark.parametrize(
-    ("kind", "n_slots", "with_gate"),
+    ("kind", "n_slots", "with_device_lookup"),
     [
         (KIND, 2, False),
         (KIND, SMALL.top_k, True),
@@ -62,7 +68,7 @@ def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> De
     ],
 )
 @on_fake_gpus
-def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
+def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_device_lookup):
     """Prompts of 1 to 300 tokens in turn: the boundary goes up and down, and every step computes what stock does."""
     path = model_path(gpus, kind, MODELS[kind])
     prompts = [prompt_tokens(n) for n in SIZES]
@@ -72,10 +78,10 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
         computing_model(gpus, path, n_slots, compute_bytes=5 * MIB // 2) as model,  # never all slots
         ExitStack() as stack,
     ):
-        if with_gate:
-            stack.enter_context(opened_gate(gpus, model))
+        if with_device_lookup:
+            stack.enter_context(opened_device_lookup(gpus, model))
         with model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context:
-            for prompt, logits in [*zip(prompts, expected, strict=True)] * (1 + with_gate):
+            for prompt, logits in [*zip(prompts, expected, strict=True)] * (1 + with_device_lookup):
                 assert_same(run(context, prompt), logits)
                 assert_sound(model)
             assert counts_of(model).buffers == 1
@@ -87,8 +93,8 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_gate):
     assert counts.queue_ns > 0
     assert counts.wait_ns > 0
     assert counts.queue_ns + counts.wait_ns < counts.move_ns, "the rest is Python's"
-    if with_gate and n_slots >= SMALL.top_k and kind == KIND:
-        assert counters.gated_calls > 0
+    if with_device_lookup and n_slots >= SMALL.top_k and kind == KIND:
+        assert counters.device_lookups > 0
 
 
 def let_move(model: LlamaModel, n_bytes: int) -> None:
@@ -98,31 +104,33 @@ def let_move(model: LlamaModel, n_bytes: int) -> None:
 
 @pytest.mark.parametrize("captures", [True, False])
 @on_fake_gpus
-def test_tables_of_the_gate_follow(gpus: GpuSession, captures):
-    """Where no expert comes or goes between two gated graphs, but all slots have other numbers."""
+def test_tables_on_the_device_follow(gpus: GpuSession, captures):
+    """Where no expert comes or goes between two graphs with device look-ups, but all slots have other numbers."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompt = prompt_tokens(2)[1:]
     expected = stock_logits(gpus, path, prompt, 0)
     with (
         computing_model(gpus, path, 6, compute_bytes=MIB, move_cost_bytes=NEVER) as model,
-        opened_gate(gpus, model, captures=captures),
+        opened_device_lookup(gpus, model, captures=captures),
         model.context(n_ctx=256, n_ubatch=64, n_threads=1) as context,
     ):
         slots = model.binding.manager.slots
 
-        def decode_until_gated(n_warm: int) -> None:
-            gated = model.binding.counters().gated_calls
+        def decode_until_looked_up(n_warm: int) -> None:
+            n_lookups = model.binding.counters().device_lookups
             for _ in range(n_warm):
                 assert_same(run(context, prompt, 0), expected)
-            assert model.binding.counters().gated_calls == gated, "kernels or graphs have to be made first"
+            assert model.binding.counters().device_lookups == n_lookups, (
+                "kernels or graphs have to be made first"
+            )
             for _ in range(4):
                 assert_same(run(context, prompt, 0), expected)
-            assert model.binding.counters().gated_calls > gated
+            assert model.binding.counters().device_lookups > n_lookups
 
-        decode_until_gated(1 if captures else N_WARM)
+        decode_until_looked_up(1 if captures else N_WARM)
         misses = model.binding.manager.stats().l1.misses
         let_move(model, -NEVER)
-        decode_until_gated(
+        decode_until_looked_up(
             0 if captures else N_WARM
         )  # it is captured anew, and needs none of CUDA's own graphs
         assert counts_of(model).moves_down == 1
@@ -152,7 +160,7 @@ def test_layers_become_whole(gpus: GpuSession):
             before = model.binding.counters()
             assert_same(run(context, short), shorts)
             after = model.binding.counters()
-            assert after.whole_calls > before.whole_calls
+            assert after.fully_resident_calls > before.fully_resident_calls
             assert after.id_reads == before.id_reads
         assert counts_of(model).moves_up == 2
 

@@ -30,17 +30,17 @@ def cases() -> list[object]:
             turn = number + place
             if number and turn % 2:
                 continue
-            n_ubatch, pool, staged = (64, 512)[turn % 2], list(POOLS)[turn % 3], turn % 3 != 2
+            n_ubatch, pool, streamed = (64, 512)[turn % 2], list(POOLS)[turn % 3], turn % 3 != 2
             first = 1 + turn % (LAYERS - 1)
-            name = f"{kind}-{slots}-{n_ubatch}-{pool}-{staged}-{first}"
+            name = f"{kind}-{slots}-{n_ubatch}-{pool}-{streamed}-{first}"
             marks = [pytest.mark.deep] * (slots == "one")  # slow, and below top-k is the same way
-            found.append(pytest.param(kind, slots, n_ubatch, pool, staged, first, id=name, marks=marks))
+            found.append(pytest.param(kind, slots, n_ubatch, pool, streamed, first, id=name, marks=marks))
     return found
 
 
-@pytest.mark.parametrize(("kind", "slots", "n_ubatch", "pool", "staged", "first"), cases())
+@pytest.mark.parametrize(("kind", "slots", "n_ubatch", "pool", "streamed", "first"), cases())
 @on_fake_gpus
-def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool, staged, first):
+def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool, streamed, first):
     path = split_path(gpus, kind)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS, n_ubatch=n_ubatch)
     gpus.fakes.switch(jitter_us=100, seed=first)
@@ -52,15 +52,15 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, slots, n_ubatch, pool,
             slot_counts(KINDS[kind])[slots],
             placement,
             host_pool_bytes=POOLS[pool],
-            stream_tokens="auto" if staged else 0,
+            stream_tokens="auto" if streamed else 0,
         ) as tiers,
         split_model(gpus, tiers, placement) as model,
     ):
         for _ in range(1 if pool == "no pool" else 2):
             assert_same(logits_of(model, PROMPT, TOKENS, n_ubatch=n_ubatch), expected)
-        counted = [part.counters() for part in model.binding.parts]
-    assert all(counters.graphs > TOKENS for counters in counted), "each device runs its part of each graph"
-    assert all((counters.staged_calls > 0) == staged or slots == "all" for counters in counted)
+        counted = [each.counters() for each in model.binding.bindings]
+    assert all(counters.graphs > TOKENS for counters in counted), "each device runs its share of each graph"
+    assert all((counters.streamed_calls > 0) == streamed or slots == "all" for counters in counted)
 
 
 @pytest.mark.deep

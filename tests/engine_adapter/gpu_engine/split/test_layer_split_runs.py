@@ -210,7 +210,7 @@ def test_the_server_on_both(gpus: GpuSession):
             )
             with urllib.request.urlopen(request, timeout=60) as answer:
                 answers.append(json.load(answer)["tokens"])
-            assert all(part.counters().graphs > TOKENS for part in server.binding.parts)
+            assert all(each.counters().graphs > TOKENS for each in server.binding.bindings)
             assert server.tiers.stats().l1.misses > 0
     assert answers[0] == answers[1]
     assert len(answers[1]) == TOKENS

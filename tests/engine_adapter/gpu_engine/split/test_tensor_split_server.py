@@ -81,10 +81,10 @@ def test_answers_are_those_of_stock(gpus: GpuSession, n_slots, pool):
             thread.start()
         joined(*threads)
         assert sorted(map(len, found.values())) == [TOKENS] * 2, "both at once are answered, too"
-        assert all(part.counters().graphs > TOKENS for part in server.binding.parts)
+        assert all(each.counters().graphs > TOKENS for each in server.binding.bindings)
         if n_slots < SMALL.experts:
             misses = [manager.stats().l1.misses for manager in server.tiers.managers]
-            assert all(misses), ([part.counters() for part in server.binding.parts], misses)
+            assert all(misses), ([each.counters() for each in server.binding.bindings], misses)
     only_stocks_faults(gpus)
     after = [device["name"] for device in gpus.engine.devices()]
     assert after == before, (after, before)

@@ -1,0 +1,345 @@
+#include "prefetch/run.h"
+
+#include "ggml-backend-impl.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <thread>
+
+namespace expertier {
+
+namespace {
+
+// A demand may have to wait for two of them: 40 us on PCIe 5. Half of that kept the host too busy to feed the link.
+constexpr size_t piece_bytes = 1 << 20;
+
+} // namespace
+
+PrefetchEvents::PrefetchEvents(ggml_backend_dev_t device) {
+    for (auto & event : events_) {
+        event.reset(ggml_backend_event_new(device));
+        if (!event) {
+            throw std::runtime_error("the device gave no event for prefetches");
+        }
+    }
+}
+
+PrefetchRun::PrefetchRun(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events,
+                         size_t n_calls)
+    : tiers_(tiers), lookup_(lookup), predictor_(predictor), events_(events), evicted_(1) {
+    predictions_.reserve(n_calls); // with look-ups queued, nothing may fail for want of memory
+    wanted_.reserve(n_calls * Predictor::most_chosen);
+    for (Prefetch & prefetch : prefetches_) {
+        prefetch.reads = HostReads(tiers.host_copies(), 1);
+    }
+}
+
+void PrefetchRun::expect(int layer, int n_rows) {
+    Prediction prediction;
+    prediction.layer = layer;
+    prediction.n_rows = n_rows;
+    const int n = tiers_.policy().victims(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
+                                          prediction.experts.data());
+    predictor_.expect(layer, prediction.experts, std::max(n, 0)); // none where others hold all its slots
+    predictions_.push_back(prediction);
+}
+
+bool PrefetchRun::queue(const Router & from, const Router & to, int64_t n_used) {
+    const int layer = predictions_[n_launched_].layer;
+    if (!predictor_.queue(layer, from, to, n_used, tiers_.expert_bytes(layer))) {
+        return false;
+    }
+    n_launched_ += 1;
+    return true;
+}
+
+void PrefetchRun::attend() {
+    if (is_stopped_) {
+        return;
+    }
+    take();
+    const uint64_t before = n_done_;
+    while (n_done_ < n_queued_ && lookup_.driver().event_query(events_[n_done_]->context) == 0) {
+        n_done_ += 1;
+    }
+    if (n_done_ != before) {
+        land();
+    }
+    while (n_queued_ - n_done_ < PrefetchEvents::n) {
+        Prefetch * prefetch = next();
+        if (prefetch == nullptr) {
+            return;
+        }
+        queue_piece(*prefetch, true);
+    }
+}
+
+void PrefetchRun::take() {
+    for (; n_taken_ < n_launched_ && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
+        const Prediction & prediction = predictions_[n_taken_];
+        const int layer = prediction.layer;
+        for (int i = 0; i < predictor_.n_chosen(layer); i++) {
+            const int candidate = predictor_.candidate(layer, i);
+            wanted_.push_back(
+                { layer, predictor_.chosen(layer, i), prediction.slots[candidate], prediction.experts[candidate] });
+        }
+    }
+}
+
+// What is to be copied now; null when there is nothing.
+PrefetchRun::Prefetch * PrefetchRun::next() {
+    for (Prefetch & prefetch : prefetches_) {
+        if (prefetch.state == State::copying) {
+            return &prefetch;
+        }
+    }
+    while (!wanted_.empty()) {
+        const Wanted wanted = wanted_.front();
+        wanted_.erase(wanted_.begin());
+        if (Prefetch * prefetch = begin(wanted)) {
+            return prefetch;
+        }
+        restore(wanted);
+    }
+    return nullptr;
+}
+
+// Null when the host pool has no copy of the expert, or the slot cannot be had.
+PrefetchRun::Prefetch * PrefetchRun::begin(const Wanted & wanted) {
+    const int layer = wanted.layer;
+    const auto free = std::find_if(prefetches_.begin(), prefetches_.end(),
+                                   [](const Prefetch & prefetch) { return prefetch.state == State::none; });
+    if (free == prefetches_.end()) {
+        return nullptr;
+    }
+    const char * copy = free->reads.take(layer, wanted.expert);
+    if (copy == nullptr) {
+        return nullptr;
+    }
+    if (tiers_.policy().begin_prefetch_into(tiers_.directory(), layer, wanted.expert, wanted.slot) < 0) {
+        free->reads.release();
+        return nullptr;
+    }
+    note_version(layer);
+    if (wanted.leaves >= 0) {
+        lookup_.table(layer)[wanted.leaves] = -1; // as the kernel has done on the device
+        evicted_[0] = wanted.leaves;
+        tiers_.host_copies().touch(layer, evicted_);
+    }
+    free->state = State::copying;
+    free->layer = layer;
+    free->expert = wanted.expert;
+    free->slot = wanted.slot;
+    free->is_over = false;
+    free->copy = copy;
+    free->piece = free->offset = 0;
+    free->n_bytes = 0;
+    free->last = 0;
+    tiers_.counters.prefetches += 1;
+    return &*free;
+}
+
+// With the last of an expert's bytes goes its entry in the device's table, behind them.
+void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
+    const std::vector<expertier_copy> & pieces = tiers_.copies(prefetch.layer);
+    expertier_copy piece = pieces[prefetch.piece];
+    const char * source = prefetch.copy + piece.source + prefetch.offset;
+    const size_t left = piece.n_bytes - prefetch.offset;
+    const size_t n = is_paced ? std::min(left, piece_bytes) : left;
+    piece.offset += prefetch.offset;
+    piece.n_bytes = n;
+    ggml_tensor target = tiers_.slot_piece(prefetch.layer, prefetch.slot, piece);
+    ggml_backend_tensor_set_async(lookup_.uploads(), &target, source, 0, n);
+    is_dirty_ = true;
+    tiers_.counters.prefetch_bytes += n;
+    prefetch.n_bytes += n;
+    prefetch.offset = n < left ? prefetch.offset + n : 0;
+    prefetch.piece += n == left;
+    if (is_paced) {
+        ggml_backend_event_record(events_[n_queued_], lookup_.uploads());
+        n_queued_ += 1;
+        prefetch.last = n_queued_;
+    } else {
+        prefetch.last = UINT64_MAX; // `synchronized` tells
+    }
+    if (prefetch.piece == pieces.size()) {
+        prefetch.state = State::queued;
+        lookup_.table(prefetch.layer)[prefetch.expert] = prefetch.slot;
+        lookup_.upload_entry(prefetch.layer, prefetch.expert);
+    }
+}
+
+// Ends what is complete.
+void PrefetchRun::land() {
+    const expertier_policy & policy = tiers_.policy();
+    for (Prefetch & prefetch : prefetches_) {
+        if (prefetch.last > n_done_) {
+            continue;
+        }
+        switch (prefetch.state) {
+        case State::queued:
+            policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            prefetch.state = prefetch.is_over ? State::none : State::landed;
+            break;
+        case State::dropped:
+            policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            prefetch.state = State::none;
+            break;
+        case State::arriving:
+            prefetch.state = State::none;
+            break;
+        default:
+            continue;
+        }
+        note_version(prefetch.layer);
+        prefetch.reads.release();
+    }
+}
+
+void PrefetchRun::arrive(int layer, const std::vector<int32_t> & experts, bool waits) {
+    if (n_ended_ == predictions_.size() || predictions_[n_ended_].layer != layer) {
+        const std::vector<int32_t> & table = lookup_.table(layer);
+        predictor_.rare_miss_layers.note(layer, std::count_if(experts.begin(), experts.end(), [&](int32_t expert) {
+                                             return (size_t) expert < table.size() && table[expert] < 0;
+                                         }));
+        return;
+    }
+    while (n_taken_ == n_ended_) { // it came before the look-up, on the same stream
+        take();
+    }
+    count(predictions_[n_ended_], experts);
+    n_ended_ += 1;
+    while (!wanted_.empty() && wanted_.front().layer == layer) {
+        if (!waits) { // else the whole table goes up
+            restore(wanted_.front());
+        }
+        wanted_.erase(wanted_.begin());
+    }
+    for (Prefetch & prefetch : prefetches_) {
+        if (prefetch.layer == layer && prefetch.state != State::none && !prefetch.is_over) {
+            end_at_lookup(prefetch, std::binary_search(experts.begin(), experts.end(), prefetch.expert));
+        }
+    }
+    land();
+}
+
+void PrefetchRun::end_at_lookup(Prefetch & prefetch, bool is_used) {
+    prefetch.is_over = true;
+    const bool in_time = is_used && prefetch.state != State::copying;
+    tiers_.counters.prefetches_useful += is_used;
+    tiers_.counters.prefetches_in_time += in_time;
+    predictor_.distance.note(is_used, in_time);
+    tiers_.counters.prefetch_wasted_bytes += is_used ? 0 : prefetch.n_bytes;
+    if (!predictor_.payoff.note(is_used)) {
+        tiers_.counters.prefetch_pauses += 1;
+    }
+    if (!is_used && prefetch.state == State::copying) {
+        prefetch.state = State::dropped;
+    }
+    while (prefetch.state == State::copying) {
+        queue_piece(prefetch, false);
+    }
+    if (prefetch.state == State::landed) {
+        prefetch.state = State::none;
+    }
+    if (is_used && prefetch.state == State::queued) {
+        // Nobody else sees the slot before the look-up has been answered, which waits for the bytes.
+        tiers_.policy().complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+        tiers_.policy().release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+        note_version(prefetch.layer);
+        prefetch.state = State::arriving;
+    }
+}
+
+void PrefetchRun::synchronized() {
+    is_dirty_ = false;
+    n_done_ = n_queued_;
+    for (Prefetch & prefetch : prefetches_) {
+        prefetch.last = prefetch.state == State::copying ? prefetch.last : 0;
+    }
+    land();
+}
+
+bool PrefetchRun::make_room(int layer) {
+    const bool has_some = std::any_of(prefetches_.begin(), prefetches_.end(), [&](const Prefetch & prefetch) {
+        return prefetch.layer == layer && (prefetch.state == State::queued || prefetch.state == State::dropped);
+    });
+    if (has_some) {
+        ggml_backend_synchronize(lookup_.uploads());
+        synchronized();
+    }
+    return has_some;
+}
+
+void PrefetchRun::stop() {
+    if (is_stopped_) {
+        return;
+    }
+    is_stopped_ = true;
+    for (Prefetch & prefetch : prefetches_) {
+        if (prefetch.state != State::none && !prefetch.is_over) { // its look-up was not served
+            tiers_.counters.prefetch_wasted_bytes += prefetch.n_bytes;
+        }
+        prefetch.is_over = true;
+        if (prefetch.state == State::copying) {
+            prefetch.state = State::dropped;
+        } else if (prefetch.state == State::landed) {
+            prefetch.state = State::none;
+        }
+    }
+    if (is_dirty_) {
+        ggml_backend_synchronize(lookup_.uploads());
+    }
+    synchronized();
+}
+
+void PrefetchRun::end() {
+    stop();
+    for (; n_ended_ < n_launched_; n_ended_++) { // their look-ups were not served
+        const int layer = predictions_[n_ended_].layer;
+        while (!predictor_.has_arrived(layer)) {
+            std::this_thread::yield();
+        }
+        tiers_.device_table_version(layer) = -1;
+    }
+}
+
+// The device's table lost an expert that stays after all.
+void PrefetchRun::restore(const Wanted & wanted) {
+    if (wanted.leaves >= 0) {
+        lookup_.upload_entry(wanted.layer, wanted.leaves);
+        is_dirty_ = true;
+    }
+}
+
+void PrefetchRun::count(const Prediction & prediction, const std::vector<int32_t> & experts) {
+    const int32_t * first = predictor_.predicted(prediction.layer);
+    const std::vector<int32_t> & table = lookup_.table(prediction.layer);
+    int64_t n_missing = 0;
+    for (int32_t expert : experts) {
+        if (expert < 0 || (size_t) expert >= table.size()) {
+            continue; // the policy tells
+        }
+        const bool is_right = std::find(first, first + prediction.n_rows, expert) != first + prediction.n_rows;
+        const bool was_missing =
+            table[expert] < 0 || std::any_of(
+                                     prefetches_.begin(), prefetches_.end(),
+                                     [&](const Prefetch & prefetch) {
+                                         return prefetch.state != State::none && !prefetch.is_over &&
+                                                prefetch.layer == prediction.layer && prefetch.expert == expert;
+                                     });
+        tiers_.counters.predicted += 1;
+        tiers_.counters.predicted_right += is_right;
+        tiers_.counters.missing += was_missing;
+        n_missing += was_missing;
+        tiers_.counters.missing_predicted += was_missing && is_right;
+    }
+    predictor_.rare_miss_layers.note(prediction.layer, n_missing);
+}
+
+void PrefetchRun::note_version(int layer) {
+    tiers_.device_table_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
+}
+
+} // namespace expertier

@@ -1,0 +1,79 @@
+"""Layers that hardly ever lack an expert are not predicted: by what is missing, in bytes, and not for ever."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine_runs.native_build import build_library
+from expertier.engine_adapter.build.plugin import installed_sources
+
+SOURCES = Path(__file__).parents[2] / "support" / "engine_runs"
+PROXY = installed_sources() / "ggml_proxy"
+MIB = 1 << 20
+
+Play = Callable[..., list[bool]]
+
+
+@pytest.fixture(scope="module")
+def library(engine_cache) -> ctypes.CDLL:
+    assert engine_cache
+    sources = [SOURCES / "rare_miss_layers_calls.cpp", PROXY / "prefetch" / "rare_miss_layers.cpp"]
+    loaded = ctypes.CDLL(str(build_library("rare_miss_layers", sources, includes=[PROXY])))
+    loaded.rare_miss_layers_new.restype = ctypes.c_void_p
+    loaded.rare_miss_layers_delete.argtypes = [ctypes.c_void_p]
+    loaded.rare_miss_layers_note.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    loaded.rare_miss_layers_update.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+    loaded.rare_miss_layers_has.argtypes = [ctypes.c_void_p, ctypes.c_int]
+    return loaded
+
+
+@pytest.fixture
+def play(library) -> Iterator[Play]:
+    """Note misses a graph at each layer's rate; return which layers rarely miss, after an update."""
+    layers = library.rare_miss_layers_new(3)
+    random = np.random.default_rng(0)
+
+    def run(
+        rates: tuple[float, float, float], graphs: int, expert_bytes: int, updates: bool = True
+    ) -> list[bool]:
+        for missing in random.poisson(rates, (graphs, 3)).tolist():
+            for layer, n in enumerate(missing):
+                library.rare_miss_layers_note(layers, layer, n)
+        if updates:
+            library.rare_miss_layers_update(layers, 3, expert_bytes)
+        return [bool(library.rare_miss_layers_has(layers, layer)) for layer in range(3)]
+
+    try:
+        yield run
+    finally:
+        library.rare_miss_layers_delete(layers)
+
+
+def test_by_what_is_missing(play):
+    assert play((0.0, 0.01, 0.5), 400, 7 * MIB) == [True, True, False]
+
+
+def test_by_the_bytes_of_an_expert(play):
+    assert play((0.0, 0.1, 0.5), 400, MIB // 2) == [True, True, True]
+    assert play((0.0, 0.1, 0.5), 400, 7 * MIB) == [True, False, False]
+
+
+def test_not_before_enough_was_seen(play):
+    assert play((0.0, 0.0, 0.0), 20, 7 * MIB) == [False] * 3
+
+
+def test_not_between_two_settlings(play):
+    assert play((0.0, 0.0, 0.0), 400, 7 * MIB) == [True] * 3
+    assert play((2.0, 2.0, 2.0), 400, 7 * MIB, updates=False) == [True] * 3
+    assert play((2.0, 2.0, 2.0), 1, 7 * MIB) == [False] * 3
+
+
+def test_not_for_ever(play):
+    """What was long ago weighs less: a change of topic is seen within some hundred graphs."""
+    assert play((0.0, 0.0, 0.0), 20_000, 7 * MIB) == [True] * 3
+    assert play((0.0, 0.2, 0.2), 200, 7 * MIB) == [True, False, False]

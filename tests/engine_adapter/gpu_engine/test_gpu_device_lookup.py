@@ -1,0 +1,200 @@
+"""The device look-up of decode graphs: the same logits, with the ids looked up on the device by the kernel itself."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from engine_runs.tiered_runs import SMALL, prompt_tokens
+from expertier.errors import DecodeError, SourceError
+from failures.failing_reads import FailingReads
+from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
+from fake_ggml_gpu.models import (
+    assert_same,
+    logits_of,
+    model_path,
+    prefetched_meanwhile,
+    stock_logits,
+)
+from fake_ggml_gpu.process import GpuSession, on_fake_gpus
+from limits.waits import joined
+from model_files.architecture_models import MODELS
+
+PROMPT = prompt_tokens(20)
+TOKENS = 32
+KIND = "qwen3moe"
+POOL_BYTES = 64 << 20
+SMALL_POOL_BYTES = 2 << 20
+
+
+@pytest.mark.parametrize(
+    ("n_slots", "pool_bytes"),
+    [
+        (SMALL.top_k, POOL_BYTES),
+        (SMALL.top_k, 0),
+        (SMALL.top_k + 1, SMALL_POOL_BYTES),
+        (SMALL.experts // 2, POOL_BYTES),
+        (SMALL.experts, POOL_BYTES),
+    ],
+)
+@pytest.mark.parametrize("kind", ["qwen3moe", "gpt-oss", pytest.param("deepseek2", marks=pytest.mark.deep)])
+@on_fake_gpus
+def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
+    path = model_path(gpus, kind, MODELS[kind])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    gpus.fakes.switch(jitter_us=50, seed=n_slots)
+    with tiered_model(gpus, path, n_slots, pool_bytes) as (model, calls):
+        assert open_device_lookup(gpus, model, calls) == ""
+        for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # what the first one misses is on disk
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        counters = model.binding.counters()
+    if n_slots == SMALL.experts:
+        assert counters.fully_resident_calls > 0
+    elif pool_bytes == POOL_BYTES:
+        assert counters.device_lookups > TOKENS, counters
+        assert counters.device_lookup_waits > 0, counters
+    else:
+        assert counters.device_lookup_fallbacks > 0, counters
+
+
+@pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
+@on_fake_gpus
+def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
+    """Others change the slots between two graphs, and the device's tables follow."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, n_slots, POOL_BYTES) as (model, calls):
+        assert open_device_lookup(gpus, model, calls) == ""
+        with prefetched_meanwhile(model.binding.manager, n_slots):
+            for _ in range(3):
+                assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        assert model.binding.counters().device_lookups > 0
+
+
+@on_fake_gpus
+def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
+    """It lets pass what is not there: nobody may take that for output. Other look-ups of the step do not wait then."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
+        calls.spin_limit = 1
+        assert open_device_lookup(gpus, model, calls) == ""
+        for _ in range(4):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        gpus.fakes.take_faults()  # such as slots that are read while they are filled
+        counters = model.binding.counters()
+        assert counters.device_lookup_fallbacks >= counters.device_lookups_late > 0
+
+
+@on_fake_gpus
+def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
+    """Calls that free wait for the device and let no other in: with a look-up waiting for an answer, for ever."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
+        assert open_device_lookup(gpus, model, calls) == ""
+        gpus.fakes.switch(one_at_a_time=1)
+        failures: list[BaseException] = []
+        is_over = threading.Event()
+
+        def come_and_go() -> None:
+            try:
+                while not is_over.wait(0.4):  # a pause: longer than look-ups pause after a context has gone
+                    with model.context(n_ctx=256, n_threads=1) as context:
+                        context.decode(PROMPT[:2], 0)
+            except BaseException as error:
+                failures.append(error)
+
+        other = threading.Thread(target=come_and_go, daemon=True)
+        other.start()
+        try:
+            with model.context(n_ctx=256, n_threads=1) as context:
+                for _ in range(20):
+                    context.forget()
+                    context.decode(PROMPT, 0, all_logits=True)
+                    rows = [context.logits(i) for i in range(len(PROMPT))]
+                    for position in range(len(PROMPT), len(PROMPT) + TOKENS):
+                        context.decode([context.sample()], position)
+                        rows.append(context.logits())
+                    assert_same(np.stack(rows), expected)
+        finally:
+            is_over.set()
+            joined(other)
+            gpus.fakes.switch(one_at_a_time=0)
+        assert not failures, failures
+        counters = model.binding.counters()
+        assert counters.device_lookup_waits > 100
+        assert counters.device_lookups_late == 0, (
+            "the device gave up waiting: another context held the driver"
+        )
+
+
+@pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
+@on_fake_gpus
+def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
+    """The step that the device look-up falls back for; the next step works, and so does the look-up."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tiered_model(gpus, path, SMALL.top_k, pool_bytes) as (model, calls),
+        model.context(n_ctx=512, n_threads=1) as context,
+    ):
+        assert open_device_lookup(gpus, model, calls) == ""
+        reads, causes = FailingReads(patch), []
+        for nth in (1, 3, 30, 50):
+            context.forget()
+            context.decode(PROMPT, 0, all_logits=True)
+            rows = [context.logits(i) for i in range(len(PROMPT))]
+            for position in range(len(PROMPT), len(PROMPT) + TOKENS):
+                token = context.sample()
+                if position == len(PROMPT) + 8:
+                    reads.fail_call(nth)
+                try:
+                    context.decode([token], position)
+                except DecodeError as error:
+                    causes.append(error.__cause__)
+                    context.decode([token], position)
+                rows.append(context.logits())
+            reads.heal()
+            assert_same(np.stack(rows), expected)
+        assert len(causes) == reads.failed, "a read that fails is one that a step needs"
+        assert all(isinstance(cause, SourceError) for cause in causes)
+        assert causes or pool_bytes
+
+
+@pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
+@on_fake_gpus
+def test_a_device_that_has_nothing_for_a_lookup(gpus: GpuSession, call):
+    """It says so, and everything goes on without."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES, captures=False) as (model, calls):
+        for nth in range(1, 20):
+            live = gpus.fakes.devices[0].live()
+            gpus.fakes.fail(call, nth)
+            error = open_device_lookup(gpus, model, calls)
+            if gpus.fakes.is_armed(call):
+                break
+            assert error != ""
+            assert gpus.fakes.devices[0].live() == live
+        assert nth > 1
+        gpus.fakes.reset()
+        assert_same(logits_of(model, PROMPT, TOKENS), expected)
+
+
+@on_fake_gpus
+def test_two_contexts_do_without(gpus: GpuSession):
+    """A look-up that waits would hold a stream, and its host the layers that the other one needs."""
+    path = model_path(gpus, KIND, MODELS[KIND])
+    expected = stock_logits(gpus, path, PROMPT, TOKENS)
+    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
+        assert open_device_lookup(gpus, model, calls) == ""
+        assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        n_lookups = model.binding.counters().device_lookups
+        with model.context(n_ctx=64, n_threads=1):
+            assert_same(logits_of(model, PROMPT, TOKENS), expected)
+        assert model.binding.counters().device_lookups == n_lookups > 0
+        assert_same(logits_of(model, PROMPT, TOKENS), expected)

@@ -1,0 +1,50 @@
+"""Models on a fake device whose decode graphs look experts up on the device."""
+
+from __future__ import annotations
+
+import ctypes as ct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from engine_runs.tiered_runs import assert_nothing_held
+from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.llama_cpp import LlamaModel
+from fake_ggml_gpu.models import gpu_model, gpu_tiers
+from fake_ggml_gpu.process import GpuSession
+
+
+@contextmanager
+def tiered_model(
+    gpus: GpuSession,
+    path: Path,
+    n_slots: int,
+    pool_bytes: int,
+    *,
+    layers_ahead: int = 0,
+    may_pause: bool = False,
+    captures: bool = True,
+) -> Iterator[tuple[LlamaModel, abi.DeviceLookup]]:
+    """A model with tiers on a device, and what a device look-up for it takes; nothing is held at the end.
+
+    Without `captures` graphs are queued part by part.
+    """
+    with (
+        gpus.fakes.device_lookup() as calls,
+        gpu_tiers(gpus, path, n_slots, host_pool_bytes=pool_bytes) as tiers,
+        gpu_model(gpus, tiers) as model,
+    ):
+        calls.layers_ahead, calls.prefetch_pauses = layers_ahead, int(may_pause)
+        if not captures:
+            calls.capture_begin = None
+        yield model, calls
+        assert_nothing_held(tiers)
+
+
+def open_device_lookup(gpus: GpuSession, model: LlamaModel, calls: abi.DeviceLookup) -> str:
+    """Give the model a device look-up; return why it got none, or in lines what it does without, and why."""
+    error = ct.create_string_buffer(4096)
+    gpus.engine.proxy.expertier_tiers_open_device_lookup(
+        model.binding._open_handle(), ct.byref(calls), error, len(error)
+    )
+    return error.value.decode()

@@ -1,0 +1,1 @@
+"""Routing played through the policy, and all arrays of its tables."""
