@@ -1,4 +1,4 @@
-"""`make tidy`: clang-tidy over all C and C++ of ours, with the flags of the real builds. `.clang-tidy` has the checks."""
+"""`make tidy`: clang-tidy over all our C and C++, with the flags of the real builds. `.clang-tidy` has the checks."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Run:
         }
 
     def run(self, command: Sequence[str], limit_s: float, *, captures: bool = False) -> tuple[int, str]:
-        """Run a command; return its status, and what was reported meanwhile, with its errors where they are captured."""
+        """Run a command; return its status, and the reports, with standard error where that is captured."""
         shutil.rmtree(self.reports, ignore_errors=True)
         self.reports.mkdir()
         done = subprocess.run(
@@ -143,7 +143,9 @@ def check(kind: str, options: Sequence[str]) -> list[str]:
         if expected not in report:
             return [f"{kind}: a planted bug, {bug}, was not reported: {report!r}"]
         print(f"{kind}: a planted {bug} is reported", flush=True)
-    status, report = run.run(["-m", "pytest", "-q", "-m", "not deep", *options], LIMIT_S)
+    status, report = run.run(
+        ["-m", "pytest", "-q", "-m", "not deep", "-n", "2", "--dist", "worksteal", *options], LIMIT_S
+    )
     print(report, flush=True)
     problems = [f"{kind}: reports are in {run.reports}"] if report else []
     return problems + ([f"{kind}: the tests ended with status {status}"] if status else [])
