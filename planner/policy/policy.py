@@ -209,8 +209,7 @@ def begin_prefetch(view: LayerView, expert: int) -> int:
     """Choose a slot for an expert that no call has asked for; the slot is pinned and FILLING, as after `begin`.
 
     This counts as no use and adds no heat. Once unpinned, the expert leaves before any expert that was used.
-    Returns the slot; PRESENT where the expert is in a slot, READY or FILLING; BUSY where every slot is pinned;
-    BAD_EXPERT.
+    Returns the slot; PRESENT where the expert has one, READY or FILLING; BUSY where all are pinned; BAD_EXPERT.
     """
     if expert < 0 or expert >= len(view.slot_of):
         return _BAD_EXPERT
