@@ -1,9 +1,9 @@
-"""What is opened is closed, also where an interrupt takes it away before its owner has it.
+"""Closes what was opened, also where an interrupt comes before its owner has it.
 
-An interrupt is raised between two instructions: after a call of the engine's has returned, and before its result is
-kept; or after a model was returned, and before the `with` that would close it has begun. So opening runs with
-interrupts deferred, and undoes itself where one came meanwhile. What is dropped unclosed all the same is kept for
-`close_abandoned`: it is not closed where it is dropped, as that may be any place, the middle of a lock included.
+An interrupt may be raised between any two instructions: after a call of the engine has returned and before its result
+is assigned, or after a model was returned and before the `with` that would close it has begun. So opening runs with
+interrupts deferred, and closes what it opened where an interrupt came meanwhile. An object that is dropped unclosed all
+the same waits for `close_abandoned`: it cannot be closed where it is dropped, as that may be inside a lock.
 
     opened ──► returned ──► with ──► close
        │ interrupt  │ interrupt, dropped
@@ -25,10 +25,10 @@ from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 
 
 class Closable(Protocol):
-    """What can be closed, twice included."""
+    """An object that can be closed; a second call does nothing."""
 
     def close(self) -> None:
-        """Give back what it holds; `BusyError` where it cannot yet, and is to be closed again."""
+        """Give back what it holds. `BusyError`: it is in use, and has to be closed again later."""
 
 
 _log = logging.getLogger(__name__)
@@ -39,16 +39,16 @@ ClosableT = TypeVar("ClosableT", bound=Closable)
 _abandoned: deque[Closable] = deque()
 
 closed_when_dropped: Any = property(partial(partial, _abandoned.append))
-"""For `__del__` of a class: `close_abandoned` closes its objects that were dropped, or does nothing to closed ones.
+"""For `__del__` of a class: `close_abandoned` closes its objects that were dropped; a closed object stays closed.
 
-Written in Python, a `__del__` would be a place where an interrupt is raised, and then printed and forgotten.
+Written in Python, a `__del__` could be interrupted, and Python would print that interrupt and forget it.
 """
 
 
 def closed_if_interrupted(open_: Callable[P, ClosableT]) -> Callable[P, ClosableT]:
-    """Have a function that opens something defer interrupts, and close what it has opened where one came.
+    """Have a function that opens an object defer interrupts, and close the object where an interrupt came.
 
-    What takes long inside should end early by `raise_pending`.
+    A function that takes long should call `raise_pending` to end early.
     """
 
     @wraps(open_)
@@ -68,7 +68,7 @@ def closed_if_interrupted(open_: Callable[P, ClosableT]) -> Callable[P, Closable
 
 
 def close_abandoned() -> None:
-    """Close what was dropped unclosed; what is busy still stays for the next time."""
+    """Close the objects that were dropped unclosed; an object that is still busy stays for the next call."""
     with interrupts_deferred():
         busy = []
         while _abandoned:
@@ -78,9 +78,9 @@ def close_abandoned() -> None:
                     dropped.close()
                 except ExpertierError:
                     busy.append(dropped)
-                except Exception:  # not the business of whoever opens or closes something else
+                except Exception:  # the caller opens or closes another object, and must not fail for this one
                     _log.exception("%r was dropped, and cannot be closed", dropped)
-                del dropped  # a context that is gone lets its model go, which is then the next
+                del dropped  # a context that is deleted releases its model, which then comes next
         _abandoned.extend(busy)
 
 
@@ -88,8 +88,8 @@ def close_abandoned() -> None:
 def close_after(opened: Closable, error: BaseException | None) -> None:
     """Close at the end of a `with` block, also where an interrupt meets the first try.
 
-    Where that is refused and an error is on its way already, the error goes on, with a note of it; the object is closed
-    once what keeps it busy is.
+    Where closing is refused and an error is being raised already, that error goes on with a note about the refusal; the
+    object is closed later, once it is no longer busy.
     """
     try:
         try:

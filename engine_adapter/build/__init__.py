@@ -9,9 +9,9 @@
 | `selftest_run`, `defaults` | a try in a child process; the comparison of default parameters |
 | `build_info`, `plugin` | what a build recorded; the cache of plugins and `ensure_plugin` |
 | `info` | what `expertier engine info` shows |
-| `cache`, `hashing`, `progress` | the user's cache folder, SHA-256 of files, messages to whoever waits |
+| `cache`, `hashing`, `progress` | the user's cache folder, SHA-256 of files, messages about progress |
 
 Two commits of llama.cpp may carry the same version number and lay out their structures differently. So
 nothing here trusts a version number alone: package, version, source package, engine library and default
-parameters are all compared, and each new library has to pass a small computation before it is kept.
+parameters are all compared, and each new library has to pass a small computation before it is saved.
 """

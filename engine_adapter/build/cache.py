@@ -1,4 +1,4 @@
-"""The user's cache folder: whole folders that appear at once, whoever else writes there."""
+"""The user's cache folder: each folder in it appears at once and complete, also where another process writes there."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from expertier.work_folder import work_folder
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder: what EXPERTIER_CACHE_DIR says, or the user's own. It may not exist yet."""
+    """Return the cache folder: the one that EXPERTIER_CACHE_DIR names, or the user's own. It may not exist yet."""
     return cache_root(environ)
 
 
 def make_subfolder(name: str) -> Path:
     """Return a folder in the cache folder, made if need be, that only this user may enter.
 
-    Errors: BuildError, when it cannot be written; ConfigError, when others can write to it.
+    Errors: BuildError, when it cannot be written; ConfigError, when other users can write to it.
     """
     folder = cache_folder() / name
     try:
@@ -36,13 +36,13 @@ def make_subfolder(name: str) -> Path:
 
 
 def require_trusted_cache(path: Path) -> None:
-    """Require that nobody else could write to a part of the cache. Errors: ConfigError, when somebody could."""
+    """Require that no other user can write to `path` in the cache. Errors: ConfigError, when another user can."""
     require_trusted(path, cache_folder())
 
 
 @contextmanager
 def staging(parent: Path) -> Iterator[Path]:
-    """Give a fresh folder inside `parent`, to be filled and then moved into place; removed if it was not.
+    """Give a fresh folder inside `parent`, to be filled and then moved into place; an unmoved folder is removed.
 
     Errors: BuildError, when the folder cannot be written.
     """
@@ -56,8 +56,8 @@ def staging(parent: Path) -> Iterator[Path]:
 def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambda: True) -> None:
     """Rename a filled folder to `target`.
 
-    Where a folder is there already, as another process was first, `keep` is asked whether that one stays; if
-    not, it is replaced.
+    Where another process was first and `target` exists already, `keep` says whether that folder stays; otherwise it is
+    replaced.
     """
     keep_from_others(folder)
     try:
@@ -67,16 +67,16 @@ def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambd
         if not target.is_dir():
             raise
     if not keep():
-        with staging(target.parent) as old, interrupts_deferred():  # there is always one of the two
+        with staging(target.parent) as old, interrupts_deferred():  # one of the two folders always exists
             target.rename(old / "replaced")
             folder.rename(target)
 
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, so that of several processes only one builds.
+    """Hold an exclusive lock on a file, so that only one of several processes builds.
 
-    Only time depends on the lock, never what is in the cache: a file system that cannot lock is no error.
+    Without the lock only time is lost, as the cache stays sound: a file system that cannot lock is no error.
     """
     with ExitStack() as stack:
         with suppress(OSError):

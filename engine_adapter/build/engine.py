@@ -25,11 +25,11 @@ class Engine:
     package: str
     """The wheel's package, or "llama.cpp" for a folder."""
     version: str
-    """The package's version, or ggml's as the folder's source says it."""
+    """The package's version, or the version of ggml in the folder's source."""
     libraries: tuple[Path, ...]
-    """To be loaded with RTLD_GLOBAL in this order; a dependency comes before its user."""
+    """They are loaded with RTLD_GLOBAL in this order; a dependency comes before the library that uses it."""
     library_sha256: str
-    """Of the one library, or over all of a folder's."""
+    """The hash of the one library, or of all libraries of a folder."""
     pin: EnginePin | None = None
     """The pin of this package and version, if there is one."""
     source: Path | None = None
@@ -47,7 +47,7 @@ class Engine:
 
     @property
     def has_gpu_backends(self) -> bool:
-        """Whether GPU backends lie beside the libraries; one that is linked into them does not show."""
+        """Whether GPU backends lie beside the libraries; a backend that is linked into them is not seen."""
         beside = {path.name for library in self.libraries for path in library.parent.glob("libggml-*.so*")}
         return any(name.startswith(tuple(f"libggml-{kind}" for kind in GPU_BACKENDS)) for name in beside)
 

@@ -33,8 +33,8 @@ def ensure_headers(pin: EnginePin, progress: Progress = silent) -> Path:
     """Return the folder with the pin's headers in the user's cache, fetching them the first time.
 
     Errors: EngineMismatchError, when the index serves another source package than the pinned one (nothing of
-    it is kept); BuildError, when it cannot be fetched or the cache folder cannot be written; ConfigError,
-    when others can write to it.
+    it is saved); BuildError, when it cannot be fetched or the cache folder cannot be written; ConfigError,
+    when other users can write to it.
     """
     folder = make_subfolder("headers")
     target = folder / f"{pin.package}-{pin.version}-{pin.source_sha256[:12]}"
@@ -85,7 +85,7 @@ def _check(pin: EnginePin, archive: Path) -> None:
     if found != pin.source_sha256:
         raise EngineMismatchError(
             f"the package index served another source package of {pin.requirement} than the pinned one: "
-            f"sha256 {found}, not {pin.source_sha256}; nothing of it was kept. Try pip's default index, "
+            f"sha256 {found}, not {pin.source_sha256}; nothing of it was saved. Try pip's default index, "
             "or name a llama.cpp folder with --llama-cpp DIR"
         )
 

@@ -18,9 +18,9 @@ class RoutingRecording:
     """Records what a model's engine looks up, and writes it at the end of the `with` block, however that ends."""
 
     def __init__(self, path: Path, table: ExpertTable, *, n_ubatch: int) -> None:
-        """Start with nothing; `n_ubatch` is the most rows that the engine runs at once.
+        """Start empty; `n_ubatch` is the most rows that the engine runs at once.
 
-        Raises ConfigError where `path` cannot be written, so that a long run does not end in that.
+        Raises ConfigError where `path` cannot be written, so that a long run does not fail at its end.
         """
         check_output(path, "recorded routing")
         self._path = path
@@ -34,7 +34,7 @@ class RoutingRecording:
         )
 
     def after_batch(self, phase: Phase, rows: int) -> None:
-        """Take in what a batch of `rows` rows looked up; for `generate`."""
+        """Record the experts that a batch of `rows` rows looked up; for `generate`."""
         with interrupts_deferred():
             self._recorder.add(self.log.take(), phase, rows)
 

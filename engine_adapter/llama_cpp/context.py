@@ -31,7 +31,7 @@ _STATUS = {
 
 
 class LlamaContext:
-    """One context. Not for several threads at once; several contexts of a model are."""
+    """One context, for one thread at a time. Several contexts of a model may run at the same time."""
 
     _handle: int | None = None
 
@@ -61,7 +61,7 @@ class LlamaContext:
         log = engine.take_log(0)
         splits = re.findall(r"splits = (\d+)", log)
         self.n_graph_splits: int | None = int(splits[-1]) if splits else None
-        """Splits of the engine's own scheduler, as it logged them; None when it did not."""
+        """Splits of the engine's own scheduler, as it logged them; None when it logged none."""
         told = (
             "Flash Attention enabled",
             "enabling flash_attn since",
@@ -71,12 +71,12 @@ class LlamaContext:
 
     @property
     def n_ctx(self) -> int:
-        """Tokens that fit in the key-value cache: what was asked for, rounded up by the engine."""
+        """Tokens that fit in the key-value cache: the length that was asked for, rounded up by the engine."""
         return int(self._engine.host.expertier_context_n_ctx(self._open_handle()))
 
     @property
     def n_batch(self) -> int:
-        """Most tokens of one `decode`: what was asked for, or the context's length if that is less."""
+        """Most tokens of one `decode`: the number that was asked for, or the context's length if that is less."""
         return int(self._engine.host.expertier_context_n_batch(self._open_handle()))
 
     def decode(
@@ -84,15 +84,15 @@ class LlamaContext:
     ) -> None:
         """Run `tokens` (1 to n_batch of them) of `sequence` from `position` on.
 
-        Logits are kept for the last token, or for all of them. A Ctrl-C ends the batch early and is raised after
-        it.
+        The engine saves logits for the last token, or for all tokens. A Ctrl-C ends the batch early and is raised
+        afterwards.
 
         Raises:
             DecodeError: the engine returned an error status. The cause is the error that made it fail, such as a
-                SourceError when expert bytes could not be read. The next decode works: a batch that was refused
-                leaves the cache as it was, and of one that failed the cache holds nothing from `position` on. Of a
-                model with recurrent layers it holds nothing of the sequence at all then, and decoding it from
-                another position than 0 is refused.
+                SourceError when expert bytes could not be read. The next decode works: a refused batch
+                leaves the cache as it was, and after a failed batch the cache holds nothing of the sequence from
+                `position` on. With recurrent layers it holds nothing of the sequence at all then, and decoding it
+                from another position than 0 is refused.
             BusyError: this thread holds leases of the tiers that the engine would wait for.
         """
         handle, array = self._open_handle(), self._batch_of(tokens)
@@ -109,8 +109,8 @@ class LlamaContext:
     def decode_each(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> None:
         """Run one token each of some sequences in one batch: `tokens[i]` of `sequences[i]` at `positions[i]`.
 
-        The sequences are all different. Logits are kept for every one of them, in this order. Raises what `decode`
-        does; of a batch that failed the cache holds nothing of any of them from its position on.
+        The sequences are all different. The engine saves logits for each of them, in this order. Raises what `decode`
+        does; after a failed batch the cache holds nothing of these sequences from their positions on.
         """
         if not len(tokens) == len(positions) == len(set(sequences)) == len(sequences):
             raise DecodeError(
@@ -140,11 +140,11 @@ class LlamaContext:
         handle = self._open_handle()
         if self._binding is not None:
             self._binding.manager.require_no_leases_here("run the engine")
-            self._binding.take_error()  # what is there is not about this batch
+            self._binding.take_error()  # an error that is left belongs to an earlier batch
         with interrupts_deferred(lambda: self._engine.host.expertier_context_abort(handle)):
             status = run()
             message, cause = self._binding.take_error() if self._binding is not None else ("", None)
-            if status == 0 and message:  # the engine went on with bytes that are not there
+            if status == 0 and message:  # the engine went on without the bytes of an expert
                 for sequence, position in places:
                     self._engine.host.expertier_context_discard(handle, sequence, position)
         if status == 0 and not message:
@@ -160,17 +160,17 @@ class LlamaContext:
         """Return a copy of the logits of token `index` of the last batch, float32 of shape [n_vocab].
 
         Raises:
-            EngineError: none were kept for it, or the last batch failed.
+            EngineError: the engine saved no logits for it, or the last batch failed.
         """
         pointer = self._engine.host.expertier_context_logits(self._open_handle(), index)
         if not pointer:
             raise EngineError(
-                f"there are no logits of token {index}: the last batch kept none for it, or failed"
+                f"there are no logits of token {index}: the last batch saved none for it, or failed"
             )
         return np.ctypeslib.as_array(pointer, (self._n_vocab,)).copy()
 
     def set_sampler(self, temperature: float = 0.0, seed: int = 0) -> None:
-        """Choose how `sample` picks: greedily at temperature 0, else at random from the likely tokens."""
+        """Choose how `sample` picks: greedily at temperature 0, otherwise at random among the likely tokens."""
         if not self._engine.host.expertier_context_set_sampler(self._open_handle(), temperature, seed):
             raise EngineError("no memory for a sampler")
 
@@ -178,12 +178,12 @@ class LlamaContext:
         """Return the next token after the last batch.
 
         Raises:
-            EngineError: nothing was decoded yet, or the last batch failed.
+            EngineError: no batch was decoded yet, or the last batch failed.
         """
         token = int(self._engine.host.expertier_context_sample(self._open_handle()))
         if token < 0:
             raise EngineError(
-                "there is nothing to sample from: nothing was decoded yet, or the last batch failed"
+                "there are no logits to sample from: no batch was decoded yet, or the last batch failed"
             )
         return token
 
@@ -197,7 +197,7 @@ class LlamaContext:
         if not self._engine.host.expertier_context_forget(self._open_handle(), sequence, position):
             raise EngineError(
                 f"the cache cannot forget sequence {sequence} from position {position} on: there is no such "
-                "sequence, or the model has recurrent layers, which forget all of one or nothing"
+                "sequence, or the model has recurrent layers, which forget all of a sequence or nothing"
             )
 
     def close(self) -> None:

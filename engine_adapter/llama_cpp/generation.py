@@ -1,4 +1,4 @@
-"""Runs a prompt and then generates token by token, with the time that each part took."""
+"""Runs a prompt and then generates token by token, and measures the time of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expertier.planner.traces.trace import Phase
 
 @dataclass
 class Generation:
-    """What was generated, and how long it took. `logits` is empty unless they were asked for."""
+    """The generated tokens, and how long they took. `logits` is empty unless logits were asked for."""
 
     prompt_tokens: int = 0
     tokens: list[int] = field(default_factory=list)

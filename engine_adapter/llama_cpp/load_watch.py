@@ -12,10 +12,10 @@ class LoadWatch:
     def __init__(self) -> None:
         self._raised: BaseException | None = None
         self.goes_on = abi.LoadGoesOn(self._goes_on)
-        """For `abi.ModelOptions`; to be kept for as long as the load runs."""
+        """For `abi.ModelOptions`; it must live as long as the load runs."""
 
     def _goes_on(self) -> int:
-        """Return 0 where the load is to end. Entering Python is what lets signals be handled meanwhile."""
+        """Return 0 where the load is to end. Python handles signals meanwhile, because this call enters it."""
         try:
             return int(self._raised is None and not interrupt_pending())
         except BaseException as error:  # a signal handler of the program's: ctypes would print it and go on
@@ -23,7 +23,7 @@ class LoadWatch:
             return 0
 
     def raise_interrupt(self) -> None:
-        """Raise what made the load end, after it: the interrupt, or what a handler of the program's raised."""
+        """After the load, raise what ended it: the interrupt, or the error of a signal handler of the program's."""
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised

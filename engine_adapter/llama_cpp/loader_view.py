@@ -39,7 +39,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class LoaderView:
-    """The extents, contiguous from 0, and the merged header; None where the file's own serves."""
+    """The extents, contiguous from 0, and the merged header; None where the file's own header serves."""
 
     extents: tuple[Extent, ...]
     header: bytes | None
@@ -54,7 +54,9 @@ def loader_view(table: ExpertTable) -> LoaderView:
     if len(table.files) == 1:
         return LoaderView(_view_of_one(table), None)
     shards = read_file_shards(table.path, table.type_sizes)
-    if [file.identity for file in table.files] != [FileIdentity.of(one.header.file_stat) for one in shards]:
+    if [file.identity for file in table.files] != [
+        FileIdentity.of(shard.header.file_stat) for shard in shards
+    ]:
         raise ModelError(
             f"{table.path} or another of its shards changed after the table was read; open it again"
         )
@@ -93,7 +95,7 @@ def _view_of_shards(table: ExpertTable, shards: tuple[FileShard, ...]) -> Loader
             file = EXPERTS if tensor.name in experts else number
             extents.append(Extent(data_bytes, data_bytes + n_bytes, file, 0 if file < 0 else tensor.offset))
             padded = data_bytes + round_up(n_bytes, alignment)
-            if padded > data_bytes + n_bytes:  # nobody looks at what lies between tensors
+            if padded > data_bytes + n_bytes:  # the loader reads no bytes between tensors
                 extents.append(Extent(data_bytes + n_bytes, padded, EXPERTS, 0))
             data_bytes = padded
     header = _merged_header(shards[0], entries, alignment)

@@ -1,4 +1,4 @@
-"""A model that llama.cpp has loaded: with its experts in our tiers, or as stock would."""
+"""A model that llama.cpp has loaded, with its experts in our tiers or as the stock engine loads it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 
 @dataclass(frozen=True)
 class LoadCounts:
-    """Bytes that loading read from the file, and those of them that were experts."""
+    """Bytes that loading read from the file, and how many of these were bytes of experts."""
 
     bytes_read: int
     expert_bytes: int
@@ -70,11 +70,11 @@ class LlamaModel:
         params: ct.Structure | None = None,
         lookups: LookupLog | None = None,
     ) -> LlamaModel:
-        """Load `path`; with `tiers`, its experts are never read here but served by them.
+        """Load `path`; with `tiers`, loading reads no experts, as the tiers serve them.
 
         `inner_device` is the engine's name of the device that computes all layers, such as `CUDA0` or `CPU`; by
-        default the engine places stock models by itself, and tiers are bound to the CPU. Of stock models it may be
-        several, `CUDA0,CUDA1`, which the engine splits the layers over. Tiers on several devices come with the
+        default the engine places stock models by itself, and tiers are bound to the CPU. For a stock model it may name
+        several devices, `CUDA0,CUDA1`, over which the engine splits the layers. Tiers on several devices come with the
         `placement` that they were made for. Two options of the stock
         engine: `experts_in_ram` keeps the experts in RAM (llama.cpp's `--cpu-moe`), where they are computed by the
         CPU, or served through `context(moe_cache_bytes=...)`; with `mapped` False the file is read instead of mapped,
@@ -84,14 +84,14 @@ class LlamaModel:
 
         `repack` lets the engine rewrite weights for its own kernels: by default as stock does, and never with
         tiers, whose slots hold the file's bytes (parity is stated against stock without repacking, D10). `params` is
-        a llama_model_params of someone who binds the engine by itself: what tiers do not decide is taken from it.
-        `lookups` logs which experts the engine asks the tiers for.
+        the llama_model_params of a program that binds the engine by itself: tiers override only the fields that they
+        decide. `lookups` logs which experts the engine asks the tiers for.
 
-        An interrupt ends the load between two tensors: it is raised when all that was opened is closed again.
+        An interrupt ends the load between two tensors: it is raised once everything that was opened is closed again.
 
         Raises:
-            EngineError: the engine refused the model; the message holds its own last lines. Or it has no such device.
-                Or `path` is not the tiers' own file.
+            EngineError: the engine refused the model; the message holds its own last lines. Or it has no such device,
+                or `path` is not the file of the tiers.
             ConfigError: an option of the stock engine was given beside `tiers`.
         """
         if tiers is not None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.errors import EngineError
 
-_PATIENCE_S = 10
+_CONNECT_TIMEOUT_S = 10
 
 
 def add_rpc_servers(engine: LoadedEngine, endpoints: Sequence[str]) -> None:
@@ -48,10 +48,10 @@ def add_rpc_servers(engine: LoadedEngine, endpoints: Sequence[str]) -> None:
 
 
 def _require_listening(endpoint: str) -> None:
-    """Raise `EngineError` where nobody listens: ggml would end the process."""
+    """Raise `EngineError` where no server listens, as ggml would end the process then."""
     host, _, port = endpoint.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), _PATIENCE_S).close()
+        socket.create_connection((host, int(port)), _CONNECT_TIMEOUT_S).close()
     except (OSError, ValueError, OverflowError) as error:
         raise EngineError(
             f"asked for the RPC server {endpoint!r}: {error}; give host:port of a running ggml-rpc-server of the same "

@@ -1,8 +1,8 @@
 """A skeleton of a model: sparse copies of its files whose experts are holes.
 
-For engines that only take a path. The loader reads zeros where experts would be, which cost no disk, and hands them
-to a buffer that drops them. Skeletons lie in the cache folder, under a name that changes with the model's files, and
-hold as much disk as everything but the experts.
+A skeleton is for engines that only take a path. The loader reads zeros where experts would be, which cost no disk, and
+hands them to a buffer that drops them. Skeletons lie in the cache folder, under a name that changes with the model's
+files, and hold as much disk as everything but the experts.
 
     model.gguf      [ header ][ tensors ][ experts ................ ][ tensors ]
     skeleton        [ header ][ tensors ][ hole                     ][ tensors ]
@@ -38,14 +38,14 @@ _ORIGIN = "made-from"  # names the model that a skeleton is of
 
 
 def ensure_skeleton(table: ExpertTable) -> Path:
-    """Return the path that an engine loads instead of the model: its skeleton's (first) file, made the first time.
+    """Return the path that an engine loads instead of the model: its skeleton's first file. Make a missing one.
 
-    Where the cache's file system has no holes, the model's own path is returned and a warning says so once: the
-    loader then reads the experts, too, and drops them.
+    Where the cache's file system has no holes, return the model's own path and log a warning once: the loader then
+    reads the experts, too, and drops them.
 
     Raises:
         SourceError: a file of the model changed or could not be read. BuildError: the cache cannot be written.
-        ConfigError: others can write to it.
+        ConfigError: other users can write to it.
     """
     folder = make_subfolder("skeletons")
     target = folder / _name(table)
@@ -71,12 +71,11 @@ def ensure_skeleton(table: ExpertTable) -> Path:
 
 
 def _name(table: ExpertTable) -> str:
-    parts = [f"{file.path}|{file.identity}" for file in table.files]
-    return hash_text(*parts)[:20]
+    return hash_text(*(f"{file.path}|{file.identity}" for file in table.files))[:20]
 
 
 def _remove_stale(folder: Path, table: ExpertTable) -> None:
-    """Remove skeletons of what this model was before, and of models that are gone."""
+    """Remove skeletons of earlier versions of this model's files, and of models that no longer exist."""
     for origin in folder.glob(f"*/{_ORIGIN}"):
         try:
             made_from = Path(os.fsdecode(origin.read_bytes()))
@@ -125,7 +124,7 @@ def _read(source: int, file: ModelFile, begin: int, n_bytes: int) -> bytes:
 
 
 def _ranges_to_copy(table: ExpertTable, file: ModelFile) -> Iterator[tuple[int, int]]:
-    """Yield [begin, end) within the file of all that is no expert."""
+    """Yield the ranges [begin, end) of the file that hold no expert."""
     at = file.begin
     for begin, end in table.expert_ranges:
         if begin >= file.end:
@@ -139,7 +138,7 @@ def _ranges_to_copy(table: ExpertTable, file: ModelFile) -> Iterator[tuple[int, 
 
 
 def _has_holes(table: ExpertTable, folder: Path) -> bool:
-    """Whether the copies take about as much disk as what was written to them."""
+    """Whether the copies take about as much disk as the bytes that were written to them."""
     taken = sum((folder / file.path.name).stat().st_blocks * 512 for file in table.files)
     written = table.file_bytes - table.expert_bytes_total
     _log.info("%s: a skeleton of %s of disk", table.path.name, mib(taken))

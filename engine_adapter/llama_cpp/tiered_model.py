@@ -50,10 +50,10 @@ class TieredModel:
         lookups: LookupLog | None = None,
         shape: ContextShape | None = None,
     ) -> TieredModel:
-        """Make the tiers for `table` and load its model through them; `lookups` logs what it asks them for.
+        """Make the tiers for `table` and load its model through them; `lookups` logs the experts that it asks for.
 
-        They are on the engine's devices that `config.engine_device` names, where `shape` is what the contexts will
-        need room for.
+        The tiers are on the engine's devices that `config.engine_device` names. `shape` describes the contexts that
+        these devices need room for.
 
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
@@ -93,7 +93,7 @@ class TieredModel:
     def describe(self) -> dict[str, Any]:
         """Return the tiers' statistics, what loading read, and what the proxy counted, for a report.
 
-        Where the engine computes in the slab, also what it takes of it, and the boundary's moves.
+        Where the engine computes in the slab, the report also has the bytes that it takes there, and the moves.
         """
         counters = self.binding.counters()
         devices = [

@@ -1,4 +1,4 @@
-"""How many tokens a text is, of a model that is not loaded: of it only the vocabulary and other metadata are read."""
+"""Counts the tokens of a text for a model that is not loaded: only its vocabulary and other metadata are read."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from expertier.interrupts import interrupts_deferred
 
 
 def count_tokens(engine: LoadedEngine, path: str | os.PathLike[str], text: str) -> int | None:
-    """Return the number of tokens of `text`, special ones included; None where the engine does not say.
+    """Return the number of tokens of `text`, special tokens included; None where the engine cannot count them.
 
-    It will then say why when it loads the model.
+    The engine gives the reason when it loads the model.
     """
     options = abi.ModelOptions(abi=abi.HOST_ABI, path=os.fsencode(path), is_mapped=1, is_measured=1)
     error = ct.create_string_buffer(1)

@@ -33,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """A model and the user's wishes for it, to be held against devices."""
+    """A model and the user's wishes for it, to compare with what devices have room for."""
 
     model: ModelNeeds
     config: TierConfig
 
     @classmethod
     def of(cls, table: ExpertTable, config: TierConfig, shape: ContextShape | None) -> DeviceChoice:
-        """Read the model's headers; without a `shape`, it is that of llama.cpp's default parameters."""
+        """Read the model's headers; without a `shape`, llama.cpp's default parameters decide the context's shape."""
         shape = shape if shape is not None else ContextShape(full_windows=True)
         return cls(ModelNeeds.of(table, shape), config)
 
@@ -75,8 +75,8 @@ def place_blocks(
 ) -> Placement:
     """Return where the model's blocks are to lie: on the devices that `config.engine_device` names.
 
-    `auto` is the engine's first GPU where all experts fit there beside the rest, else all GPUs of its kind that have
-    room for some layers; the CPU where there is no GPU.
+    With `auto` it is the engine's first GPU where all experts fit there beside the other weights, otherwise all GPUs of
+    its kind that have room for some layers; without a GPU it is the CPU.
 
     Raises:
         DeviceError: there is no such device. ConfigError: a device would have no layer with experts, or a share was
@@ -93,7 +93,7 @@ def place_blocks(
         units = split_blocks(blocks, model.output_bytes, names=names, rooms=(), shares=config.tensor_split)
         return Placement(tuple(names), units) if len(names) > 1 else Placement.on_one(names[0])
     if config.engine_device == "auto" and choice.fits_on_one(devices[names[0]]):
-        return Placement.on_one(names[0])  # before the others are asked, which takes memory of a GPU
+        return Placement.on_one(names[0])  # asking another GPU for its room would take memory there
     rooms = [choice.room(devices[name]) for name in names]
     if config.engine_device == "auto":
         names, rooms = _with_room(blocks, names, rooms)
@@ -103,7 +103,7 @@ def place_blocks(
 
 
 def candidates(proxy: ct.CDLL, wanted: str) -> list[str]:
-    """Return the devices that are named; for `auto` all GPUs of the first one's kind, or the CPU."""
+    """Return the devices that `wanted` names; for `auto` all GPUs of the first GPU's kind, or the CPU."""
     if wanted != "auto":
         names = wanted.split(",")
         for name in names:

@@ -1,4 +1,4 @@
-"""A device of the engine's own as the tiers see one: memory through ggml, whatever the vendor."""
+"""A device of the engine's own as the tiers see it: memory through ggml, whoever made the device."""
 # ruff: noqa: ARG002 (the protocol's arguments, of which a device without streams has no use)
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NO_PIECES = np.empty((0, 2), np.int64)
 
 
 def device_of(proxy: ct.CDLL, name: str) -> Device:
-    """Return the device that the tiers use for ggml's device `name`: the host, or memory of the device's own.
+    """Return the device that the tiers use for ggml's device `name`: its own memory, or the host's where it has none.
 
     Raises:
         DeviceError: the engine has no such device.
@@ -54,8 +54,8 @@ def has_own_memory(proxy: ct.CDLL, name: str) -> bool:
 class EngineDevice:
     """Memory of a ggml device, and pinned host memory that it copies from. Thread-safe.
 
-    It has no streams here: copies are complete when they return, but for what `relocate` queues, one thread at a time.
-    The plugin queues its own on the engine's stream.
+    It has no streams here: a copy is complete when the call returns, except for the moves that `relocate` queues, which
+    only one thread at a time may do. The plugin queues its own copies on the engine's stream.
     """
 
     def __init__(self, proxy: ct.CDLL, name: str) -> None:

@@ -9,7 +9,7 @@ from expertier.tiers.model.table import ExpertTable
 
 
 def experts_regex(table: ExpertTable) -> str:
-    """Return the override pattern that matches exactly the table's expert tensors, by their names' forms."""
+    """Return the override pattern that matches the table's expert tensors in every block."""
     forms = sorted(
         {
             re.sub(r"^blk\\\.\d+\\\.", r"blk\\.[0-9]+\\.", re.escape(matrix.name))
@@ -21,7 +21,7 @@ def experts_regex(table: ExpertTable) -> str:
 
 
 def blocks_regex(table: ExpertTable) -> str:
-    """Return the override pattern that matches the table's expert tensors by name: those of its blocks alone."""
+    """Return the override pattern that matches the table's expert tensors in the table's own blocks only."""
     blocks = defaultdict(list)
     for layer in table.layers:
         for matrix in layer.matrices:
@@ -35,5 +35,5 @@ def blocks_regex(table: ExpertTable) -> str:
 
 
 def placed_regex(table: ExpertTable, *, is_split: bool) -> str:
-    """Return the pattern of a device's experts: of all that there are, or of one device's among several."""
+    """Return the pattern of a device's expert tensors; `is_split` says whether other devices have other blocks."""
     return blocks_regex(table) if is_split else experts_regex(table)

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 
 from expertier.tiers.model.table import ExpertTable
 
-if TYPE_CHECKING:  # which imports this
+if TYPE_CHECKING:  # only for annotations: a cycle of imports otherwise
     from expertier.engine_adapter.placement.tensor_split import TensorSplit
 
 ALL_UNITS = 1
-"""The share of a device that has everything: with one device, numbers say nothing."""
+"""The units of a device that has the full model: where no blocks are split, the number means nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
     """The engine's names of the devices, in their order, and how many units lie on each: blocks, and the output last.
 
-    These whole numbers are what llama.cpp gets as its `tensor_split`. It compares (block / all) with (sum / all), both
-    of them single-precision quotients of whole numbers by the same one, so that it places exactly these blocks.
+    llama.cpp gets these integers as its `tensor_split`. It compares (block / all) with (sum of units / all).
+    Both are single-precision quotients of integers by the same integer, so it places exactly these blocks.
     """
 
     devices: tuple[str, ...]
@@ -30,7 +30,7 @@ class Placement:
 
     @classmethod
     def on_one(cls, device: str) -> Placement:
-        """Return the placement of everything on one device."""
+        """Return the placement of the full model on one device."""
         return cls((device,), (ALL_UNITS,))
 
     @property

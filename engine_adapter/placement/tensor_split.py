@@ -28,10 +28,10 @@ _BLOCK = re.compile(r"^blk\.\d+\.")
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """How the engine splits expert tensors among devices, as it says it itself.
+    """How the engine splits expert tensors among devices, in its own words.
 
-    `names[i]` is split as `splits[i]`; `shares` are the devices' shares as `--tensor-split` gives them, None for equal
-    ones.
+    `names[i]` is split as `splits[i]`; `shares` are the devices' shares as `--tensor-split` gives them, or None
+    for equal shares.
     """
 
     n_devices: int
@@ -40,7 +40,7 @@ class TensorSplit:
     splits: tuple[abi.Split, ...]
 
     def cuts(self) -> dict[str, TensorCut]:
-        """Return the cut of each tensor by its name; one that the engine does not load as that of another layer."""
+        """Return each tensor's cut by name; a tensor that the engine does not load is cut as in another layer."""
         found = {
             name: self._cut(split)
             for name, split in zip(self.names, self.splits, strict=True)
@@ -51,14 +51,14 @@ class TensorSplit:
         return {name: found.get(name) or like.get(_BLOCK.sub("", name), unused) for name in self.names}
 
     def share_array(self) -> Any:
-        """Return the shares for the engine; None for equal ones."""
+        """Return the shares for the engine; None for equal shares."""
         return None if self.shares is None else (ct.c_float * self.n_devices)(*self.shares)
 
     def buffer_type(self, proxy: ct.CDLL, bindings: Sequence[int]) -> int:
-        """Return the address of a ggml buffer type whose tensors are split so among the tiers at `bindings`.
+        """Return the address of a ggml buffer type that splits tensors like this among the tiers at `bindings`.
 
         Raises:
-            EngineError: this engine has none.
+            EngineError: this engine has no such buffer type.
         """
         n = len(self.names)
         error = ct.create_string_buffer(_ERROR_BYTES)
@@ -92,8 +92,8 @@ def ask_tensor_split(
     """Ask the engine how it would split the model's experts among its devices of these names.
 
     Only metadata is loaded. Raises:
-        EngineError: it has no such device, or cannot split this architecture, with its own words. EngineMismatchError:
-            this build does not tell.
+        EngineError: the engine has no such device, or cannot split this architecture; the message quotes the engine.
+        EngineMismatchError: this build hides the function that answers.
     """
     options = abi.ModelOptions(
         abi=abi.HOST_ABI,

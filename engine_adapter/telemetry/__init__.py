@@ -1,1 +1,1 @@
-"""What is told of the tiers: log lines, metrics, answers to signals."""
+"""Reports on the tiers: log lines, metrics, answers to signals."""

@@ -26,11 +26,11 @@ except ImportError as missing:  # pragma: no cover - an installation without the
 
 _NANOSECONDS = 1e-9
 _OTHER_NAMES = {"dropped_writes": "load_skipped_bytes"}
-"""Counters of the proxy whose metric is called otherwise than the counter."""
+"""Counters of the proxy whose metric has another name than the counter."""
 
 
 def metric_name(counter: Counter) -> str:
-    """Return what a counter of the proxy is called among the metrics, without `expertier_` and `_total`."""
+    """Return the name of the metric for a counter of the proxy, without `expertier_` and `_total`."""
     name = counter.name.removesuffix("_ns") + "_seconds" * counter.name.endswith("_ns")
     return _OTHER_NAMES.get(counter.name, f"proxy_{name}")
 
@@ -43,7 +43,7 @@ class TierCollector(Collector):
         self._counters = counters
 
     def collect(self) -> Iterator[Metric]:
-        """Yield everything, as of now."""
+        """Yield all metrics with their present values."""
         stats, proxy = self._stats(), self._counters()
         l1, l2, file = stats.l1, stats.l2, stats.file
         for tier, name, numbers in (("l1", "expert slots", l1), ("l2", "host pool", l2)):
@@ -51,12 +51,14 @@ class TierCollector(Collector):
             yield _counter(f"{tier}_misses", f"Experts not found in the {name}.", numbers.misses)
             yield _counter(f"{tier}_evictions", f"Experts that left the {name}.", numbers.evictions)
             yield _gauge(f"{tier}_budget_bytes", f"Budget of the {name}.", numbers.budget_bytes)
-            yield _gauge(f"{tier}_used_bytes", f"What the {name} take of the budget.", numbers.used_bytes)
+            yield _gauge(
+                f"{tier}_used_bytes", f"Bytes of the budget that the {name} use.", numbers.used_bytes
+            )
         yield _gauge("l1_slots", "Expert slots of all layers.", l1.slots)
         yield _gauge("l2_peak_bytes", "The most that the host pool ever took.", l2.peak_bytes)
         yield _gauge("l2_bounce_bytes", "Bounce blocks beside the host pool.", l2.bounce_bytes)
         paths = CounterMetricFamily(
-            "expertier_expert_bytes", "Expert bytes moved, by the way they took.", labels=["path"]
+            "expertier_expert_bytes", "Expert bytes moved, by the path of the move.", labels=["path"]
         )
         for path, n_bytes in (
             ("into_l1", l1.bytes_in),
@@ -66,29 +68,35 @@ class TierCollector(Collector):
             paths.add_metric([path], n_bytes)
         yield paths
         yield _counter(
-            "l2_ahead_fills", "Experts read into the host pool before anyone asked.", l2.ahead_fills
+            "l2_ahead_fills", "Experts read into the host pool before a layer asked for them.", l2.ahead_fills
         )
-        yield _counter("l2_ahead_bytes", "Bytes of these.", l2.ahead_bytes)
+        yield _counter("l2_ahead_bytes", "Bytes of the experts that were read ahead.", l2.ahead_bytes)
         yield _counter("l2_refusals", "Allocations that the host pool was refused.", l2.refusals)
         yield _counter(
-            "l2_given_back_bytes", "What the host pool gave back under pressure.", l2.given_back_bytes
+            "l2_given_back_bytes", "Bytes that the host pool gave back under pressure.", l2.given_back_bytes
         )
         yield _counter("moves", "Moves of the slots.", stats.moves.moves)
-        yield _counter("moved_bytes", "Bytes that these copied within the device.", stats.moves.moved_bytes)
+        yield _counter(
+            "moved_bytes", "Bytes that moves of the slots copied within the device.", stats.moves.moved_bytes
+        )
         yield _counter("prefetches", "Experts that were prefetched.", stats.prefetch.done)
         yield _counter(
-            "prefetch_useful_bytes", "Prefetched, and then asked for.", stats.prefetch.useful_bytes
+            "prefetch_useful_bytes",
+            "Bytes that were prefetched, and that a layer asked for later.",
+            stats.prefetch.useful_bytes,
         )
-        yield _counter("prefetch_wasted_bytes", "Prefetched for nothing.", stats.prefetch.wasted_bytes)
-        yield _counter("file_reads", "Reads of the model's file that gave all bytes.", file.reads)
+        yield _counter(
+            "prefetch_wasted_bytes", "Bytes that were prefetched in vain.", stats.prefetch.wasted_bytes
+        )
+        yield _counter("file_reads", "Reads of the model's file that returned all bytes.", file.reads)
         yield _counter("file_read_failures", "Reads of the model's file that failed.", file.failures)
         yield from _proxy_metrics(proxy)
 
 
 class MetricsServer:
-    """Serves the numbers on `host`:`port` until it is closed; port 0 takes a free one.
+    """Serves the metrics on `host`:`port` until it is closed; port 0 takes a free port.
 
-    Only those who ask for a name of loopback or one of `hosts` get them.
+    Only requests for a name of loopback or for one of `hosts` are answered.
     """
 
     def __init__(
@@ -98,7 +106,7 @@ class MetricsServer:
         hosts: AllowedHosts | None = None,
         host: str = "127.0.0.1",
     ) -> None:
-        """Raises `ConfigError` where the port cannot be had."""
+        """Raises `ConfigError` where the port cannot be used."""
         registry = CollectorRegistry()
         registry.register(collector)
         guarded = _guarded(make_wsgi_app(registry), hosts or AllowedHosts.of(host))
@@ -106,7 +114,7 @@ class MetricsServer:
             self._server = make_server(host, port, guarded, _Server, handler_class=_SilentHandler)
         except OSError as error:
             raise ConfigError(
-                f"--metrics-port {port} of {host} cannot be had: {error.strerror}; give another"
+                f"--metrics-port {port} of {host} cannot be used: {error.strerror}; give another port"
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="expertier-metrics", daemon=True
@@ -140,11 +148,11 @@ class _SilentHandler(WSGIRequestHandler):
     timeout = 10
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: it is asked every few seconds."""
+        """Log nothing, as a scraper asks every few seconds."""
 
 
 def _guarded(app: Callable[..., Iterable[bytes]], hosts: AllowedHosts) -> Callable[..., Iterable[bytes]]:
-    """Return the application, for those who ask for an allowed host."""
+    """Return the application; it answers only requests for an allowed host."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         host, origin = environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")

@@ -1,4 +1,4 @@
-"""Signals answered on a thread: in a Python program, and in a program of C whose process Python is a guest of."""
+"""Signals answered on a thread: in a Python program, and in a C program that Python is embedded in."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _log = logging.getLogger(__name__)
 def on_signal(number: signal.Signals, action: Callable[[], None]) -> Iterator[None]:
     """Have `action` run, on a thread of its own, each time the process gets signal `number` in the block.
 
-    Not in the handler: that would run between any two instructions of the main thread, which may hold a lock
-    that the action needs. To be entered on the main thread.
+    The action does not run in the handler, which may run between any two instructions of the main thread while that
+    holds a lock that the action needs. Enter the block on the main thread.
     """
     arrived: queue.SimpleQueue[bool] = queue.SimpleQueue()  # its put() may be called from a signal handler
 
@@ -38,24 +38,24 @@ def on_signal(number: signal.Signals, action: Callable[[], None]) -> Iterator[No
 
 
 def answer_signal(number: signal.Signals, action: Callable[[], None]) -> bool:
-    """Have `action` run, on a thread of its own, at each signal `number` until the process ends; whether it will.
+    """Have `action` run, on a thread of its own, at each signal `number` to the process's end; return whether it will.
 
-    For a process whose main thread runs no Python, so that no handler written in Python would be called. What
-    Python's handler in C does at once, on whatever thread got the signal, is to write to the wake-up descriptor:
-    that is what the thread reads. Calls that the signal meets are restarted, where the kernel can do that. A signal
-    that the program handles or ignores by itself is left to it. To be called on the thread that started Python.
+    This is for a process whose main thread runs no Python, so that no handler written in Python would be called. On
+    whatever thread gets the signal, Python's handler in C writes to the wake-up descriptor at once, and our thread
+    reads it. System calls that the signal interrupts are restarted where the kernel can do that. A signal that the
+    program handles or ignores by itself is left alone. Call this on the thread that started Python.
     """
     if signal.getsignal(number) is not signal.SIG_DFL:
         _log.warning("%s is taken by the program itself, so no summary is logged at it", number.name)
         return False
-    readable, writable = os.pipe()  # not inherited by what the program starts
+    readable, writable = os.pipe()  # processes that the program starts do not inherit it
     os.set_blocking(writable, False)
 
     def wait() -> None:
         while os.read(readable, 1):
             try:
                 action()
-            except Exception:  # the next signal would end the process if nobody read it any more
+            except Exception:  # this thread must live on, to read the next signal
                 _log.exception("no answer to %s", number.name)
 
     threading.Thread(target=wait, name=f"expertier-{number.name}", daemon=True).start()

@@ -1,9 +1,9 @@
-"""One line an event, `key=value`, on the `expertier` logger: what the tiers got, their first use, failures, sums.
+"""One line an event, `key=value`, on the `expertier` logger: the sizes of the tiers, their first use, failures, sums.
 
     event=enabled model=model.gguf slots=191 requested_slots=191 ... limited_by=budget
     event=summary hits=1108 misses=1663 hit_rate=0.400 turn_hits=1108 ...
 
-Never one a token. `show_events` has these lines, and all warnings of ours in the same form, written to standard error.
+No token has a line of its own. `show_events` writes these lines, and our warnings in the same form, to standard error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NO_LIMIT = 1 << 62
 
 
 def event_line(event: str, **fields: Value) -> str:
-    """Return one line: the event and its fields in their order, texts in JSON's quotes where they need some.
+    """Return one line: the event and its fields in their order, texts in JSON's quotes where they need quotes.
 
     Fractions have three digits after the point, and none of a line's values ever holds a line break.
     """
@@ -46,7 +46,7 @@ class Telemetry:
     """The events of one model's tiers."""
 
     def __init__(self, manager: Tiers, config: TierConfig) -> None:
-        """Begin to count: sums «of the turn» are those since here, or since the last summary."""
+        """Begin to count: sums of a turn start here, or at the last summary."""
         self._manager = manager
         self._config = config
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Telemetry:
         self._last = manager.stats()
 
     def enabled(self) -> None:
-        """Say what the tiers got, and what kept them from more."""
+        """Log the sizes that the tiers got, and what limited them."""
         manager, stats = self._manager, self._manager.stats()
         requested = requested_slots(manager, self._config)
         _event(
@@ -72,7 +72,7 @@ class Telemetry:
         )
 
     def note_fill(self, error: BaseException | None) -> None:
-        """Say that the first fill was served, or that one failed; for `TierBinding.on_fill`."""
+        """Log that the first fill was served, or that a fill failed; for `TierBinding.on_fill`."""
         if error is not None:
             _event("fill_failed", model=self._manager.table.path.name, reason=_reason(error))
         elif not self._used:
@@ -80,7 +80,7 @@ class Telemetry:
             _event("first_use", model=self._manager.table.path.name)
 
     def summary(self) -> None:
-        """Say what was counted since the start, and in the turn since the last summary."""
+        """Log the counts since the start, and those of the turn since the last summary."""
         with self._lock:
             now = self._manager.stats()
             last, self._last = self._last, now
@@ -118,18 +118,18 @@ def watched(binding: AnyBinding, config: TierConfig) -> Iterator[Telemetry]:
 
 
 def say_disabled(model: str, reason: str) -> None:
-    """Say that a model does not run through the tiers, and why."""
+    """Log that a model does not run through the tiers, and why."""
     _event("disabled", model=model, reason=reason)
 
 
 def requested_slots(manager: Tiers, config: TierConfig) -> int:
-    """Return how many slots the budget that was asked for makes: at most one an expert, RAM not considered."""
+    """Return how many slots the requested budget has room for: at most one for each expert, whatever the RAM."""
     wanted = resolve(config, manager.table, _NO_LIMIT).expert_cache_bytes
     return sum(plan_layers(manager.table.layer_demands(), budget_bytes=wanted).slots)
 
 
 def limited_by(manager: Tiers, requested: int) -> str:
-    """Return what keeps the tiers from more slots: `slots` (every expert has one), `ram`, or the `budget`."""
+    """Return what limits the number of slots: `slots` (every expert has one), `ram`, or the `budget`."""
     slots = sum(manager.slots)
     if slots >= sum(layer.n_experts for layer in manager.table.layers):
         return "slots"
@@ -137,7 +137,7 @@ def limited_by(manager: Tiers, requested: int) -> str:
 
 
 class EventFormatter(logging.Formatter):
-    """Events as they are; any other message of ours as an event of its level's name."""
+    """Writes events as they are, and any other message of ours as an event named after its level."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one line."""
@@ -149,7 +149,7 @@ class EventFormatter(logging.Formatter):
 
 @contextmanager
 def show_events(stream: TextIO | None = None) -> Iterator[None]:
-    """Write our log from INFO on to `stream` (standard error), one line a record, while the block runs."""
+    """Write our log from INFO on to `stream` (standard error), one line for each record, while the block runs."""
     logger = logging.getLogger(_ROOT)
     handler = logging.StreamHandler(stream if stream is not None else sys.stderr)
     handler.setFormatter(EventFormatter())

@@ -9,8 +9,8 @@ from pathlib import Path
 class PolicyKind(StrEnum):
     """How a victim is chosen; the values are the words that a user writes.
 
-    Each file in `policies/` is a member, `lfu-decay` for `lfu_decay.py`. Those that our code names are written
-    out.
+    Each file in `policies/` is a member, such as `lfu-decay` for `lfu_decay.py`. Only the members that our code
+    names are written out.
     """
 
     _ignore_ = "_path"

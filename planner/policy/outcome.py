@@ -1,4 +1,4 @@
-"""What a policy call answers when it changed nothing."""
+"""The results of policy calls that were refused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ class Outcome(IntEnum):
     """A refusal of the policy: nothing was changed. Any value of zero or more is success."""
 
     BUSY = -1
-    """An expert is being filled by someone else, or too few slots are unpinned now: wait, then try again."""
+    """Another thread is filling an expert, or too few slots are unpinned now: wait, then try again."""
 
     TOO_MANY = -2
-    """More experts than the layer has slots: ask in several parts."""
+    """The call asks for more experts than the layer has slots: ask for them in several groups."""
 
     BAD_EXPERT = -3
-    """An expert outside the layer's range."""
+    """The layer has no expert of that number."""
 
     BAD_CALL = -4
     """A call against the contract.
@@ -25,10 +25,10 @@ class Outcome(IntEnum):
     """
 
     PRESENT = -5
-    """An expert to prefetch that is in a slot already, or on its way into one."""
+    """The expert to prefetch is in a slot already, or is being filled into one."""
 
     LOOK_AGAIN = -6
-    """BUSY, and one of the layer's slots is being filled: that ends without anyone's help."""
+    """BUSY, and one of the layer's slots is being filled, so the call may succeed when that fill ends."""
 
 
 COMPLETE_AND_RELEASE = -1

@@ -7,17 +7,15 @@ A slot is in one of three states, and these calls are the arrows between them:
       ▲                                       │  ▲                   │
       └─────────────── abort ─────────────────┘  └─ begin (evicts) ──┘
 
-`begin_prefetch` and `begin_prefetch_into` take the same two arrows as `begin`, for an expert that nobody has
-asked for yet. All pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING
+`begin_prefetch` and `begin_prefetch_into` take the same two arrows as `begin`, for an expert that no call has
+asked for yet. All three pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING
 ones, are never victims.
 
-The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
-touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was
-changed. The same code serves Python (`residency.py`), C++ threads without the interpreter's lock
-(`native.py`) and, with `NUMBA_DISABLE_JIT=1`, the interpreter.
-
-Who leaves first is the affair of the files in `policies/`: their `step` and `use` are compiled into a `begin`
-of their own. Nothing else depends on the policy.
+The functions only decide: they do not lock (the caller holds the layer's lock), allocate, raise or touch expert
+bytes. Each checks everything first and changes tables last, so an `Outcome` means that nothing was changed. The same
+code serves Python (`residency.py`), C++ threads without the interpreter's lock (`calls/native.py`) and, with
+`NUMBA_DISABLE_JIT=1`, the interpreter. The files in `policies/` decide which expert leaves first: their `step` and
+`use` are compiled into a `begin` of their own. `operations.py` lists the functions that callers get.
 """
 
 from __future__ import annotations
@@ -51,11 +49,8 @@ from expertier.planner.policy.tables import (
     compiled,
 )
 
-_BUSY = int(Outcome.BUSY)
-_TOO_MANY = int(Outcome.TOO_MANY)
-_BAD_EXPERT = int(Outcome.BAD_EXPERT)
-_BAD_CALL = int(Outcome.BAD_CALL)
-_PRESENT = int(Outcome.PRESENT)
+_BUSY, _TOO_MANY, _PRESENT = int(Outcome.BUSY), int(Outcome.TOO_MANY), int(Outcome.PRESENT)
+_BAD_EXPERT, _BAD_CALL = int(Outcome.BAD_EXPERT), int(Outcome.BAD_CALL)
 
 # These change no number that has been checked; they tell the compiler that it is no negative index.
 _SLOT_MASK = (1 << SLOT_BITS) - 1
@@ -75,7 +70,7 @@ def _in_range(slots: I32, n: int, limit: int) -> bool:
 
 @compiled
 def _idle(view: LayerView, experts: I32, n: int) -> int:
-    """Return how many slots nobody holds, those of `experts` left out."""
+    """Return how many slots are unpinned, not counting the slots of `experts`."""
     found = 0
     for slot in range(len(view.pins)):
         found += view.pins[slot] == 0
@@ -100,8 +95,8 @@ def _victim(view: LayerView) -> int:
 def _place_for(view: LayerView, expert: int) -> int:
     """Return the unpinned slot for a missing expert; -1 if all are pinned.
 
-    Where a layer has a slot for each expert, that of the expert's own number: once all are there, ids are slot
-    numbers, and the experts lie as kernels like them best, in order.
+    In a layer with a slot for each expert it is the slot of the expert's own number, if that is FREE. Once all experts
+    are resident there, ids are slot numbers, and the experts lie in the order that kernels read fastest.
     """
     if len(view.owner) == len(view.slot_of) and view.owner[expert] < 0:
         return expert
@@ -110,7 +105,7 @@ def _place_for(view: LayerView, expert: int) -> int:
 
 @compiled
 def _occupy(view: LayerView, slot: int, expert: int, state: int) -> None:
-    """Put `expert` into an unpinned slot, FILLING and pinned once; who was there is evicted."""
+    """Put `expert` into an unpinned slot, FILLING and pinned once; the slot's former expert is evicted."""
     former = view.owner[slot]
     view.evicted_by[slot] = former
     if former >= 0:
@@ -211,10 +206,10 @@ def begin_for(policy: str) -> Any:
 
 @compiled
 def begin_prefetch(view: LayerView, expert: int) -> int:
-    """Choose a slot for an expert that nobody has asked for; it is pinned and FILLING, as after `begin`.
+    """Choose a slot for an expert that no call has asked for; the slot is pinned and FILLING, as after `begin`.
 
-    It counts as no use, gets no heat and, once unpinned, leaves before any other. Returns the slot; PRESENT
-    where the expert is in a slot, READY or FILLING; BUSY where every slot is pinned; BAD_EXPERT.
+    This counts as no use and adds no heat. Once unpinned, the expert leaves before any expert that was used.
+    Returns the slot; PRESENT where the expert has one, READY or FILLING; BUSY where all are pinned; BAD_EXPERT.
     """
     if expert < 0 or expert >= len(view.slot_of):
         return _BAD_EXPERT
@@ -230,7 +225,7 @@ def begin_prefetch(view: LayerView, expert: int) -> int:
 
 @compiled
 def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
-    """Do what `begin_prefetch` does, with a slot of the caller's choice: one that `victims` told of.
+    """Do what `begin_prefetch` does, in a slot that the caller chose from those that `victims` listed.
 
     Returns the slot; PRESENT or BAD_EXPERT as `begin_prefetch`; BUSY where the slot is pinned; BAD_CALL where
     the layer has no such slot.
@@ -250,9 +245,10 @@ def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
 
 @compiled
 def victims(view: LayerView, slots: I32, n: int, experts: I32) -> int:
-    """Write down the up to `n` unpinned slots that `begin` would take next, in order, and who is in them.
+    """List up to `n` unpinned slots that `begin` would take next, in order, and the experts in them.
 
-    `experts[i]` becomes the owner of `slots[i]`, -1 where it is FREE. Changes nothing else. Returns how many.
+    `experts[i]` becomes the owner of `slots[i]`, or -1 where that is FREE. The tables do not change. Returns the
+    number of slots listed.
     """
     if n < 0:
         return _BAD_CALL
@@ -275,7 +271,7 @@ def victims(view: LayerView, slots: I32, n: int, experts: I32) -> int:
 
 @compiled
 def complete(view: LayerView, slots: I32, n: int) -> int:
-    """Make READY those of `slots` that are FILLING; their bytes are in place. Pins stay. Returns how many."""
+    """Make the FILLING ones of `slots` READY, as their bytes are in place; return their number. Pins stay."""
     if not _in_range(slots, n, len(view.owner)):
         return _BAD_CALL
     n_filled = 0
@@ -310,7 +306,7 @@ def release(view: LayerView, slots: I32, n: int) -> int:
 def abort(view: LayerView, slots: I32, n: int) -> int:
     """Undo `begin` after a failed fill: FILLING ones of `slots` become FREE, all are unpinned.
 
-    What the misses evicted stays evicted: its bytes may have been overwritten. Returns 0 or BAD_CALL.
+    Experts that the misses evicted stay evicted, as their bytes may have been overwritten. Returns 0 or BAD_CALL.
     """
     status = release(view, slots, n)
     if status < 0:
@@ -330,8 +326,8 @@ def abort(view: LayerView, slots: I32, n: int) -> int:
 def resident_first(view: LayerView, experts: I32, n: int) -> int:
     """Reorder `experts` in place, those in a slot (READY or FILLING) first, otherwise in their order.
 
-    A call that needs several parts starts with what is there before it evicts any of it. Returns how many are
-    in a slot, or an `Outcome`.
+    A call that is served in several groups begins with the resident experts, before it evicts any of them. Returns
+    how many of `experts` are in a slot, or an `Outcome`.
     """
     if n < 0:
         return _BAD_CALL
@@ -352,7 +348,7 @@ def resident_first(view: LayerView, experts: I32, n: int) -> int:
 
 @compiled
 def pin_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
-    """Pin the slots of those of `experts` that are READY, which counts as no use of them; to be released.
+    """Pin the slots of those of `experts` that are READY, without counting a use; the caller releases them.
 
     `slots[i]` becomes the slot of `experts[i]`, or -1. Returns how many are pinned, or BAD_EXPERT.
     """
@@ -377,7 +373,7 @@ def pin_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
 def is_fully_resident(view: LayerView) -> int:
     """Return 1 when every expert of the layer is READY in the slot of its own number, else 0.
 
-    It stays so: such a layer has no misses, and so no evictions.
+    The answer stays 1 until a repack, as such a layer has no misses and so no evictions.
     """
     if len(view.owner) != len(view.slot_of):
         return 0
@@ -396,7 +392,7 @@ def version(view: LayerView) -> int:
 
 @compiled
 def evicted_by(view: LayerView, slots: I32, n: int, experts: I32) -> int:
-    """Tell who was evicted for the owners of `slots`: `experts[i]`, -1 for nobody. Returns 0 or BAD_CALL."""
+    """Set `experts[i]` to the expert that the owner of `slots[i]` evicted, or -1. Returns 0 or BAD_CALL."""
     if not _in_range(slots, n, len(view.owner)):
         return _BAD_CALL
     for i in range(n):

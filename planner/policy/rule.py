@@ -23,7 +23,7 @@ class Rule(Protocol):
         """Note that a call begins.
 
         It is the layer's `now`-th, counted from 1, asks for `n` `experts` and misses `n_missing` of them.
-        Whoever changes the rank of experts that the call does not use writes it to `order` here.
+        A policy that changes the rank of experts outside the call writes it to `order` here.
         """
 
     @staticmethod

@@ -64,10 +64,10 @@ def fetch(pool: Recency, layer: int, expert: int) -> int:
 
 @compiled
 def fetch_together(pool: Recency, layer: int, experts: I32, missing: Any, n: int) -> int:
-    """Fetch the experts that a part of a call misses, by way of L2; returns how many it had.
+    """Fetch the experts that a group of a call misses, by way of L2; returns how many of them L2 had.
 
-    They are `experts[i]` for the first `n` of `missing`, whose order is not kept. Those that L2 has come first, as
-    `tiers/fill/filler.py` does it: what is read for the others pushes out none of them.
+    They are `experts[i]` for the first `n` entries of `missing`, which this function reorders. As in
+    `tiers/fill/filler.py`, experts that L2 has are served first, so that no read of a missing expert evicts one.
     """
     base = layer * int(pool.state[MOST_EXPERTS])
     n_read = 0

@@ -1,8 +1,10 @@
 """Recorded calls through a policy as it ships, with L2 under it: the functions that production runs.
 
-experts ascending, as the engine's plugin asks; more than the layer has slots: those that are there first, in parts
-begin ──► some missing ──► what was evicted becomes the newest of L2 ──► those in L2, then the others ──► complete
-release
+The experts of a call are in ascending order, as the engine's plugin asks for them. A call with more experts than the
+layer has slots is played in groups, resident experts first. Each group goes this way:
+
+    begin ──► misses ──► copies of the evicted experts become L2's newest ──► misses that L2 has, then those that it
+    lacks, are fetched ──► complete ──► release
 """
 
 from __future__ import annotations

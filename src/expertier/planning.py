@@ -61,7 +61,8 @@ def make_plan(inputs: Inputs) -> Planned:
     shares = split_over_devices(inputs)
     if not shares:
         return _on_host(inputs)
-    in_slab = inputs.machine.computes_in_slab and inputs.config.slab_compute is not False
+    asked = inputs.config.slab_compute
+    in_slab = inputs.machine.computes_in_slab if asked == "auto" else asked
     ledgers: list[DeviceLedger] = []
     pools: list[PoolSize] = []
     narrow_slots: list[int] = []

@@ -38,8 +38,7 @@ F64 = npt.NDArray[np.float64]
 class Machine:
     """A machine to plan for: RAM, and the free memory of each device that may be used; none where the host computes.
 
-    `computes_in_slab` says whether the engine's compute buffers lie in the slab unless the user forbids it, as they do
-    on CUDA.
+    `computes_in_slab` says whether `MOE_SLAB_COMPUTE=auto` has the engine's compute buffers in the slab, as on CUDA.
     """
 
     ram_bytes: int

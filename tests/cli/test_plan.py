@@ -154,6 +154,23 @@ def test_a_card_of_this_machine(ours, tiny, monkeypatch):
     ours("plan", tiny, "--device", "hip:9", "--vram", "1GiB").must_refuse("either --vram")
 
 
+def test_a_card_whose_engine_does_not_compute_in_the_slab_has_no_more_slots_while_batches_are_narrow(
+    ours, qwen, monkeypatch
+):
+    def planned(name, wish):
+        device = FakeDevice(name=name, capacity_bytes=16 * GIB)
+        monkeypatch.setattr("expertier.cli.plan_command.open_device", lambda _: device)
+        monkeypatch.setenv("MOE_SLAB_COMPUTE", wish)
+        return ours("plan", qwen, "--device", name, "--ram", "32GiB", "--json").document
+
+    for name, wish in (("hip:0", "auto"), ("cuda:0", "0")):
+        document = planned(name, wish)
+        assert document["slots"] == document["slots_wide"]
+    for name, wish in (("hip:0", "1"), ("cuda:0", "auto")):
+        document = planned(name, wish)
+        assert sum(document["slots"]) > sum(document["slots_wide"])
+
+
 def test_a_pair_shares_the_layers(ours, qwen):
     document = ours("plan", qwen, "--vram", "8GiB", "--devices", 2, "--ram", "32GiB", "--json").document
     first, second = document["devices"]

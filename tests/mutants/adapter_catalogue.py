@@ -99,6 +99,13 @@ COMPUTE = (
         ("tests/engine_adapter/binding/test_device_lookup.py",),
     ),
     Mutant(
+        "a name without a number has its kind's driver",
+        "engine_adapter/placement/device_traits.py",
+        "return row if row.driver is None or ordinal_of(name) is not None else row.without_driver()",
+        "return row",
+        ("tests/engine_adapter/placement/test_device_traits.py",),
+    ),
+    Mutant(
         "graphs are captured though llama.cpp is to do without",
         "engine_adapter/binding/device_lookup.py",
         "capture = traits.captures and traits.capture_off_variable not in environ",
@@ -125,8 +132,8 @@ FILES = (
     Mutant(
         "a skeleton of a changed model is used",
         "engine_adapter/llama_cpp/skeleton.py",
-        '    parts = [f"{file.path}|{file.identity}" for file in table.files]\n',
-        '    parts = [f"{file.path}" for file in table.files]\n',
+        'f"{file.path}|{file.identity}" for file in table.files',
+        'f"{file.path}" for file in table.files',
         ("tests/engine_adapter/llama_cpp/test_skeleton.py",),
     ),
 )

@@ -107,7 +107,7 @@ GRAPHS = (
         (_SERVED,),
     ),
     Mutant(
-        "a slice's number does not tell where its slots are",
+        "a segment's number does not tell where its slots are",
         f"{_PROXY}graph/segments.cpp",
         "mixed(mixed(mixed(uid, next_), end), placed_) | 1",
         "mixed(mixed(uid, next_), end) | 1",

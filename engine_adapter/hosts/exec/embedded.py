@@ -1,7 +1,7 @@
 """The tiers of a command-line tool, started by our proxy inside the tool's own process (`expertier exec`).
 
-The tool's main thread enters Python for misses at most, and the signals are the tool's. So SIGUSR1 is answered on a
-thread of ours (signals.py), and the last summary is logged when the tool's process ends by itself (embedded.cpp).
+The tool's main thread enters Python at most for misses, and the tool handles its own signals. So SIGUSR1 is answered
+on a thread of ours (signals.py), and the last summary is logged when the tool's process ends by itself (embedded.cpp).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from expertier.tiers.model.type_sizes import BlockSize
 
 
 class EmbeddedEngine:
-    """The tool's engine: of it only our proxy library is needed, which is loaded already."""
+    """The tool's engine; only our proxy library is used of it, which is loaded already."""
 
     def __init__(self, proxy_path: str) -> None:
         self.library_paths = (Path(proxy_path),)
@@ -38,12 +38,12 @@ class EmbeddedEngine:
         declare_proxy(self.proxy)
 
     def block_size(self, ggml_type: int) -> BlockSize | None:
-        """Return the block of one of the engine's types; None for one that this build has not, or has no more."""
+        """Return the block of one of the engine's types; None where this build does not have the type."""
         return block_size(self.proxy.expertier_proxy_block_size, ggml_type)
 
 
 _running: list[tuple[AnyBinding, Telemetry]] = []
-"""Kept for as long as the process lives: the engine holds addresses of what they own."""
+"""These objects live as long as the process, as the engine holds addresses of their memory."""
 _shown = ExitStack()
 
 
@@ -78,6 +78,6 @@ def start() -> None:
 
 
 def stop() -> None:
-    """Log at the process's end what the tiers did."""
+    """Log the tiers' counts at the end of the process."""
     for _, telemetry in _running:
         telemetry.summary()

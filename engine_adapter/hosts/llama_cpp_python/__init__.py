@@ -3,13 +3,13 @@
     from expertier.engine_adapter.hosts.llama_cpp_python import Llama      instead of: from llama_cpp import Llama
 
     llama.py        the class: arguments, opening, closing
-    loading.py      how its load gets to us
+    loading.py      how we get to serve its load
     batches.py      batches whose experts could not be read raise, and leave nothing behind
     bindings.py     finds llama-cpp-python, builds the plugin for it, checks that both fit
     in_use.py       which files the libraries of this process are
 
-It needs the package: pip install 'expertier[llama-cpp-python]', which compiles it. llama-cpp-python is imported when
-`Llama` is first asked for, so that this package can be imported without it.
+llama-cpp-python has to be installed: pip install 'expertier[llama-cpp-python]' compiles it. It is imported when `Llama`
+is first asked for, so that this package can be imported without it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A context's batches, watched: what was computed without its experts raises, and leaves nothing behind."""
+"""Watches a context's batches: a batch computed without its experts raises, and leaves nothing in the cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _NOT_BEGUN = (1, -1)  # llama_decode: no room in the cache; an invalid batch
 class WatchedBatches:
     """Stands in for `LlamaContext.decode` of one context of llama-cpp-python.
 
-    It holds the context's address and not the object, which holds it: no cycle, so `del llama` frees at once.
+    It holds the context's address instead of the object, as the object holds it: without a cycle, `del llama` frees
+    both at once.
     """
 
     def __init__(self, llama_h: Any, context: Any, binding: AnyBinding) -> None:
@@ -29,14 +30,14 @@ class WatchedBatches:
 
         Raises:
             DecodeError: expert bytes could not be read (the cause is the SourceError), or the engine asked for them
-                in a way that tiers cannot serve. The cache holds nothing of the batch, and the next one works. Where
-                it cannot give up a part, as with recurrent layers, it holds nothing of the sequence, and only a batch
-                from position 0 is taken: `Llama.reset()`.
+                in a way that tiers cannot serve. The cache holds nothing of the batch, and the next batch works.
+                Where the cache cannot drop the end of a sequence, as with recurrent layers, it holds nothing of the
+                sequence, and the next batch has to begin at position 0: call `Llama.reset()`.
             RuntimeError: any other status, as without tiers.
             BusyError: this thread holds leases of the tiers, which the engine would wait for.
         """
         self._binding.manager.require_no_leases_here("run the engine")
-        self._binding.take_error()  # what is there is not about this batch
+        self._binding.take_error()  # an error that is left belongs to an earlier batch
         begins = _first_positions(batch.batch)
         self._require_not_lost(begins)
         with interrupts_deferred():
@@ -50,7 +51,7 @@ class WatchedBatches:
             self._lost.difference_update(begins)
             return
         if not message and cause is None:
-            raise RuntimeError(f"llama_decode returned {status}")  # its words without tiers
+            raise RuntimeError(f"llama_decode returned {status}")  # the message of llama-cpp-python itself
         raise DecodeError(
             f"llama_decode returned {status} for a batch of {batch.batch.n_tokens} tokens"
             + (f": {message}" if message else "")
@@ -68,7 +69,7 @@ class WatchedBatches:
                 )
 
     def _discard(self, begins: dict[int, int]) -> None:
-        """Remove the batch from the cache, or each sequence of it whole."""
+        """Remove the batch from the cache, or else all of each sequence in it."""
         if self._memory is None:
             return
         for sequence, begin in begins.items():

@@ -89,9 +89,10 @@ def run(seed: int, kind: str) -> dict[str, object]:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.deep) for seed in (1, 2))])
 def test_compiled_and_interpreted_choose_the_same_victims(seed: int) -> None:
     cases = [(seed, str(kind)) for kind in PolicyKind]
+    path = [str(SUPPORT), *filter(None, [os.environ.get("PYTHONPATH")])]
     child = subprocess.run(
         [sys.executable, __file__, json.dumps(cases)],
-        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": str(SUPPORT)},
+        env={**os.environ, "NUMBA_DISABLE_JIT": "1", "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,
         text=True,
         check=True,

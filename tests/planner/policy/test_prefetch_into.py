@@ -72,8 +72,6 @@ def test_the_list_is_the_order_in_which_experts_leave(
     residents = dict(enumerate(residency.owner[:SLOTS].tolist()))
     assert dict(listed) == {slot: expert for slot, expert in residents.items() if slot not in pinned}
     assert victims(residency, 2) == listed[:2]
-    if kind is PolicyKind.NEXT_USE:  # which ranks anew when something misses
-        return
     new = [expert for expert in range(EXPERTS) if expert not in residents.values()]
     for (slot, _), expert in zip(listed, new, strict=False):
         taken = residency.begin_prefetch(0, expert)  # no use, so the order of the others stays
