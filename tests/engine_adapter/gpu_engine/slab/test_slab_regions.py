@@ -107,7 +107,7 @@ def test_the_ledger_says_what_is_taken(gpus: GpuSession, kind):
             )
             assert tiers._slab.n_bytes == pytest.approx(slab, abs=256)
             before = device.counters()["live_bytes"]
-            beside = ledger.entries[Consumer.WEIGHTS] + ledger.entries[Consumer.STAGING]
+            beside = ledger.entries[Consumer.WEIGHTS] + ledger.entries[Consumer.PREFILL_STREAM]
             assert before == pytest.approx(slab + beside, abs=MIB // 4)  # pages, a buffer each
             with opened.model.context(n_ctx=512, n_ubatch=128, n_threads=1) as context:
                 taken = device.counters()["live_bytes"] - before
