@@ -11,13 +11,11 @@ A slot is in one of three states, and these calls are the arrows between them:
 asked for yet. All three pin every slot that they return; `release` and `abort` unpin. Pinned slots, and so FILLING
 ones, are never victims.
 
-The functions are pure decisions: they do not lock (the caller holds the layer's lock), allocate, raise or
-touch expert bytes. Each checks everything first and changes things last: an `Outcome` means that nothing was
-changed. The same code serves Python (`residency.py`), C++ threads without the interpreter's lock
-(`native.py`) and, with `NUMBA_DISABLE_JIT=1`, the interpreter.
-
-The files in `policies/` decide which expert leaves first: their `step` and `use` are compiled into a `begin` of
-their own. No other function depends on the policy. `operations.py` lists the functions that callers get.
+The functions only decide: they do not lock (the caller holds the layer's lock), allocate, raise or touch expert
+bytes. Each checks everything first and changes tables last, so an `Outcome` means that nothing was changed. The same
+code serves Python (`residency.py`), C++ threads without the interpreter's lock (`calls/native.py`) and, with
+`NUMBA_DISABLE_JIT=1`, the interpreter. The files in `policies/` decide which expert leaves first: their `step` and
+`use` are compiled into a `begin` of their own. `operations.py` lists the functions that callers get.
 """
 
 from __future__ import annotations
@@ -51,11 +49,8 @@ from expertier.planner.policy.tables import (
     compiled,
 )
 
-_BUSY = int(Outcome.BUSY)
-_TOO_MANY = int(Outcome.TOO_MANY)
-_BAD_EXPERT = int(Outcome.BAD_EXPERT)
-_BAD_CALL = int(Outcome.BAD_CALL)
-_PRESENT = int(Outcome.PRESENT)
+_BUSY, _TOO_MANY, _PRESENT = int(Outcome.BUSY), int(Outcome.TOO_MANY), int(Outcome.PRESENT)
+_BAD_EXPERT, _BAD_CALL = int(Outcome.BAD_EXPERT), int(Outcome.BAD_CALL)
 
 # These change no number that has been checked; they tell the compiler that it is no negative index.
 _SLOT_MASK = (1 << SLOT_BITS) - 1
@@ -214,8 +209,7 @@ def begin_prefetch(view: LayerView, expert: int) -> int:
     """Choose a slot for an expert that no call has asked for; the slot is pinned and FILLING, as after `begin`.
 
     This counts as no use and adds no heat. Once unpinned, the expert leaves before any expert that was used.
-    Returns the slot; PRESENT where the expert is in a slot, READY or FILLING; BUSY where every slot is pinned;
-    BAD_EXPERT.
+    Returns the slot; PRESENT where the expert has one, READY or FILLING; BUSY where all are pinned; BAD_EXPERT.
     """
     if expert < 0 or expert >= len(view.slot_of):
         return _BAD_EXPERT
