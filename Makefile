@@ -7,6 +7,8 @@
 #                  trace (3), interrupts at any moment (3), the examples of docs/testing-an-engine.md (3)
 # make test-deep   what takes longer: a llama.cpp built from source, every architecture, the lowest allowed versions
 # make test-mutants  plants bugs one at a time in a copy of the package: the tests must catch each
+# make sanitize    the plugin and the fake GPUs under ASan with UBSan, then under TSan: a report fails (tests/sanitize/run.py)
+# make tidy        clang-tidy over all C and C++ (.clang-tidy); part of test-deep, as it takes too long for lint
 # make lint        ruff, clang-format, mypy and the layers; `make format` writes what the two formatters ask for
 # make fuzz        fuzzes the reading of models for SECONDS=60, guided by coverage; finds go to build/fuzz-finds
 # Each makes its own environment in .venv first; needs Python 3.11 or newer, a C++17 compiler and the network once.
@@ -25,7 +27,7 @@ SECONDS ?= 60
 # What pytest rewrites is kept, whatever the user's shell says: it takes each of its processes 5 s.
 test test-deep: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-deep test-mutants fuzz lint format clean
+.PHONY: demo test test-deep test-mutants fuzz sanitize tidy lint format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed-llama
@@ -34,11 +36,17 @@ demo: $(VENV)/.installed-llama
 test: lint
 	$(BIN)/pytest -q -m "not deep" -n 2 --dist worksteal
 
-test-deep: lint
+test-deep: lint tidy
 	$(BIN)/pytest -q --hypothesis-profile=deep
 
 test-mutants: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutants/run.py
+
+sanitize: $(VENV)/.installed-dev
+	$(BIN)/python tests/sanitize/run.py
+
+tidy: $(VENV)/.installed-dev $(VENV)/.installed-tidy
+	$(BIN)/python tests/tidy.py
 
 fuzz: $(VENV)/.installed-fuzz
 	$(BIN)/python tests/fuzz/run_atheris.py --seconds $(SECONDS)
@@ -64,6 +72,10 @@ $(VENV)/.installed-dev: pyproject.toml $(VENV)/.files
 
 $(VENV)/.installed-fuzz: pyproject.toml $(VENV)/.files
 	$(BIN)/pip install -q -e '.[fuzz]'
+	touch $@
+
+$(VENV)/.installed-tidy: pyproject.toml $(VENV)/.files
+	$(BIN)/pip install -q -e '.[tidy]'
 	touch $@
 
 # Rewritten only when the list of source files changes.

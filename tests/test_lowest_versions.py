@@ -22,6 +22,7 @@ NOT_HERE = {
     "rocm": "a GPU's libraries",
     "llama-cpp-python": "pip compiles an engine for it, which is not for one process with the other",
     "fuzz": "not part of the tests",
+    "tidy": "checks C++ without running it",
 }
 """Extras that are not installed, and why."""
 

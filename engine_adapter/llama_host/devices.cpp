@@ -17,6 +17,6 @@ EXPERTIER_EXPORT const char * expertier_host_devices(void) {
                 ggml_backend_dev_description(device) + "\", \"free_bytes\": " + std::to_string(free) +
                 ", \"total_bytes\": " + std::to_string(total) + "}";
     }
-    text += "]";
+    text += ']';
     return text.c_str();
 }

@@ -52,7 +52,7 @@ std::vector<ggml_backend_dev_t> stock_devices() {
         }
     }
     if (devices.empty()) {
-        devices = integrated;
+        devices = std::move(integrated);
     }
     devices.push_back(nullptr);
     return devices;

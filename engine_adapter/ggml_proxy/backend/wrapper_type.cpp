@@ -14,7 +14,7 @@ namespace {
 // ggml's allocator keeps the layout of a wide graph for a narrow one, so that the narrow graph needs as much of the
 // slab. The allocator lays a graph out anew where a tensor asks for more bytes than the layout gives it. So one input
 // of a narrow graph asks for more than it has in any wide graph.
-constexpr size_t sentinel_bytes = 256 * 1024;
+constexpr size_t sentinel_bytes = size_t{ 256 } * 1024;
 constexpr int64_t narrow_tokens = 32;
 
 // Inputs with a number for each token, by the engine's names; the scheduler's copy on our device has them in its own.

@@ -65,7 +65,7 @@ class LookupExclusion {
     std::mutex mutex_;
     std::condition_variable changed_;
     int n_running_ = 0, n_waits_ = 0;
-    std::chrono::steady_clock::time_point waits_until_{};
+    std::chrono::steady_clock::time_point waits_until_;
 };
 
 } // namespace expertier

@@ -137,8 +137,12 @@ bool Predictor::launch(int layer, const Router & to, const float * norm, uint32_
 
 bool Predictor::has_arrived(int layer) const { return load(mailbox(layer) + posted) == lookup_.number(); }
 int Predictor::n_chosen(int layer) const { return (int) load(mailbox(layer) + number); }
-int32_t Predictor::chosen(int layer, int i) const { return (int32_t) load(mailbox(layer) + first_chosen + 2 * i); }
-int Predictor::candidate(int layer, int i) const { return (int) load(mailbox(layer) + first_chosen + 2 * i + 1); }
+int32_t Predictor::chosen(int layer, int i) const {
+    return (int32_t) load(mailbox(layer) + first_chosen + 2 * size_t(i));
+}
+int Predictor::candidate(int layer, int i) const {
+    return (int) load(mailbox(layer) + first_chosen + 2 * size_t(i) + 1);
+}
 const int32_t * Predictor::predicted(int layer) const {
     return reinterpret_cast<const int32_t *>(mailbox(layer) + first_predicted);
 }

@@ -110,7 +110,7 @@ class PrefetchRun {
     size_t n_ended_ = 0;         // predictions whose look-ups have arrived
     size_t n_taken_ = 0;         // that have arrived themselves
     std::vector<Wanted> wanted_; // in that order, of each the likeliest first
-    std::array<Prefetch, 4 * Predictor::most_chosen> prefetches_;
+    std::array<Prefetch, size_t{ 4 } * Predictor::most_chosen> prefetches_;
     uint64_t n_queued_ = 0, n_done_ = 0; // paced pieces
     bool is_stopped_ = false;
     bool is_dirty_ = false; // something was queued since the uploads were waited for

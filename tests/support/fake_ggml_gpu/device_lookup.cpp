@@ -135,7 +135,8 @@ void run_prediction(Stream & stream, Prediction p, unsigned n_experts, unsigned 
     };
     reads(p.hidden, (size_t) p.n_tokens * p.n_hidden * sizeof(float), "a prediction's rows");
     for (unsigned expert = 0; expert < n_experts; expert++) {
-        reads(p.router + expert * p.router_row_bytes, p.n_hidden * (p.router_type == TYPE_F32 ? 4 : 2), "a router");
+        reads(p.router + expert * p.router_row_bytes, size_t{ p.n_hidden } * (p.router_type == TYPE_F32 ? 4 : 2),
+              "a router");
     }
     reads(p.norm, p.n_hidden * sizeof(float), "a norm");
     reads(p.bias, n_experts * sizeof(float), "a router's bias");
@@ -172,7 +173,7 @@ bool launch_device_lookup(Stream & stream, unsigned n_threads, void ** values) {
 
 bool launch_prediction(Stream & stream, unsigned n_experts, unsigned n_threads, void ** values) {
     Prediction p = read_prediction(values);
-    const size_t row = p.n_hidden * (p.router_type == TYPE_F32 ? 4 : 2);
+    const size_t row = size_t{ p.n_hidden } * (p.router_type == TYPE_F32 ? 4 : 2);
     const auto found = [&](uint64_t & at, size_t size) { return at == 0 || find_bytes(stream.device, at, size); };
     if (!p.hidden || !p.router || !p.scores || !p.n_done || !p.table ||
         !found(p.hidden, (size_t) p.n_tokens * p.n_hidden * sizeof(float)) ||

@@ -10,6 +10,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from engine_runs.native_build import build_library
+from expertier.added_flags import CPP_VARIABLE, added_flags
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 
@@ -26,10 +27,15 @@ def build_fake_gpu() -> Path:
         "fake_ggml_gpu",
         sorted(_SOURCES.glob("*.cpp")),
         includes=[Path(str(files(package))) for package in _KERNELS],
-        flags=("-O1",),
+        flags=("-O1", *_flags_of_sanitizer()),
         # Nothing of ours may be found in place of another library's, and theirs not in place of ours.
         link_flags=("-Wl,-Bsymbolic",),
     )
+
+
+def _flags_of_sanitizer() -> tuple[str, ...]:
+    """With ThreadSanitizer, volatile accesses are told apart: thread_sanitizer.cpp says what they are."""
+    return ("--param=tsan-distinguish-volatile=1",) * ("-fsanitize=thread" in added_flags(CPP_VARIABLE))
 
 
 class FakeGpu:

@@ -132,7 +132,7 @@ void Stream::push(std::function<void()> run) {
     push_locked(std::move(run));
 }
 
-int32_t Stream::record(std::shared_ptr<Event> event) {
+int32_t Stream::record(const std::shared_ptr<Event> & event) {
     const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     if (capture_) {
@@ -150,7 +150,7 @@ void Stream::record_locked(const std::shared_ptr<Event> & event) {
     event->clock_ = clock_;
 }
 
-int32_t Stream::wait(std::shared_ptr<Event> event) {
+int32_t Stream::wait(const std::shared_ptr<Event> & event) {
     const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     const bool is_outside = !event->capture_ || event->capture_->has_ended;
@@ -257,7 +257,7 @@ GraphExec::GraphExec(std::shared_ptr<const Graph> of)
     }
 }
 
-int32_t Stream::launch(std::shared_ptr<GraphExec> exec) {
+int32_t Stream::launch(const std::shared_ptr<GraphExec> & exec) {
     const auto call = driver_call();
     std::lock_guard<std::mutex> lock(mutex);
     if (capture_) {

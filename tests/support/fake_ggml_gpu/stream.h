@@ -47,13 +47,13 @@ class Stream {
     void push(std::function<void()> work);
     // While the stream is captured, what is pushed, recorded and waited for is not done but kept for the graph. These
     // return codes of capture.h.
-    int32_t record(std::shared_ptr<Event> event);
-    int32_t wait(std::shared_ptr<Event> event);
+    int32_t record(const std::shared_ptr<Event> & event);
+    int32_t wait(const std::shared_ptr<Event> & event);
     int32_t synchronize(); // returns once what was queued before is done
 
     int32_t begin_capture();
     int32_t end_capture(std::shared_ptr<const Graph> & out);
-    int32_t launch(std::shared_ptr<GraphExec> exec);
+    int32_t launch(const std::shared_ptr<GraphExec> & exec);
     bool is_captured() const;
     int32_t capture_state() const; // what a call that pushes work returns now
 
