@@ -94,9 +94,9 @@ FILLS = (
 GRAPHS = (
     Mutant(
         "slots are let go while queued kernels read them",
-        f"{_PROXY}graph/graph.cpp",
-        "            if (!nothing_reads_slots_) {\n                ggml_backend_synchronize(backend_.inner); // queued",
-        "            if (false) {\n                ggml_backend_synchronize(backend_.inner); // queued",
+        f"{_PROXY}graph/paths/looked_up.cpp",
+        "        if (!backend_is_idle) {\n            ggml_backend_synchronize(backend_.inner); // queued",
+        "        if (false && !backend_is_idle) {\n            ggml_backend_synchronize(backend_.inner); // queued",
         (_ON_THREADS, f"{_CONTEXTS}::test_prefetches_meanwhile"),
     ),
     Mutant(
@@ -132,42 +132,42 @@ GRAPHS = (
 PASSES = (
     Mutant(
         "a pass begins while the one before still computes",
-        f"{_PROXY}graph/passes.cpp",
+        f"{_PROXY}graph/paths/passes.cpp",
         "return ggml_backend_graph_compute(backend_.inner, graph); // the next",
         "return ggml_backend_graph_compute_async(backend_.inner, graph); // the next",
         (_PARITY,),
     ),
     Mutant(
         "rows of an input are another token's",
-        f"{_PROXY}graph/passes.cpp",
+        f"{_PROXY}graph/paths/passes.cpp",
         "(token * input->ne[1] + k % input->ne[1]);",
         "(token + k % input->ne[1]);",
         (_SERVED,),
     ),
     Mutant(
         "an input of a chain that changes is not copied again",
-        f"{_PROXY}graph/passes.cpp",
+        f"{_PROXY}graph/paths/passes.cpp",
         "                snapshots.retake(graph_, begin, end);\n",
         "",
         (_SERVED,),
     ),
     Mutant(
         "a chain whose input changes runs as one",
-        f"{_PROXY}graph/chain.cpp",
+        f"{_PROXY}graph/paths/chain.cpp",
         "            if (changes(graph->nodes[i], input)) {\n",
         "            if (false && changes(graph->nodes[i], input)) {\n",
         (_SERVED,),
     ),
     Mutant(
         "a chain's inner node that others read runs as one",
-        f"{_PROXY}graph/chain.cpp",
+        f"{_PROXY}graph/paths/chain.cpp",
         "            count_reads(chain.nodes, chain.nodes[i]) != ggml_node_get_use_count(graph, indices[i])) {\n",
         "            false) {\n",
         (_SERVED,),
     ),
     Mutant(
         "the last expert of a full pass is left out",
-        f"{_PROXY}graph/passes.cpp",
+        f"{_PROXY}graph/paths/passes.cpp",
         "        for (size_t begin = 0; begin < order.size(); begin += n_slots) {\n",
         "        for (size_t begin = 0; begin + 1 < order.size() || begin == 0; begin += n_slots) {\n",
         (_SERVED,),

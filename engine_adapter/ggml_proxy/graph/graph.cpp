@@ -1,11 +1,10 @@
 // Between two cuts a segment of the graph runs on the inner backend. At a cut the expert ids of the next layer are
-// known: they are read once, looked up, and the layer's nodes are pointed at the slots until the run ends.
+// known, and the layer's nodes are pointed at where its experts are, until the run ends.
 //
 //     ... attention, router | gate, up, GLU, down, attention, router | gate, up, ...
-//                           ^ cut of layer l                         ^ cut of layer l + 1: l is done, release it
+//                           ^ cut of layer l                         ^ cut of layer l + 1: l is done, end its path
 //
-// A layer whose experts are all in the slots of their own numbers needs no cut, and a large batch no ids: it is pointed
-// at a streamed layer (prefill_stream.h), which is being uploaded while the layer before it computes.
+// How a layer is served, and whether that needs a cut and the ids at all, is its path's business (layer_path.h).
 
 #include "graph/graph.h"
 
@@ -15,13 +14,11 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "lookup/run.h"
-#include "graph/passes.h"
+#include "graph/path_choice.h"
 #include "graph/segments.h"
-#include "graph/prefill_stream.h"
 
 #include <cxxabi.h>
 #include <new>
-#include <numeric>
 #include <optional>
 #include <string>
 
@@ -29,22 +26,19 @@ namespace expertier {
 
 namespace {
 
-// From so many rows a layer on average, every expert is likely to be among them: all are streamed, and no ids are read.
-constexpr int64_t rows_an_expert = 4;
-
 class GraphRun : public SuspendedGraph {
   public:
     GraphRun(ProxyBackend & backend, ggml_cgraph * graph)
-        : backend_(backend), graph_(graph), segments_(backend, graph) {}
+        : backend_(backend), graph_(graph), segments_(backend, graph), paths_(backend, graph, segments_) {}
     GraphRun(const GraphRun &) = delete;
     GraphRun & operator=(const GraphRun &) = delete;
 
     // Whatever happened, no slot stays pinned for longer than what is queued may read it.
     ~GraphRun() override {
-        if (backend_.group) {
-            defer_layer();
+        if (backend_.group && path_) {
+            path_->defer();
         }
-        release_layer();
+        end_layer(false);
         if (tiers_) {
             tiers_->counters.segments += segments_.n_segments();
         }
@@ -55,7 +49,7 @@ class GraphRun : public SuspendedGraph {
             return GGML_STATUS_FAILED;
         }
         const ggml_status status = finish();
-        release_layer();
+        end_layer(false);
         return status;
     }
 
@@ -67,7 +61,7 @@ class GraphRun : public SuspendedGraph {
         if (ggml_status status = run_nodes(true)) {
             return status;
         }
-        return run_until(node_);
+        return segments_.run_until(node_);
     }
 
     bool is_done() const { return segments_.next() == graph_->n_nodes; }
@@ -76,7 +70,7 @@ class GraphRun : public SuspendedGraph {
         if (ggml_status status = run_nodes(false)) {
             return status;
         }
-        return run_until(graph_->n_nodes);
+        return segments_.run_until(graph_->n_nodes);
     }
 
   private:
@@ -99,29 +93,24 @@ class GraphRun : public SuspendedGraph {
                 continue; // a call with 0 rows is a no-op, on the inner backend too
             }
             begin_graph(expert->tiers);
-            if (tiers_->is_fully_resident(expert->ref.layer)) {
-                segments_.redirect(node, tiers_->slots(expert->ref), node->src[2]);
-                tiers_->counters.fully_resident_calls += node->src[2] != last_resident_ids_;
-                last_resident_ids_ = node->src[2];
+            if (LayerPath * path = paths_.by_layer(*expert)) {
+                path->redirect(node, *expert);
                 continue;
             }
-            if (!call_.tiers || !belongs(call_, node)) {
+            if (!path_ || !belongs(call_, node)) {
                 if (stops_at_cut) {
                     return GGML_STATUS_SUCCESS;
                 }
                 if (ggml_status status = cut(i, *expert)) {
                     return status;
                 }
-                if (!call_.tiers) { // the layer has run in passes
+                if (segments_.next() > i) { // the path has run the layer's nodes
+                    end_layer(false);
                     i = segments_.next() - 1;
                     continue;
                 }
             }
-            if (is_streamed_) {
-                segments_.redirect(node, prefill_stream_->matrix(expert->ref.matrix), node->src[2]);
-            } else {
-                segments_.redirect(node, call_.tiers->slots(expert->ref), slot_ids_);
-            }
+            path_->redirect(node, *expert);
         }
         return GGML_STATUS_SUCCESS;
     }
@@ -155,109 +144,36 @@ class GraphRun : public SuspendedGraph {
         }
     }
 
-    // Runs everything before node `first`, then makes the experts of the layer that starts there resident. Where
-    // they are more than the layer's slots, the layer runs in passes instead and no call is left open.
+    // Runs everything before node `first`, then has the layer that starts there served.
     ggml_status cut(int first, const ExpertTensor & expert) {
-        if (ggml_status status = run_until(first)) {
+        if (ggml_status status = segments_.run_until(first)) {
             return status;
         }
         ExpertCall call = find_call(graph_, first, expert);
-        if (can_stream(call) && call.n_tokens * call.n_used >= rows_an_expert * tiers_->n_experts(call.layer)) {
-            release_layer();
+        LayerPath * path = paths_.by_rows(call);
+        if (path) {
+            end_layer(false);
             release_deferred(backend_);
-            call.experts.resize(tiers_->n_experts(call.layer));
-            std::iota(call.experts.begin(), call.experts.end(), 0);
-            return stream_layer(std::move(call));
-        }
-        const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call);
-        nothing_reads_slots_ = true;
-        backend_.deferred.clear();
-        release_layer(); // before waiting for slots: a context never holds one layer while it waits for another
-        if (!ids_are_valid) {
-            return GGML_STATUS_FAILED;
-        }
-        const bool fits = (int) call.experts.size() <= tiers_->n_slots(call.layer);
-        if (can_stream(call) || (!fits && tiers_->prefill_stream())) {
-            if (!can_stream(call)) {
-                tiers_->note_missed(call.layer, (int64_t) call.experts.size()); // more slots would have held them
+        } else {
+            const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call); // waits for the backend
+            backend_.deferred.clear();
+            end_layer(true); // before waiting for slots: a context never holds one layer while it waits for another
+            if (!ids_are_valid) {
+                return GGML_STATUS_FAILED;
             }
-            return stream_layer(std::move(call));
-        }
-        if (!fits) {
-            segments_.skip_to(call.last + 1);
-            return run_in_passes(backend_, graph_, call);
-        }
-        nothing_reads_slots_ = false; // fills may be queued
-        pinned_ = tiers_->acquire(backend_.inner, call.layer, call.experts);
-        if (!pinned_) {
-            return GGML_STATUS_FAILED;
+            path = &paths_.by_experts(call);
         }
         call_ = std::move(call);
-        return upload_slot_ids();
+        path_ = path;
+        return path_->begin(call_);
     }
 
-    // A layer with a slot for every expert evicts nothing, and is better off with them in its slots.
-    bool can_stream(const ExpertCall & call) const {
-        return tiers_->prefill_stream() && call.n_tokens >= tiers_->stream_tokens() &&
-               tiers_->n_slots(call.layer) < tiers_->n_experts(call.layer);
-    }
-
-    ggml_status stream_layer(ExpertCall && call) {
-        if (!prefill_stream_) {
-            prefill_stream_.emplace(*tiers_->prefill_stream(), backend_.inner);
-            backend_.streamed = tiers_;
+    void end_layer(bool backend_is_idle) {
+        if (path_) {
+            path_->end(backend_is_idle);
+            path_ = nullptr;
+            call_.tiers.reset();
         }
-        if (!prefill_stream_->bring(call.layer, call.experts)) {
-            return GGML_STATUS_FAILED;
-        }
-        call_ = std::move(call);
-        is_streamed_ = true;
-        return GGML_STATUS_SUCCESS;
-    }
-
-    ggml_status upload_slot_ids() {
-        std::vector<int32_t> slot_of(call_.tiers->n_experts(call_.layer), 0);
-        for (size_t i = 0; i < call_.experts.size(); i++) {
-            slot_of[call_.experts[i]] = pinned_.slots()[i];
-        }
-        std::vector<int32_t> slots(call_.expert_of_row.size());
-        for (size_t i = 0; i < slots.size(); i++) {
-            slots[i] = slot_of[call_.expert_of_row[i]];
-        }
-        LayerIds & ids = backend_.ids[call_.tiers->slots({ call_.layer, 0 })];
-        slot_ids_ = ids.upload(backend_.inner, slots, call_.n_used, call_.n_tokens);
-        if (slot_ids_ == nullptr) {
-            Tiers::fail("no device memory for the slot ids of a batch");
-            return GGML_STATUS_ALLOC_FAILED;
-        }
-        return GGML_STATUS_SUCCESS;
-    }
-
-    ggml_status run_until(int end) {
-        nothing_reads_slots_ = nothing_reads_slots_ && segments_.next() >= end;
-        return segments_.run_until(end);
-    }
-
-    // Lets go of the layer's slots when the backend has been waited for next.
-    void defer_layer() {
-        if (pinned_ && !nothing_reads_slots_) {
-            try {
-                backend_.deferred.push_back(std::move(pinned_));
-                call_.tiers.reset();
-            } catch (const std::bad_alloc &) { // nothing was moved: they are waited for now
-            }
-        }
-    }
-
-    void release_layer() {
-        if (call_.tiers && !is_streamed_) {
-            if (!nothing_reads_slots_) {
-                ggml_backend_synchronize(backend_.inner); // queued segments still read the slots
-            }
-            pinned_.release();
-        }
-        call_.tiers.reset();
-        is_streamed_ = false;
     }
 
     ProxyBackend & backend_;
@@ -265,13 +181,9 @@ class GraphRun : public SuspendedGraph {
     GraphSegments segments_;
     int node_ = 0;                 // the first that has not been looked at
     std::shared_ptr<Tiers> tiers_; // of the graph's experts, once one was met
-    ExpertCall call_;              // the layer that nodes are redirected for; none while call_.tiers is null
-    bool is_streamed_ = false;     // it is in a streamed layer; otherwise its slots are pinned
-    std::optional<PrefillStream::Use> prefill_stream_;
-    bool nothing_reads_slots_ = false; // nothing that reads slots is queued
-    const ggml_tensor * last_resident_ids_ = nullptr;
-    PinnedSlots pinned_;
-    ggml_tensor * slot_ids_ = nullptr;
+    ExpertCall call_;              // the layer that is open
+    PathChoice paths_;
+    LayerPath * path_ = nullptr; // of the layer that is open; null while none is
 };
 
 // Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the

@@ -3,13 +3,13 @@
 //     input rows ── GET_ROWS ── gate ┐
 //                          └─── up  ─┴─ GLU ── down ── SET_ROWS ── output of the call
 
-#include "graph/passes.h"
+#include "graph/paths/passes.h"
 
-#include "graph/chain.h"
+#include "graph/paths/chain.h"
 #include "ggml-alloc.h"
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
-#include "graph/snapshots.h"
+#include "graph/paths/snapshots.h"
 
 #include <algorithm>
 #include <cstring>
@@ -230,8 +230,9 @@ class PassRun {
 
 } // namespace
 
-ggml_status run_in_passes(ProxyBackend & backend, ggml_cgraph * graph, const ExpertCall & call) {
-    return PassRun(backend, graph, call).run();
+ggml_status PassesPath::begin(ExpertCall & call) {
+    segments_.skip_to(call.last + 1);
+    return PassRun(backend_, graph_, call).run();
 }
 
 } // namespace expertier

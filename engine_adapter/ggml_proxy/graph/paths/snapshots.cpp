@@ -1,4 +1,4 @@
-#include "graph/snapshots.h"
+#include "graph/paths/snapshots.h"
 
 #include "slab/compute_buffer.h"
 #include "ggml-impl.h"

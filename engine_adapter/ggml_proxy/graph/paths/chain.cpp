@@ -1,4 +1,4 @@
-#include "graph/chain.h"
+#include "graph/paths/chain.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"

@@ -2,7 +2,7 @@
 // thinks that they are dead by then.
 #pragma once
 
-#include "graph/chain.h"
+#include "graph/paths/chain.h"
 #include "ggml-backend.h"
 
 #include <unordered_map>

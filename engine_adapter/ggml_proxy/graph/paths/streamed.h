@@ -1,0 +1,31 @@
+// A layer that large batches pass through: its experts are uploaded to a streamed layer (graph/prefill_stream.h) while the
+// layer before it computes, and no slot is taken. Nodes keep the router's ids.
+#pragma once
+
+#include "graph/layer_path.h"
+#include "graph/prefill_stream.h"
+#include "graph/segments.h"
+
+#include <optional>
+
+namespace expertier {
+
+class StreamedPath : public LayerPath {
+  public:
+    StreamedPath(ProxyBackend & backend, GraphSegments & segments) : backend_(backend), segments_(segments) {}
+
+    // Whether `call` is large enough to stream its layer, and the layer too small to hold all of its experts: one with a slot
+    // for every expert evicts nothing, and is better off with them in its slots.
+    static bool is_large_batch(const ExpertCall & call);
+
+    // Brings the experts that the router chose; all of the layer's where its ids have not been read.
+    ggml_status begin(ExpertCall & call) override;
+    void redirect(ggml_tensor * node, const ExpertTensor & expert) override;
+
+  private:
+    ProxyBackend & backend_;
+    GraphSegments & segments_;
+    std::optional<PrefillStream::Use> use_; // from the first streamed layer until the graph's end
+};
+
+} // namespace expertier
