@@ -270,7 +270,9 @@ class Usage:
 
     def _require_unbound(self, what: str, *, for_engine: bool = False) -> None:
         if self._engine_fills or (self._bound and not for_engine):
-            raise BusyError(f"cannot {what} while an engine is bound: free its model, then call engine.unbind()")
+            raise BusyError(
+                f"cannot {what} while an engine is bound: free its model, then call engine.unbind()"
+            )
 
     def _require_idle(self, what: str, *, for_engine: bool = False) -> None:
         self._require_open()
