@@ -9,6 +9,7 @@ from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prom
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import DecodeError, SourceError
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 from model_files.architecture_models import MODELS
 
@@ -62,7 +63,7 @@ def stock(loaded_engine, path):
 def test_each_goes_on_as_in_stock(loaded_engine, path, stock, n_slots):
     with (
         make_tiers(path, n_slots) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         open_context(model) as context,
     ):
         assert run(context).tobytes() == stock.tobytes()
@@ -86,7 +87,7 @@ def test_a_batch_that_fails_is_undone_in_every_sequence(loaded_engine, path, sto
     reads = FailingReads(monkeypatch)
     with (
         make_tiers(path, SMALL.top_k) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         open_context(model) as context,
     ):
         following = begin(context)
@@ -104,7 +105,7 @@ def test_sequences_that_were_lost_are_refused_until_they_begin_anew(loaded_engin
     written = write_model(tmp_path / "model.gguf", MODELS["qwen4exp"])
     with (
         make_tiers(written, MODELS["qwen4exp"].top_k) as tiers,
-        LlamaModel.open(loaded_engine, written, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, written, tiers=TierSet.of(tiers)) as model,
         open_context(model) as context,
     ):
         following = begin(context)

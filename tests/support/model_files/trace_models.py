@@ -18,6 +18,7 @@ from expertier.engine_adapter.models.trace_model import default_width
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.tiers.manager import TierManager
+from expertier.tiers.tier_set import TierSet
 
 I32 = npt.NDArray[np.int32]
 
@@ -60,7 +61,7 @@ def opened(
 ) -> Iterator[tuple[LlamaModel, LlamaContext]]:
     """A model on the engine with a context, on one thread, its look-ups logged."""
     with (
-        LlamaModel.open(engine, path, tiers=tiers, lookups=log) as model,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers), lookups=log) as model,
         model.context(n_ctx=n_ctx, n_threads=1) as context,
     ):
         yield model, context
