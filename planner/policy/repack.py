@@ -72,8 +72,8 @@ def choose_survivors(
     slot lines up with a new one. Survivors keep their order by slot, and as many as can keep their place in memory.
 
     `in_order_where_all_fit` concerns layers with a slot for every expert. Such a layer is served fastest when each
-    expert is in the slot of its own number (`policy.is_fully_resident`). So an expert survives there only if it can get
-    that slot without a change of the order, and the caller fetches the rest again.
+    expert is in the slot of its own number (`queries.is_fully_resident`). So an expert survives there only if it can
+    get that slot without a change of the order, and the caller fetches the rest again.
 
     The function changes nothing, and nothing may be pinned. Raises `ValueError` where `n_slots` or `shifts` do not have
     one number for each layer.

@@ -57,7 +57,7 @@ class Residency:
     def __init__(self, n_experts: Sequence[int], n_slots: Sequence[int], kind: PolicyKind) -> None:
         """Make empty tables; `n_experts` and `n_slots` give one number a layer."""
         from expertier.planner.policy import repack_calls, tables
-        from expertier.planner.policy.calls import locked_calls, native, python_calls
+        from expertier.planner.policy.calls import locked_calls, native
 
         n_layers = len(n_experts)
         if n_layers == 0 or len(n_slots) != n_layers:
@@ -85,8 +85,6 @@ class Residency:
             self._functions = [getattr(points, operation.name) for operation in IN_DIRECTORY]
             self._functions[0] = native.begin_of(kind).address  # the policy's own
         self._make_slots(n_slots)
-        self._calls = python_calls.python_calls()
-        raise_pending()
         self._locked = locked_calls.locked_calls()
         self._repack = repack_calls.repack_calls()
 
@@ -166,33 +164,7 @@ class Residency:
         """Address of the table of addresses that the C entry points take; valid until `resize`."""
         return self._address
 
-    # ---- the policy's calls
-
-    def begin(self, layer: int, experts: I32, slots: I32, miss_index: I32) -> int:
-        """Look up and pin `experts`; see `policy.begin_for`. `slots` and `miss_index` are at least as long."""
-        return self._calls["begin"](self._address, layer, experts, slots, miss_index)
-
-    def begin_prefetch(self, layer: int, expert: int) -> int:
-        """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
-        return self._calls["begin_prefetch"](self._address, layer, expert)
-
-    def complete(self, layer: int, slots: I32) -> int:
-        """Make FILLING slots READY; see `policy.complete`."""
-        return self._calls["complete"](self._address, layer, slots)
-
-    def abort(self, layer: int, slots: I32) -> int:
-        """Undo a `begin` or `begin_prefetch` whose fill failed; see `policy.abort`."""
-        return self._calls["abort"](self._address, layer, slots)
-
-    def release(self, layer: int, slots: I32) -> int:
-        """Unpin slots; see `policy.release`."""
-        return self._calls["release"](self._address, layer, slots)
-
-    def resident_first(self, layer: int, experts: I32) -> int:
-        """Reorder `experts` in place; see `policy.resident_first`."""
-        return self._calls["resident_first"](self._address, layer, experts)
-
-    # ---- the same with the layer's lock, which the caller does not hold: see `locked_calls.py`
+    # ---- the policy's calls; each takes the layer's lock, which the caller does not hold: see `locked_calls.py`
 
     def try_pin_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
         """Pin `experts` if all are READY and the layer's lock is free; `held` are their slots then.
@@ -239,7 +211,7 @@ class Residency:
         return self._update_held(locks, self._tables.RELEASE, layer, held)
 
     def order_resident_first(self, locks: int, layer: int, experts: I32) -> int:
-        """Reorder `experts` in place; see `policy.resident_first`."""
+        """Reorder `experts` in place; see `queries.resident_first`."""
         return self._locked.resident_first(self._address, locks, layer, experts)
 
     def take_for_prefetch(self, locks: int, layer: int, expert: int) -> int:

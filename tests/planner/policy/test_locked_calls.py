@@ -12,9 +12,9 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
-from expertier.planner.policy.calls.python_calls import python_calls
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import python_calls, unlocked
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
 from limits.waits import joined
@@ -39,10 +39,10 @@ def filled(kind: PolicyKind = PolicyKind.LFU_DECAY) -> Residency:
     """Experts 0 to 2 in layer 1's four slots; 3 is being filled."""
     residency = Residency([8, 8], [2, 4], kind)
     slots = array(-1, -1, -1)
-    residency.begin(1, array(0, 1, 2), slots, slots.copy())
-    residency.complete(1, slots)
-    residency.release(1, slots)
-    residency.begin(1, array(3), array(-1), array(-1))
+    unlocked(residency).begin(1, array(0, 1, 2), slots, slots.copy())
+    unlocked(residency).complete(1, slots)
+    unlocked(residency).release(1, slots)
+    unlocked(residency).begin(1, array(3), array(-1), array(-1))
     return residency
 
 
@@ -169,7 +169,7 @@ def test_arrays_of_another_kind_are_refused() -> None:
         pytest.skip("NUMBA_DISABLE_JIT is set: the interpreter takes any array")
     for slots in (np.zeros(4, np.int64), np.zeros(4, np.int32)[::2], np.zeros((1, 1), np.int32)):
         with pytest.raises(TypeError):
-            residency.release(1, slots)
+            unlocked(residency).release(1, slots)
 
 
 def test_what_is_not_pinned_is_let_go_of_once() -> None:
@@ -214,7 +214,7 @@ def test_a_call_that_cannot_be_had_waits_for_a_fill_and_then_says_so() -> None:
         )
 
     assert ask() == Outcome.LOOK_AGAIN  # a slot is being filled
-    residency.complete(1, array(3))
+    unlocked(residency).complete(1, array(3))
     assert ask() == Outcome.BUSY  # all four are pinned
     assert held[-1] == 0
     assert residency.release_held(locks.address, 1, taken) == 0

@@ -166,9 +166,10 @@ def test_the_second_start_compiles_nothing() -> None:
     program = (
         "import dataclasses\n"
         "from expertier.planner import PolicyKind\n"
-        "from expertier.planner.policy.calls import locked_calls, native, python_calls\n"
+        "from expertier.planner.policy.calls import locked_calls, native\n"
+        "from expertier.testing import unlocked_calls\n"
         "owners = [*native.entry_points()._owners, *(native.begin_of(kind) for kind in PolicyKind)]\n"
-        "calls = [*python_calls.python_calls().values(), *dataclasses.astuple(locked_calls.locked_calls())]\n"
+        "calls = [*unlocked_calls.python_calls().values(), *dataclasses.astuple(locked_calls.locked_calls())]\n"
         "misses = {sum(call.stats.cache_misses.values()) for call in calls}\n"
         "print({owner.cache_hits for owner in owners}, misses, len(calls))\n"
     )
