@@ -49,7 +49,7 @@ def run(seed: int, kind: str) -> dict[str, object]:
         elif action < 0.4:
             marked = np.append(slots, np.int32(0))
             answers.append(
-                calls.take_hits(residency.directory_address, locks.address, layer, experts, marked)
+                calls.try_pin_hits(residency.directory_address, locks.address, layer, experts, marked)
             )
             if answers[-1] == 0:
                 held.append((layer, marked[:-1]))
@@ -67,7 +67,9 @@ def run(seed: int, kind: str) -> dict[str, object]:
         while len(held) > 2:
             taken = held.pop(int(rng.integers(len(held))))
             marked = np.append(taken[1], np.int32(1))
-            answers.append(calls.give_back(residency.directory_address, locks.address, taken[0], marked))
+            answers.append(
+                calls.try_release_held(residency.directory_address, locks.address, taken[0], marked)
+            )
         if rng.random() < 0.02:
             answers.append(unlocked(residency).release(0, np.array([99], np.int32)))
         if step % 200 == 199:

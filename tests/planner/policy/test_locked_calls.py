@@ -48,7 +48,7 @@ def filled(kind: PolicyKind = PolicyKind.LFU_DECAY) -> Residency:
 
 def take(residency: Residency, locks: LayerLocks, experts: I32, slots: I32, layer: int = 1) -> int:
     held = np.append(slots, np.int32(0))
-    status = CALLS.take_hits(residency.directory_address, locks.address, layer, experts, held)
+    status = CALLS.try_pin_hits(residency.directory_address, locks.address, layer, experts, held)
     assert held[-1] == (status == 0), "what is pinned is marked, and nothing else"
     slots[:] = held[:-1]
     return status
@@ -56,7 +56,7 @@ def take(residency: Residency, locks: LayerLocks, experts: I32, slots: I32, laye
 
 def give(residency: Residency, locks: LayerLocks, slots: I32, layer: int = 1) -> int:
     held = np.append(slots, np.int32(1))
-    status = CALLS.give_back(residency.directory_address, locks.address, layer, held)
+    status = CALLS.try_release_held(residency.directory_address, locks.address, layer, held)
     assert held[-1] == (status != 0), "what is not pinned any more is marked as that"
     return status
 
@@ -70,11 +70,13 @@ def test_hits_are_taken_as_begin_takes_them(kind: PolicyKind, locks: LayerLocks)
     short, long = filled(kind), filled(kind)
     for experts in (array(2, 0), array(1), array(), array(0, 1, 2), array(1, 1)):
         slots, other = np.full(len(experts), -1, np.int32), np.full(len(experts), -1, np.int32)
-        assert take(short, locks, experts, slots) == long.begin(1, experts, other, other.copy()) == 0
+        assert (
+            take(short, locks, experts, slots) == unlocked(long).begin(1, experts, other, other.copy()) == 0
+        )
         assert slots.tolist() == other.tolist()
         for name in ARRAYS:
             assert np.array_equal(getattr(short, name), getattr(long, name)), name
-        assert give(short, locks, slots) == long.release(1, other) == 0
+        assert give(short, locks, slots) == unlocked(long).release(1, other) == 0
     short.check_valid()
 
 

@@ -31,7 +31,7 @@ def test_heat_is_in_proportion(counts: np.ndarray) -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_counts_are_numbers(bad: float) -> None:
-    with pytest.raises(ValueError, match="negative or no numbers"):
+    with pytest.raises(ValueError, match="negative or not numbers"):
         scaled_heat(np.array([[1.0, bad]]))
 
 
