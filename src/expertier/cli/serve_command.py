@@ -45,7 +45,7 @@ def serve(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name or address besides --host that clients ask for; may be given several times. Other names are refused.",
+            help="A name or address besides --host that clients ask for; may be given several times.",
             show_default=False,
         ),
     ] = None,
