@@ -102,9 +102,9 @@ def make_drifting_codes(
 ) -> DriftingCodes:
     """Make codes of recorded steps that foretell a share `recall` of a layer's experts.
 
-    `ids` are int32 [steps, layers, top-k]. Of rare experts the codes foretell a share `recall_of_rare`, which is `recall`
-    by default. Raises ConfigError for a number that is not a share, an architecture other than ARCHITECTURE, and a
-    shape without room.
+    `ids` are int32 [steps, layers, top-k]. Of rare experts the codes foretell a share `recall_of_rare`, which is
+    `recall` by default. Raises ConfigError for a number that is not a share, an architecture other than ARCHITECTURE,
+    and a shape without room.
     """
     n_steps, n_layers, top_k = ids.shape
     recalls = recall, recall if recall_of_rare is None else recall_of_rare

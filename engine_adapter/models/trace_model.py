@@ -94,12 +94,12 @@ def write_trace_model(
 ) -> TraceModel:
     """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), completely or not at all.
 
-    `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
-    experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as
-    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its
-    experts, and `recall_of_rare` of the experts not used for a while (`trace_drift`); by default it finds all. A few MiB and the codes are in memory at a time.
-    Raises ConfigError for a shape that is impossible or cannot hold the recording, OSError when the file cannot be
-    written.
+    `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the experts'
+    rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as the disk does.
+    With `recall` a layer's router on the state of the layer before finds only that share of its experts, and
+    `recall_of_rare` of the experts not used for a while (`trace_drift`); by default it finds all. A few MiB and the
+    codes are in memory at a time. Raises ConfigError for a shape that is impossible or cannot hold the recording,
+    OSError when the file cannot be written.
     """
     shape = trace_shape(ids, shape)
     if recall is None:

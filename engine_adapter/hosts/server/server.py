@@ -4,8 +4,8 @@
                                              loads the skeleton, computes on our device, misses come to the binding
 
 The wheel's Server holds the interpreter's lock while it is made and while it is freed. While it is made, the engine
-runs a graph (a trial of two tokens, whose output it does not read), and while it is freed, the engine may run a graph. A
-miss would wait for the lock forever. So the trial gets zeros for missing experts, and misses are refused before the
+runs a graph (a trial of two tokens, whose output it does not read), and while it is freed, the engine may run a graph.
+A miss would wait for the lock forever. So the trial gets zeros for missing experts, and misses are refused before the
 server is freed. A request that runs while the server is freed would never end either, so all connections are closed
 first.
 """
