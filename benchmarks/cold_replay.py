@@ -23,6 +23,7 @@ from expertier.engine_adapter.models.trace_ids import read_trace_ids
 from expertier.planner.policy.kind import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.planner.profiles.profile import beyond_slots, warm_order
+from expertier.testing.unlocked_calls import unlocked
 
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
@@ -91,9 +92,9 @@ def replay(
     if uses is not None:
         residency.seed_heat(uses)
         for layer, expert in zip(*warm_order(uses, [n_slots] * layers), strict=True):
-            slot = np.array([residency.begin_prefetch(int(layer), int(expert))], np.int32)
-            residency.complete(int(layer), slot)
-            residency.release(int(layer), slot)
+            slot = np.array([unlocked(residency).begin_prefetch(int(layer), int(expert))], np.int32)
+            unlocked(residency).complete(int(layer), slot)
+            unlocked(residency).release(int(layer), slot)
             pool.take(int(layer), int(expert))
         if fills_pool:
             for layer, expert in list(zip(*beyond_slots(uses, [n_slots] * layers), strict=True))[:room]:
@@ -106,7 +107,7 @@ def replay(
     for step in range(steps):
         for layer in range(layers):
             experts = np.sort(ids[step, layer])
-            n = residency.begin(layer, experts, slots, missing)
+            n = unlocked(residency).begin(layer, experts, slots, missing)
             for evicted in residency.experts_evicted_by(layer, slots[missing[:n]]):
                 pool.touch(layer, evicted)
             asked = [int(experts[i]) for i in missing[:n]]
@@ -114,8 +115,8 @@ def replay(
             reads[step] += sum(not pool.take(layer, expert) for expert in asked)
             misses[step] += n
             if n:
-                residency.complete(layer, slots)
-            residency.release(layer, slots)
+                unlocked(residency).complete(layer, slots)
+            unlocked(residency).release(layer, slots)
         if not reads[step]:
             due += filling.per_token
             pool.fill(order, residency, int(due))

@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from expertier.engine_adapter.abi.structs import declare_proxy
+from expertier.engine_adapter.abi.functions import declare_proxy
 from expertier.engine_adapter.abi.type_sizes import EngineTypes, block_size
 from expertier.engine_adapter.binding.binding_set import AnyBinding, bind
 from expertier.engine_adapter.hosts.exec.tool import MODEL_VARIABLE, SHAPE_VARIABLE
