@@ -44,7 +44,7 @@ _COPY_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class MovesOptions:
-    """What to measure: `rounds` prefills of `n_prefill` tokens, each with single tokens after it, after a warm round."""
+    """What to measure: `rounds` prefills of `n_prefill` tokens, each with single tokens after it."""
 
     path: str
     placement: Placement
