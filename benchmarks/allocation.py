@@ -1,4 +1,4 @@
-"""How long planning takes: slots for large models, with and without a profile.
+"""How long it takes to plan the slots of large models, with a profile and without.
 
 python benchmarks/allocation.py [--json]
 """

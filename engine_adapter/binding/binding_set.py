@@ -85,10 +85,10 @@ class BindingSet:
         for binding in self.bindings:
             binding.serve_misses()
 
-    def blank_next_graph(self) -> None:
-        """Have the misses of the next graph of each device be zeros (`TierBinding.blank_next_graph`)."""
+    def zero_fill_next_graph(self) -> None:
+        """Have the misses of the next graph of each device be zeros (`TierBinding.zero_fill_next_graph`)."""
         for binding in self.bindings:
-            binding.blank_next_graph()
+            binding.zero_fill_next_graph()
 
     def refuse_misses(self) -> None:
         """Have batches that miss fail instead of asking Python; returns once no fill is running."""

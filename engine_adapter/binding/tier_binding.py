@@ -160,7 +160,7 @@ class TierBinding:
         """Have misses filled again, after one of the two below."""
         self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_SERVED)
 
-    def blank_next_graph(self) -> None:
+    def zero_fill_next_graph(self) -> None:
         """Have the misses of the next graph, whose output nobody reads, be zeros; graphs after it wait.
 
         For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
