@@ -44,7 +44,10 @@ _COPY_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class MovesOptions:
-    """What to measure: `rounds` prefills of `n_prefill` tokens, each with single tokens after it."""
+    """What to measure: `rounds` prefills of `n_prefill` tokens, each with single tokens after it.
+
+    One more such round runs before, and is not measured.
+    """
 
     path: str
     placement: Placement
