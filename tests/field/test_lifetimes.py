@@ -55,6 +55,7 @@ def test_row_20_the_process_ends(engine, path, end):
         sys.path[:0] = {sys.path!r}
         from expertier.engine_adapter.llama_cpp import LlamaModel
         from expertier.engine_adapter.open import open_engine
+        from expertier.tiers.tier_set import TierSet
         from engine_runs.tiered_runs import make_tiers, prompt_tokens
 
         tiers = make_tiers({str(path)!r}, 3, host_pool_bytes=1 << 20)

@@ -118,9 +118,9 @@ def test_row_18_no_kernel_can_read_experts_from_a_mapped_file(engine, path):
         assert (
             model.binding.counters().dropped_writes == tiers.table.expert_bytes_total
         )  # so it is in such buffers
-        assert not is_host(model.binding.buffer_type), "kernels of the CPU would be let in"
+        assert not is_host(model.binding.bindings[0].buffer_type), "kernels of the CPU would be let in"
         model.binding.begin_load()
-        buffer = allocate(model.binding.buffer_type, MIB)
+        buffer = allocate(model.binding.bindings[0].buffer_type, MIB)
         model.binding.end_load()
         assert permissions(get_base(buffer)) == "---p"
         free(buffer)

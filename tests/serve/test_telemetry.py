@@ -106,7 +106,7 @@ def test_the_events_of_a_model(table):
     ],
 )
 def test_what_limits_the_slots(table: ExpertTable, monkeypatch, config, available, limit):
-    monkeypatch.setattr("expertier.tiers.manager.available_bytes", lambda: available)
+    monkeypatch.setattr("expertier.tiers.assemble.available_bytes", lambda: available)
     with TierManager(table, device=open_device("host"), config=config) as manager:
         requested = requested_slots(manager, config)
         assert limited_by(manager, requested) == limit

@@ -497,7 +497,7 @@ def test_a_failure_after_the_load_frees_everything(drop_in, model, monkeypatch):
 
     def open_tiers(*arguments: Any) -> Any:
         opened = real(*arguments)
-        managers.append(opened.tiers)
+        managers.extend(opened.tiers.managers)
         return opened
 
     monkeypatch.setattr(drop_in, "open_engine_tiers", open_tiers)
@@ -513,7 +513,7 @@ def test_an_interrupt_at_any_time_frees_everything(drop_in, model, monkeypatch):
 
     def open_tiers(*arguments: Any) -> Any:
         opened = real(*arguments)
-        managers.append(opened.tiers)
+        managers.extend(opened.tiers.managers)
         return opened
 
     def open_and_close() -> None:

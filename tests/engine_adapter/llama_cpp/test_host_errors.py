@@ -379,8 +379,8 @@ def test_a_closed_model_is_not_used(open_tiered):
             lambda: model.is_end(1),
             model.load_counts,
             model.context,
-            lambda: model.binding.device,
-            lambda: model.binding.buffer_type,
+            lambda: model.binding.bindings[0].device,
+            lambda: model.binding.bindings[0].buffer_type,
             lambda: model.binding.counters(),
             lambda: model.binding.begin_load(),
         ):
