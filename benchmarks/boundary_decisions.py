@@ -101,12 +101,12 @@ def main() -> None:
         for layer in range(given.layers):
             for first in range(0, given.experts // 2 - TOP_K, TOP_K):
                 tiers.acquire(layer, range(first, first + TOP_K)).release()
-        structs = BoundStructs(tiers.bind_engine(), abi.FillCallback(), abi.LoadCallback())
-        wide = tiers.compute_bytes
+        structs = BoundStructs(tiers.engine.bind(), abi.FillCallback(), abi.LoadCallback())
+        wide = tiers.engine.compute_bytes
 
         def follow() -> None:
-            structs.rewrite(tiers.engine_layout())
-            _ = tiers.n_cut_layers, tiers.compute_bytes, tiers.slots_are_sound
+            structs.rewrite(tiers.engine.layout())
+            _ = tiers.engine.n_cut_layers, tiers.engine.compute_bytes, tiers.engine.slots_are_sound
 
         down: list[Took] = []
         up: list[Took] = []
@@ -116,12 +116,12 @@ def main() -> None:
             for n_bytes, moves in ((wide // 16, down), (wide, up)):
                 other.sum()
                 start = time.thread_time()
-                tiers.move_boundary(n_bytes, meanwhile=follow)
+                tiers.engine.move_boundary(n_bytes, meanwhile=follow)
                 end = time.thread_time()
                 moves.append(
                     Took(device.got_work - start, device.awaited - device.has_work, end - device.awaited)
                 )
-        tiers.unbind_engine()
+        tiers.engine.unbind()
     n_done = 2 * (given.runs + 1)
     print(
         f"{given.layers} layers of {given.experts} experts, {given.runs} moves each way, of "

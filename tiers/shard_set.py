@@ -81,7 +81,7 @@ class ShardSet(TierSet):
                         f"{device.name}, which has shards of all {table.n_layers} layers: {error}"
                     ) from error
                 undo.callback(manager.close)
-                manager.completes_layers = False  # at the same time, so that each expert is read once
+                manager.engine.completes_layers = False  # at the same time, so that each expert is read once
                 managers.append(manager)
             self.managers = tuple(managers)
             undo.pop_all()
@@ -104,7 +104,7 @@ class ShardSet(TierSet):
     def complete_layers(self) -> None:
         """Have layers with a slot for every expert fetched in the background, on all devices together."""
         for manager in self.managers:
-            manager.complete_layers()
+            manager.engine.complete_layers()
 
     def check_valid(self) -> None:
         """Assert every manager's invariants, and the source's; call it while nothing else runs."""

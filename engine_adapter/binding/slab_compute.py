@@ -121,10 +121,10 @@ class SlabCompute:
             move=self._move,
             context=None,
             binding=ct.pointer(structs.binding),
-            compute_bytes=manager.compute_bytes,
-            most_bytes=manager.most_compute_bytes if manager.engine_computes else 0,
+            compute_bytes=manager.engine.compute_bytes,
+            most_bytes=manager.engine.most_compute_bytes if manager.engine.computes_in_slab else 0,
             move_cost_bytes=MOVE_COST_BYTES,
-            cut_cost_bytes=CUT_LAYER_BYTES * manager.n_cut_layers,
+            cut_cost_bytes=CUT_LAYER_BYTES * manager.engine.n_cut_layers,
             look=self._look,
             look_graphs=LOOK_GRAPHS,
         )
@@ -135,7 +135,9 @@ class SlabCompute:
                 "MOE_SLAB_COMPUTE=0 and MOE_REBALANCE=0"
             )
         _log.info(
-            "event=slab_compute enabled=%d compute_bytes=%d", manager.engine_computes, manager.compute_bytes
+            "event=slab_compute enabled=%d compute_bytes=%d",
+            manager.engine.computes_in_slab,
+            manager.engine.compute_bytes,
         )
 
     def counts(self) -> ComputeCounts:
@@ -153,7 +155,7 @@ class SlabCompute:
         self._told = False
         try:
             try:
-                self._manager.move_boundary(
+                self._manager.engine.move_boundary(
                     n_bytes, proposal.plan if proposal is not None else None, meanwhile=self._tell
                 )
             finally:
@@ -168,10 +170,10 @@ class SlabCompute:
     def _tell(self) -> None:
         """Write down for C++ where the slots lie now."""
         manager, struct = self._manager, self._struct
-        self._structs.rewrite(manager.engine_layout())
-        struct.cut_cost_bytes = CUT_LAYER_BYTES * manager.n_cut_layers
+        self._structs.rewrite(manager.engine.layout())
+        struct.cut_cost_bytes = CUT_LAYER_BYTES * manager.engine.n_cut_layers
         # With work left to do before slots are used, nothing counts as free: the next graph asks again.
-        struct.compute_bytes = manager.compute_bytes * manager.slots_are_sound
+        struct.compute_bytes = manager.engine.compute_bytes * manager.engine.slots_are_sound
         self._told = True
 
     def _serve_look(self, _context: Any, wants: Any) -> None:

@@ -20,6 +20,7 @@ from expertier.engine_adapter.binding.slab_compute import ComputeCounts, SlabCom
 from expertier.engine_adapter.opening import closed_when_dropped
 from expertier.errors import BusyError, EngineError
 from expertier.interrupts import interrupts_deferred
+from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
 from expertier.tiers.manager import TierManager
 
 _log = logging.getLogger(__name__)
@@ -70,14 +71,15 @@ class TierBinding:
 
     def _bind(self, inner_device: str, layers: Sequence[int] | None) -> None:
         engine, manager, lookups = self._engine, self._manager, self._lookups
-        described = manager.bind_engine()
+        config = manager.config
+        described = manager.engine.bind()
         try:
             # The struct and all that it points to must outlive the binding: C++ keeps the pointers.
             self._fill = abi.FillCallback(self._serve_misses)
             self._load = abi.LoadCallback(self._serve_streamed)
             self._read = abi.ReadCallback(self._serve_read)
             self._structs = BoundStructs(described, self._fill, self._load, self._read, lookups, layers)
-            self._structs.binding.stream_tokens = manager.stream_tokens
+            self._structs.binding.stream_tokens = resolve_stream_tokens(config, manager.device)
             error = ct.create_string_buffer(_ERROR_BYTES)
             self._handle = engine.proxy.expertier_tiers_bind(
                 ct.byref(self._structs.binding), inner_device.encode(), error, len(error)
@@ -87,8 +89,8 @@ class TierBinding:
                     f"the tiers cannot be bound to device {inner_device}: {error.value.decode()}"
                 )
             self._compute: SlabCompute | None = None
-            follows = follows_demand(manager.follow_demand, inner_device)
-            if manager.engine_computes or follows:
+            follows = follows_demand(config.follow_demand, inner_device)
+            if manager.engine.computes_in_slab or follows:
                 self._compute = SlabCompute(
                     engine.proxy,
                     self._handle,
@@ -101,16 +103,16 @@ class TierBinding:
                 engine.proxy,
                 self._handle,
                 inner_device,
-                manager.decode_gate,
-                prefetch=manager.decode_prefetch,
-                capture=manager.decode_capture,
+                config.decode_gate,
+                prefetch=config.decode_prefetch,
+                capture=config.decode_capture,
                 expert_bytes=max(layer.expert_bytes for layer in manager.table.layers),
             )
         except BaseException:
             handle, self._handle = self._handle, None
             if handle:
                 engine.proxy.expertier_tiers_unbind(handle)
-            manager.unbind_engine()
+            manager.engine.unbind()
             raise
 
     def _miss_costs(self) -> list[float]:
@@ -217,7 +219,7 @@ class TierBinding:
                         f"{n_buffers} compute buffers of the engine lie in the slab of these tiers: free its contexts "
                         "first"
                     )
-                self._manager.unbind_engine()
+                self._manager.engine.unbind()
                 handle, self._handle = self._handle, None
                 if self._serves_all_loads:
                     self._engine.proxy.expertier_tiers_set_default(None)
@@ -236,7 +238,7 @@ class TierBinding:
         """Fill slots for the engine; it believes in the bytes only where `done` says so."""
 
         def fill(wanted: Any) -> None:
-            self._manager.fill(layer, wanted, np.ctypeslib.as_array(slots, (n,)).copy())
+            self._manager.engine.fill(layer, wanted, np.ctypeslib.as_array(slots, (n,)).copy())
 
         self._serve(n, experts, done, fill)
 
@@ -244,7 +246,7 @@ class TierBinding:
         self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any
     ) -> None:
         """Copy experts into a streamed layer for the engine, which believes in them as above."""
-        self._serve(n, experts, done, lambda wanted: self._manager.load(layer, wanted, address))
+        self._serve(n, experts, done, lambda wanted: self._manager.engine.load(layer, wanted, address))
 
     def _serve_read(
         self, _context: Any, layer: int, matrix: int, offset: int, n_bytes: int, address: int, done: Any
@@ -252,7 +254,7 @@ class TierBinding:
         """Copy what the engine reads of a matrix for itself to host memory; it believes in it as above."""
         try:
             target = (ct.c_uint8 * n_bytes).from_address(address)
-            self._manager.read_back(layer, matrix, offset, memoryview(target).cast("B"))
+            self._manager.engine.read_back(layer, matrix, offset, memoryview(target).cast("B"))
             done[0] = abi.FILLED
         except BaseException as error:  # nothing may propagate into the engine's C++ frames
             self._note_error(error)

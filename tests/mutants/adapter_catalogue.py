@@ -32,7 +32,7 @@ BINDING = (
     Mutant(
         "a failed binding leaves the tiers bound",
         "engine_adapter/binding/tier_binding.py",
-        "            manager.unbind_engine()\n            raise\n",
+        "            manager.engine.unbind()\n            raise\n",
         "            raise\n",
         (f"{_FAILED_READS}::test_the_binding_survives_a_bind_that_fails",),
     ),
@@ -80,8 +80,8 @@ COMPUTE = (
     Mutant(
         "room counts as free while guards are not zeroed",
         "engine_adapter/binding/slab_compute.py",
-        "manager.compute_bytes * manager.slots_are_sound",
-        "manager.compute_bytes",
+        "manager.engine.compute_bytes * manager.engine.slots_are_sound",
+        "manager.engine.compute_bytes",
         ("tests/engine_adapter/binding/test_moves_told.py",),
     ),
     Mutant(

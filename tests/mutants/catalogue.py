@@ -255,13 +255,13 @@ FENCES = (
     ),
     Mutant(
         "an engine is bound before queued copies are there",
-        "tiers/engine/use.py",
-        "            self._device.synchronize()  # what was queued",
+        "tiers/engine_use.py",
+        "            self._parts.device.synchronize()  # what was queued",
         "            pass  # what was queued",
     ),
     Mutant(
         "an engine's hit is a copy that is still queued",
-        "tiers/manager.py",
+        "tiers/fill/misses.py",
         "        if self._usage.bound:\n            self._fences.before_read(layer, slots.tolist(), None)\n",
         "",
         ("tests/tiers/fill/test_prefetch.py",),
@@ -386,7 +386,7 @@ HOST = (
     ),
     Mutant(
         "an eviction from L1 does not touch the copy in L2",
-        "tiers/manager.py",
+        "tiers/fill/misses.py",
         "        self._pool.touch((layer, expert) for expert in self._residency.experts_evicted_by(layer, slots))\n",
         "",
     ),

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -44,6 +45,10 @@ SUITES = (
     f"{_GPU}/split/test_layer_split_lookups.py",
     "tests/engine_adapter/ggml_proxy/test_expert_graphs.py",
 )
+
+
+# The fake runs a kernel's threads as fibers; ASan says once a process that it may then be wrong. So far it was not.
+_NOT_A_REPORT = re.compile(r"==\d+==WARNING: ASan doesn't fully support makecontext/swapcontext.*\n?")
 
 
 @dataclass(frozen=True)
@@ -120,7 +125,9 @@ class Run:
             stderr=subprocess.PIPE if captures else None,
         )
         texts = [done.stderr or ""]
-        texts += [path.read_text(errors="replace") for path in sorted(self.reports.iterdir())]
+        texts += [
+            _NOT_A_REPORT.sub("", path.read_text(errors="replace")) for path in sorted(self.reports.iterdir())
+        ]
         return done.returncode, "\n".join(filter(None, texts))
 
 

@@ -145,13 +145,15 @@ def test_a_drain_ends_with_an_interrupt_while_a_read_takes_for_ever() -> None:
         wait_until(lambda: source.reads > 0)
 
         def interrupt() -> None:
-            wait_until(lambda: len(tiers._workers._changed._waiters) > 0)  # type: ignore[attr-defined]
+            wait_until(lambda: len(tiers._parts.workers._changed._waiters) > 0)  # type: ignore[attr-defined]
             interrupt_main()
 
         interrupting = in_thread(interrupt)
         with pytest.raises(KeyboardInterrupt):
             tiers.drain()
-        assert tiers._workers._background_running == 1, "it has waited for the read, which ends by itself"
+        assert tiers._parts.workers._background_running == 1, (
+            "it has waited for the read, which ends by itself"
+        )
         interrupting.join(LIMIT_S)
         source.open.set()
         tiers.drain()

@@ -317,9 +317,9 @@ def test_close_frees_everything_and_ends_the_use(model: ModelFile, device: HostD
     assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
     for call in (
         lambda: tiers.acquire(0, [1]),
-        lambda: tiers.fill(0, [1], [0]),
+        lambda: tiers.engine.fill(0, [1], [0]),
         lambda: tiers.apply(LayerPlan((1, 1), 0, 0)),
-        tiers.bind_engine,
+        tiers.engine.bind,
     ):
         with pytest.raises(LeaseError, match="were closed"):
             call()
@@ -425,7 +425,7 @@ def test_a_whole_layer_is_loaded_outside_the_slots(model: ModelFile, pool_bytes:
         for number, layer in enumerate(model.table.layers):
             layout = model.table.slot_layouts[number]
             address = device.alloc(layout.range_bytes(layer.n_experts))
-            tiers.load(number, range(layer.n_experts), address)
+            tiers.engine.load(number, range(layer.n_experts), address)
             for expert in range(layer.n_experts):
                 for matrix, place in zip(layer.matrices, layout.place(layer.n_experts), strict=True):
                     found = ctypes.string_at(
@@ -435,8 +435,8 @@ def test_a_whole_layer_is_loaded_outside_the_slots(model: ModelFile, pool_bytes:
                     assert found == model.bytes[begin : begin + n_bytes], (number, expert)
             device.free(address)
         with pytest.raises(IndexError):
-            tiers.load(0, [99], 0)
-        assert isinstance(tiers.last_error, IndexError)
+            tiers.engine.load(0, [99], 0)
+        assert isinstance(tiers.engine.last_error, IndexError)
         assert tiers.stats().l1 == before
         tiers.check_valid()
 

@@ -159,7 +159,7 @@ def test_nothing_stays_after_an_error_or_the_end(model):
 
 def test_a_closed_set_reads_nothing_more(model):
     tiers = open_set(model, 2, et.TierConfig(expert_cache_bytes=budget_of(model.table, 2)))
-    source = tiers.managers[0]._source
+    source = tiers.managers[0]._parts.source
     tiers.close()
     tiers.close()
     with pytest.raises(SourceError, match="closed"):

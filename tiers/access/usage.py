@@ -18,12 +18,15 @@ WAIT_S = 60.0
 """How long a change of the slots waits for other threads' leases."""
 
 
-_all: weakref.WeakSet[Usage] = weakref.WeakSet()
+_open: set[weakref.ref[Usage]] = set()
+"""Tiers that are not closed. No `WeakSet`, whose callback is a place where an interrupt would get lost."""
 
 
 def _note_fork() -> None:
-    for usage in list(_all):
-        usage.note_fork()
+    for reference in list(_open):
+        usage = reference()
+        if usage is not None:
+            usage.note_fork()
 
 
 os.register_at_fork(after_in_child=_note_fork)
@@ -80,7 +83,8 @@ class Usage:
         self._bound = False
         self._closed = False
         self._forked = False
-        _all.add(self)
+        self._reference = weakref.ref(self)
+        _open.add(self._reference)
 
     def require_not_forked(self) -> None:
         """Raise `LeaseError` in a child of the process that made it."""
@@ -216,6 +220,7 @@ class Usage:
             if self._moving:
                 raise BusyError("cannot close while the slots are being moved: wait for that call to return")
             self._closed = True
+            _open.discard(self._reference)
             while self._background:  # however many interrupts come: nobody would close the rest
                 self._changed.wait()
             self._changed.notify_all()
@@ -265,7 +270,9 @@ class Usage:
 
     def _require_unbound(self, what: str, *, for_engine: bool = False) -> None:
         if self._engine_fills or (self._bound and not for_engine):
-            raise BusyError(f"cannot {what} while an engine is bound: free its model, then unbind_engine")
+            raise BusyError(
+                f"cannot {what} while an engine is bound: free its model, then call engine.unbind()"
+            )
 
     def _require_idle(self, what: str, *, for_engine: bool = False) -> None:
         self._require_open()

@@ -99,6 +99,10 @@ class ExpertTable:
         self.check_experts(layer, (expert,))
         return self.layers[layer].spans(expert)
 
+    def bytes_of(self, experts_by_layer: Sequence[int]) -> int:
+        """Return the bytes of so many experts of each layer."""
+        return sum(n * layer.expert_bytes for n, layer in zip(experts_by_layer, self.layers, strict=True))
+
     def check_experts(self, layer: int, experts: Sequence[int]) -> None:
         """Raise `IndexError` unless the layer exists and has all of `experts`."""
         if not 0 <= layer < self.n_layers:

@@ -32,7 +32,7 @@ def read(binding: abi.Binding) -> list[Any]:
 
 
 def describe(tiers: et.TierManager) -> BoundStructs:
-    return BoundStructs(tiers.bind_engine(), abi.FillCallback(), abi.LoadCallback(), abi.ReadCallback())
+    return BoundStructs(tiers.engine.bind(), abi.FillCallback(), abi.LoadCallback(), abi.ReadCallback())
 
 
 def test_moves_are_followed() -> None:
@@ -45,13 +45,13 @@ def test_moves_are_followed() -> None:
         structs = describe(tiers)
         address = ct.addressof(structs.binding.layers[1].copies[0])
         seen = [read(structs.binding)]
-        for n_bytes in (1000, 20_000, tiers.most_compute_bytes, 0):
-            tiers.move_boundary(n_bytes)
-            structs.rewrite(tiers.engine_layout())
-            tiers.unbind_engine()
+        for n_bytes in (1000, 20_000, tiers.engine.most_compute_bytes, 0):
+            tiers.engine.move_boundary(n_bytes)
+            structs.rewrite(tiers.engine.layout())
+            tiers.engine.unbind()
             assert read(structs.binding) == read(describe(tiers).binding)
             assert read(structs.binding) not in seen
             seen.append(read(structs.binding))
         assert ct.addressof(structs.binding.layers[1].copies[0]) == address, "C++ keeps the pointers"
-        tiers.unbind_engine()
+        tiers.engine.unbind()
     device.close()

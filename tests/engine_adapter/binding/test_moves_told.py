@@ -20,14 +20,14 @@ class Proxy:
         return 1
 
 
-class Manager:
-    """Tiers whose boundary goes where it is asked to, and whose moves may fail."""
+class Engine:
+    """The engine's side of tiers whose boundary goes where it is asked to, and whose moves may fail."""
 
-    compute_bytes, most_compute_bytes, engine_computes = 4 * KIB, 64 * KIB, True
+    compute_bytes, most_compute_bytes, computes_in_slab = 4 * KIB, 64 * KIB, True
     n_cut_layers, slots_are_sound = 1, True
     failure: Exception | None = None
 
-    def engine_layout(self):
+    def layout(self):
         return self.compute_bytes
 
     def move_boundary(self, n_bytes, _plan, *, meanwhile):
@@ -40,7 +40,7 @@ class Manager:
 @pytest.fixture
 def told():
     """A region, and what it has told: layouts as they come, and errors."""
-    told = SimpleNamespace(layouts=[], errors=[], manager=Manager())
+    told = SimpleNamespace(layouts=[], errors=[], manager=SimpleNamespace(engine=Engine()))
     structs = SimpleNamespace(binding=abi.Binding(), rewrite=told.layouts.append)
     told.compute = SlabCompute(Proxy(), 1, told.manager, structs, told.errors.append, None)
     return told
@@ -59,10 +59,10 @@ def test_a_move_that_works(told):
 @pytest.mark.parametrize("is_sound", [True, False])
 def test_a_move_that_fails(told, is_sound):
     """With work left to do before slots are used, no room counts as free: the next graph asks again."""
-    told.manager.failure, told.manager.slots_are_sound = DeviceError("told to fail"), is_sound
+    told.manager.engine.failure, told.manager.engine.slots_are_sound = DeviceError("told to fail"), is_sound
     done = [0]
     told.compute._serve_move(None, 8 * KIB, done)
     assert done == [0]
     assert told.layouts == [4 * KIB]
     assert told.compute._struct.compute_bytes == (4 * KIB if is_sound else 0)
-    assert told.errors == [told.manager.failure]
+    assert told.errors == [told.manager.engine.failure]

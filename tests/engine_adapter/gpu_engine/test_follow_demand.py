@@ -106,7 +106,7 @@ def test_a_move_that_fails_leaves_all_as_it_was(gpus: GpuSession):
         counts = counts_of(model)
         assert failing.failed == counts.failed_moves == 3, (failing.failed, counts)
         assert counts.quota_moves > 0
-        assert isinstance(model.binding.manager.last_error, DeviceError)
+        assert isinstance(model.binding.manager.engine.last_error, DeviceError)
         assert_sound(model)
 
 

@@ -15,6 +15,7 @@ from expertier.engine_adapter.placement.engine_device import device_names, devic
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import DeviceError
 from expertier.tiers.config.config import TierConfig
+from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 
@@ -37,7 +38,9 @@ def test_tiers_are_made_on_the_device_of_the_config(loaded_engine: LoadedEngine,
     with manager:
         assert placement == Placement.on_one("CPU")
         assert isinstance(manager, TierManager)
-        assert manager.stream_tokens == 0, "staging costs RAM and saves nothing there"
+        assert resolve_stream_tokens(manager.config, manager.device) == 0, (
+            "staging costs RAM and saves nothing there"
+        )
     with pytest.raises(DeviceError, match="ROCm3"):
         open_engine_tiers(loaded_engine.proxy, table, TierConfig(engine_device="ROCm3"))
 

@@ -140,12 +140,12 @@ def of_run(case: Case, proxy: FakeProxy) -> tuple[Numbers, list[int], list[Any]]
         slabs = [manager.arena_bytes for manager in each]
         wide = tiers.slots
         for number, manager in enumerate(each):
-            if manager.engine_computes:
+            if manager.engine.computes_in_slab:
                 units = placement.blocks()[number]
                 needs = model.needs_of_share(units, 0) if placement.is_split else model.needs_on_one_device(0)
-                manager.bind_engine()
-                manager.move_boundary(needs.compute_narrow)
-                manager.unbind_engine()
+                manager.engine.bind()
+                manager.engine.move_boundary(needs.compute_narrow)
+                manager.engine.unbind()
         numbers = Numbers(
             slabs,
             wide,

@@ -108,10 +108,10 @@ def test_a_resize_that_is_refused_changes_nothing(device: GpuDevice) -> None:
         arena.tiers.resize_arena(CHUNK // 4 + CHUNK // 16)
     with arena.tiers.acquire(0, [5], stream=arena.stream), pytest.raises(BusyError, match="resize the arena"):
         arena.tiers.resize_arena(2 * CHUNK)
-    arena.tiers.bind_engine()
+    arena.tiers.engine.bind()
     with pytest.raises(BusyError, match="engine"):
         arena.tiers.resize_arena(2 * CHUNK)
-    arena.tiers.unbind_engine()
+    arena.tiers.engine.unbind()
     arena.use(0, 5)
     after = arena.residents(), arena.tiers.slots, arena.tiers.stats()
     assert after[1] == before[1]

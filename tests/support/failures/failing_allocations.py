@@ -143,7 +143,7 @@ def _held_by_another(tiers, experts: Sequence[int]) -> Iterator[None]:
         with tiers.acquire(0, experts):
             held.set()
             while not done.wait(0.05):  # a pause: between two wakes
-                tiers._locks.notify_all(0)
+                tiers._parts.locks.notify_all(0)
 
     thread = threading.Thread(target=hold, daemon=True)
     thread.start()

@@ -122,29 +122,32 @@ def warm(tiers: et.TierManager) -> None:
 
 
 def bind(tiers: et.TierManager) -> None:
-    tiers.bind_engine()
-    tiers.unbind_engine()
+    tiers.engine.bind()
+    tiers.engine.unbind()
 
 
 def fill(tiers: et.TierManager) -> None:
     """Fill a slot as an engine has it filled."""
-    tiers.bind_engine()
-    table, locks = tiers._residency, tiers._locks.address
+    tiers.engine.bind()
+    table, locks = tiers._residency, tiers._parts.locks.address
     held = np.array([-1, -1, 0], np.int32)
     try:
         assert (
-            table.take(locks, 1, np.array([0, 1], np.int32), held, np.zeros(2, np.int32), 0, waits=False) == 2
+            table.begin_held(
+                locks, 1, np.array([0, 1], np.int32), held, np.zeros(2, np.int32), 0, waits=False
+            )
+            == 2
         )
-        tiers.fill(1, [0, 1], held[:-1])
+        tiers.engine.fill(1, [0, 1], held[:-1])
         table.complete_held(locks, 1, held)
         table.release_held(locks, 1, held)
     finally:
         table.abort_held(locks, 1, held)
-        tiers.unbind_engine()
+        tiers.engine.unbind()
 
 
 def unbind(tiers: et.TierManager) -> None:
-    tiers.unbind_engine()
+    tiers.engine.unbind()
 
 
 OPERATIONS: dict[str, tuple[Callable[[et.TierManager], Any], ...]] = {

@@ -88,7 +88,7 @@ def assert_no_lock_is_held(tiers: et.TierManager, locks: Iterable[Any], why: str
     """Assert that all layers' locks are free, and so are `locks`."""
     libc = ctypes.PyDLL(None)
     for layer in range(N_LAYERS):
-        mutex = ctypes.c_void_p(tiers._locks.address + layer * LAYER_BYTES)
+        mutex = ctypes.c_void_p(tiers._parts.locks.address + layer * LAYER_BYTES)
         assert libc.pthread_mutex_trylock(mutex) == 0, f"layer {layer}'s lock is held: {why}"
         libc.pthread_mutex_unlock(mutex)
     for lock in locks:

@@ -72,7 +72,7 @@ class Engine:
         if misses:
             missing = miss_index[:misses]
             try:
-                self.tiers.fill(layer, experts[missing], slots[missing])
+                self.tiers.engine.fill(layer, experts[missing], slots[missing])
             except Exception:
                 self._change(layer, self._abort, slots)
                 raise
@@ -122,7 +122,7 @@ def assert_bytes(model: ModelFile, engine: Engine, layer: int, experts: I32, slo
 
 
 def test_the_binding_describes_slots_and_tensors(model: ModelFile, tiers: et.TierManager) -> None:
-    binding = tiers.bind_engine()
+    binding = tiers.engine.bind()
     assert [layer.block for layer in binding.layers] == [1, 2]
     assert [(layer.n_experts, layer.n_slots) for layer in binding.layers] == [(8, 4), (6, 4)]
     for bound, layer in zip(binding.layers, model.table.layers, strict=True):
@@ -135,11 +135,11 @@ def test_the_binding_describes_slots_and_tensors(model: ModelFile, tiers: et.Tie
             )
             end = found.offset_from_slab_base + bound.n_slots * found.stride
             assert 0 <= found.offset_from_slab_base < end <= binding.slab_bytes
-    tiers.unbind_engine()
+    tiers.engine.unbind()
 
 
 def test_an_engine_sees_the_files_bytes(model: ModelFile, tiers: et.TierManager) -> None:
-    engine = Engine(tiers, tiers.bind_engine())
+    engine = Engine(tiers, tiers.engine.bind())
     rng = np.random.default_rng(0)
     for _ in range(100):
         layer = int(rng.integers(2))
@@ -151,51 +151,51 @@ def test_an_engine_sees_the_files_bytes(model: ModelFile, tiers: et.TierManager)
     stats = tiers.stats()
     assert stats.l1.misses == stats.l2.hits + stats.l2.misses
     assert stats.l2.hits > 0
-    tiers.unbind_engine()
+    tiers.engine.unbind()
 
 
 def test_while_bound_nothing_moves(model: ModelFile, tiers: et.TierManager) -> None:
-    engine = Engine(tiers, tiers.bind_engine())
+    engine = Engine(tiers, tiers.engine.bind())
     plan = et.plan_layers(model.table.layer_demands(), budget_bytes=tiers.arena_bytes)
     with pytest.raises(BusyError, match="cannot close while an engine is bound"):
         tiers.close()
     with pytest.raises(BusyError, match="cannot apply a plan while an engine is bound"):
         tiers.apply(plan)
     with pytest.raises(BusyError, match="bound already"):
-        tiers.bind_engine()
+        tiers.engine.bind()
     slots = engine.take(0, np.array([1, 2], np.int32))
     with pytest.raises(BusyError, match="still holds 2 slots"):
-        tiers.unbind_engine()
+        tiers.engine.unbind()
     engine.release(0, slots)
-    tiers.unbind_engine()
-    tiers.unbind_engine()
+    tiers.engine.unbind()
+    tiers.engine.unbind()
     tiers.apply(plan)
 
 
 def test_a_lease_is_no_engines_pin(tiers: et.TierManager) -> None:
-    tiers.bind_engine()
+    tiers.engine.bind()
     with tiers.acquire(0, [1, 2]):
-        tiers.unbind_engine()
+        tiers.engine.unbind()
     tiers.check_valid()
 
 
 def test_a_failed_fill_is_kept_and_the_next_call_works(
     model: ModelFile, tiers: et.TierManager, faults: FaultPlan
 ) -> None:
-    engine = Engine(tiers, tiers.bind_engine())
+    engine = Engine(tiers, tiers.engine.bind())
     experts = np.array([3, 4], np.int32)
     faults.arm("read", 5)
     with pytest.raises(SourceError) as caught:
         engine.take(0, experts)
-    assert tiers.last_error is caught.value
+    assert tiers.engine.last_error is caught.value
     tiers.check_valid()
     slots = engine.take(0, experts)
     assert_bytes(model, engine, 0, experts, slots)
     engine.release(0, slots)
-    tiers.unbind_engine()
-    tiers.bind_engine()
-    assert tiers.last_error is None
-    tiers.unbind_engine()
+    tiers.engine.unbind()
+    tiers.engine.bind()
+    assert tiers.engine.last_error is None
+    tiers.engine.unbind()
 
 
 @pytest.mark.parametrize(
@@ -219,17 +219,17 @@ def test_a_fill_that_begin_did_not_ask_for_is_refused(
     assert residency.begin(0, np.array([3], np.int32), chosen, np.zeros(1, np.int32)) == 1
     assert chosen.tolist() == [0]
     with pytest.raises(ValueError, match="`begin` did not choose them for these"):
-        tiers.fill(layer, experts, slots)
-    tiers.fill(0, [3], [0])
+        tiers.engine.fill(layer, experts, slots)
+    tiers.engine.fill(0, [3], [0])
     residency.complete(0, chosen)
     with pytest.raises(ValueError, match="or they are complete"):
-        tiers.fill(0, [3], [0])
+        tiers.engine.fill(0, [3], [0])
     residency.release(0, chosen)
     tiers.check_valid()
 
 
 def test_engine_threads_and_python_leases_share_the_layers(model: ModelFile, tiers: et.TierManager) -> None:
-    engine = Engine(tiers, tiers.bind_engine())
+    engine = Engine(tiers, tiers.engine.bind())
     errors: list[BaseException] = []
 
     def run(number: int) -> None:
@@ -257,5 +257,5 @@ def test_engine_threads_and_python_leases_share_the_layers(model: ModelFile, tie
         assert not thread.is_alive(), "a thread waits for ever"
     assert errors == []
     tiers.check_valid()
-    tiers.unbind_engine()
+    tiers.engine.unbind()
     tiers.check_valid()

@@ -41,14 +41,14 @@ def tiers(faults: FaultPlan) -> Iterator[TierManager]:
     yield manager
     faults.disarm()
     manager.check_valid()
-    manager.unbind_engine()
+    manager.engine.unbind()
     manager.close()
     device.close()
 
 
 def assert_described(tiers: TierManager) -> None:
     """Assert that the binding says where the slots lie now."""
-    now = tiers.engine_layout()
+    now = tiers.engine.layout()
     assert now.directory_address == tiers._residency.directory_address
     assert now.n_slots.tolist() == list(tiers.slots)
     offsets = now.offsets.tolist()
@@ -64,28 +64,28 @@ def assert_described(tiers: TierManager) -> None:
 
 
 def test_the_budget_is_what_a_wide_batch_leaves(tiers: TierManager) -> None:
-    assert tiers.engine_computes
+    assert tiers.engine.computes_in_slab
     assert tiers.slots == (SLOTS, SLOTS)
-    assert COMPUTE_BYTES <= tiers.compute_bytes < COMPUTE_BYTES + 128
-    assert tiers.most_compute_bytes == tiers._slab.n_bytes - floor_bytes(TABLE.layer_demands())
+    assert COMPUTE_BYTES <= tiers.engine.compute_bytes < COMPUTE_BYTES + 128
+    assert tiers.engine.most_compute_bytes == tiers._slab.n_bytes - floor_bytes(TABLE.layer_demands())
 
 
 def test_down_and_up_again(tiers: TierManager) -> None:
     for layer in range(2):
         tiers.acquire(layer, range(SLOTS)).release()
-    tiers.bind_engine()
-    wide, slots = tiers.compute_bytes, tiers.slots
-    tiers.move_boundary(1000)
-    assert tiers.compute_bytes == 1024
+    tiers.engine.bind()
+    wide, slots = tiers.engine.compute_bytes, tiers.slots
+    tiers.engine.move_boundary(1000)
+    assert tiers.engine.compute_bytes == 1024
     assert all(now > before for now, before in zip(tiers.slots, slots, strict=True))
     assert [set(tiers._residency.residents(layer)) for layer in range(2)] == [set(range(SLOTS))] * 2
     assert_described(tiers)
     tiers.check_valid()
-    tiers.move_boundary(wide)
-    assert (tiers.compute_bytes, tiers.slots) == (wide, slots)
+    tiers.engine.move_boundary(wide)
+    assert (tiers.engine.compute_bytes, tiers.slots) == (wide, slots)
     assert_described(tiers)
     moves = tiers.stats().moves.moves
-    tiers.move_boundary(wide)
+    tiers.engine.move_boundary(wide)
     assert tiers.stats().moves.moves == moves, "there was nothing to move"
 
 
@@ -98,31 +98,31 @@ def test_layers_that_lack_slots_only_for_computing() -> None:
         with TierManager(
             TABLE, device=device, config=config, source=PatternSource(), compute_bytes=compute_bytes
         ) as tiers:
-            assert tiers.n_cut_layers == n_cut
-            tiers.bind_engine()
+            assert tiers.engine.n_cut_layers == n_cut
+            tiers.engine.bind()
             if compute_bytes:
-                tiers.move_boundary(0)
+                tiers.engine.move_boundary(0)
                 assert tiers.slots == tuple(demand.n_experts for demand in demands)
-                assert tiers.n_cut_layers == 0
-            tiers.unbind_engine()
+                assert tiers.engine.n_cut_layers == 0
+            tiers.engine.unbind()
     device.close()
 
 
 def test_more_than_one_slot_a_layer_leaves_is_refused(tiers: TierManager) -> None:
-    tiers.bind_engine()
+    tiers.engine.bind()
     before = tiers.slots
     with pytest.raises(BudgetError, match="one slot a layer"):
-        tiers.move_boundary(tiers.most_compute_bytes + 1)
+        tiers.engine.move_boundary(tiers.engine.most_compute_bytes + 1)
     assert tiers.slots == before
-    assert isinstance(tiers.last_error, BudgetError)
-    tiers.move_boundary(tiers.most_compute_bytes)
+    assert isinstance(tiers.engine.last_error, BudgetError)
+    tiers.engine.move_boundary(tiers.engine.most_compute_bytes)
     assert min(tiers.slots) == 1
 
 
 def test_nobody_else_moves_it(tiers: TierManager) -> None:
     with pytest.raises(BusyError, match="MOE_SLAB_COMPUTE"):
         tiers.reserve_compute(100)
-    tiers.bind_engine()
+    tiers.engine.bind()
     for change in (
         lambda: tiers.reserve_compute(100),
         lambda: tiers.apply(et.plan_layers(TABLE.layer_demands(), budget_bytes=tiers.arena_bytes)),
@@ -132,21 +132,21 @@ def test_nobody_else_moves_it(tiers: TierManager) -> None:
 
 
 def test_it_waits_for_leases_of_others(tiers: TierManager) -> None:
-    tiers.bind_engine()
+    tiers.engine.bind()
     lease = tiers.acquire(0, [1])
     with pytest.raises(BusyError, match="leases are live"):
-        tiers.move_boundary(1000)
-    mover = Running(tiers.move_boundary, 1000)
+        tiers.engine.move_boundary(1000)
+    mover = Running(tiers.engine.move_boundary, 1000)
     mover.must_wait_in("move_boundary")
     lease.release()
     mover.outcome()
-    assert tiers.compute_bytes == 1024
+    assert tiers.engine.compute_bytes == 1024
 
 
 def test_not_while_the_engine_fills(tiers: TierManager) -> None:
-    tiers.bind_engine()
+    tiers.engine.bind()
     with tiers._usage.engine_fill(), pytest.raises(BusyError):
-        tiers.move_boundary(1000)
+        tiers.engine.move_boundary(1000)
 
 
 @pytest.mark.parametrize("operation", ["copy_within", "zero"])
@@ -156,21 +156,21 @@ def test_a_failed_move_changes_nothing(
 ) -> None:
     for layer in range(2):
         tiers.acquire(layer, range(SLOTS)).release()
-    tiers.bind_engine()
-    before = tiers.slots, tiers.compute_bytes
+    tiers.engine.bind()
+    before = tiers.slots, tiers.engine.compute_bytes
     nth = 1
     while True:
         faults.arm(operation, nth)
         try:
-            tiers.move_boundary(to)
+            tiers.engine.move_boundary(to)
         except DeviceError:
             nth += 1
         else:
             break
-        assert (tiers.slots, tiers.compute_bytes) == before
+        assert (tiers.slots, tiers.engine.compute_bytes) == before
         assert_described(tiers)
         tiers.check_valid()
     assert nth > 1
-    assert tiers.compute_bytes >= to
+    assert tiers.engine.compute_bytes >= to
     resident = tiers._residency.residents(0)
     assert np.array(list(resident.values())).max(initial=-1) < tiers.slots[0]

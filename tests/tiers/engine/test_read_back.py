@@ -70,18 +70,18 @@ def test_a_manager_reads_past_its_slots_and_keeps_what_went_wrong(model: ModelFi
     config = TierConfig(expert_cache_bytes=1 << 20, host_pool_bytes=0)
     with HostDevice() as device:
         with TierManager(model.table, device=device, config=config) as tiers:
-            tiers.bind_engine()
+            tiers.engine.bind()
             found = bytearray(n_bytes)
-            tiers.read_back(1, 0, 0, memoryview(found))
+            tiers.engine.read_back(1, 0, 0, memoryview(found))
             at = layer.matrices[0].file_offset
             assert bytes(found) == model.bytes[at : at + n_bytes]
             assert (tiers.stats().l1.misses, tiers.stats().l1.bytes_in) == (0, 0)
-            tiers.unbind_engine()
+            tiers.engine.unbind()
             tiers.check_valid()
         with TierManager(model.table, device=device, config=config, source=Failing(b"")) as tiers:
-            tiers.bind_engine()
+            tiers.engine.bind()
             with pytest.raises(SourceError, match="the disk is gone"):
-                tiers.read_back(1, 0, 3, memoryview(bytearray(2)))
-            assert isinstance(tiers.last_error, SourceError)
-            tiers.unbind_engine()
+                tiers.engine.read_back(1, 0, 3, memoryview(bytearray(2)))
+            assert isinstance(tiers.engine.last_error, SourceError)
+            tiers.engine.unbind()
             tiers.check_valid()

@@ -18,7 +18,7 @@ import pytest
 import expertier as et
 from expertier.errors import SourceError
 from expertier.hip.host import HostDevice
-from expertier.tiers import manager as manager_module
+from expertier.tiers import assemble as assemble_module
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file import open_file as open_file_module
 from expertier.tiers.file.dio_alignment import DioAlignment
@@ -394,7 +394,7 @@ def test_the_tiers_read_as_they_are_told(tmp_path: Path, mode: FileMode) -> None
             super().__init__(files, mode, working_set_bytes=working_set_bytes)
 
     with pytest.MonkeyPatch.context() as patch, HostDevice() as device:
-        patch.setattr(manager_module, "FileSource", Watched)
+        patch.setattr(assemble_module, "FileSource", Watched)
         with et.TierManager(model.table, device=device, config=config) as tiers:
             for expert in range(8):
                 with tiers.acquire(0, [expert]) as lease:

@@ -157,7 +157,7 @@ def test_a_copy_that_leaves_l2_before_it_is_acquired_is_read(
 def test_queued_copies_keep_their_blocks(bench: Bench) -> None:
     """L2 shrinks to nothing while a batch is queued: blocks that it reads stay until it has run."""
     pool, n_bytes = bench.tiers._pool, 2 * EXPERTS * 16384
-    demand = bench.tiers._filler._transfer.demand_stream
+    demand = bench.tiers._parts.filler._transfer.demand_stream
     with bench.tiers.acquire(0, range(SLOTS), stream=0) as lease:
         assert bench.device.queued(demand) > SLOTS
         bench.tiers.resize_host_pool(0)
@@ -175,7 +175,7 @@ def test_a_batch_waits_for_the_reader_of_any_of_its_slots(bench: Bench, reader: 
     seen: list[bool] = []
     bench.device.launch(lambda: seen.append(True), 0)
     lease.release()
-    demand = bench.tiers._filler._transfer.demand_stream
+    demand = bench.tiers._parts.filler._transfer.demand_stream
     other = bench.device.create_stream()
     with bench.tiers.acquire(0, range(SLOTS, 2 * SLOTS), stream=other) as next_lease:
         bench.device.advance(demand, 1000)
@@ -271,10 +271,10 @@ def test_streamed_layers_are_loaded_together(bench: Bench, kind: str) -> None:
         bench.tiers.resize_host_pool(0)
     layout = bench.table.slot_layouts[0]
     address = bench.device.alloc(layout.range_bytes(EXPERTS))
-    bench.tiers.bind_engine()
+    bench.tiers.engine.bind()
     experts = [3, 0, 17, 5]
-    bench.tiers.load(0, experts, address)
-    bench.tiers.unbind_engine()
+    bench.tiers.engine.load(0, experts, address)
+    bench.tiers.engine.unbind()
     if kind == "present":
         assert bench.device.batches == [len(experts) * bench.pieces]
     for expert in experts:

@@ -89,7 +89,7 @@ def test_who_has_a_slot_comes_last_and_not_at_all_where_it_keeps_it() -> None:
         tiers.resize_host_pool(1 << 20)
         assert copies(tiers) == set(), "the copies that they came through are gone"
         tiers.fill_host_pool()
-        source = tiers._source
+        source = tiers._parts.source
         order: list[int] = []
         read_into = source.read_into
         source.read_into = lambda span, buffer: (order.append(span.offset), read_into(span, buffer))[1]  # type: ignore[method-assign]
@@ -106,7 +106,7 @@ def test_a_small_pool_takes_what_fits_and_evicts_nothing() -> None:
         tiers.acquire(1, [5, 6]).release()
         tiers.fill_host_pool()
         tiers.drain()
-        assert tiers._filling.state is FillingState.RESTS
+        assert tiers._parts.filling.state is FillingState.RESTS
         assert copies(tiers) >= {(1, 5), (1, 6)}
         assert len(copies(tiers)) == 7
         stats = tiers.stats().l2
@@ -149,9 +149,9 @@ def test_nothing_begins_while_somebody_waits_and_it_goes_on_after(held: HeldSour
         asking = Running(tiers.acquire, 0, [7])
         wait_until(lambda: held.reads == 1)
         tiers.fill_host_pool()
-        wait_until(lambda: tiers._filling.state is FillingState.PAUSED)
-        wait_until(lambda: not tiers._workers._background_running)
-        assert tiers._workers.n_waiting == 0
+        wait_until(lambda: tiers._parts.filling.state is FillingState.PAUSED)
+        wait_until(lambda: not tiers._parts.workers._background_running)
+        assert tiers._parts.workers.n_waiting == 0
         assert held.reads == 1
         held.open.set()
         asking.outcome().release()
@@ -168,7 +168,7 @@ def test_who_asks_waits_for_no_more_than_the_one_that_is_under_way(held: HeldSou
         wait_until(lambda: held.reads == 2)
         held.let(2 * 3)
         asking.outcome().release()
-        wait_until(lambda: tiers._filling.state is not FillingState.PAUSED)
+        wait_until(lambda: tiers._parts.filling.state is not FillingState.PAUSED)
         assert tiers.stats().l2.ahead_fills <= 1
         held.open.set()
         tiers.drain()
@@ -201,7 +201,7 @@ def test_close_waits_for_the_one_under_way_only(held: HeldSource) -> None:
     closing.outcome()
     assert held.reads == 3, "one expert of three matrices"
     assert tiers._device.device_bytes == tiers._device.pinned_bytes == 0
-    assert tiers._filling.state is FillingState.STOPPED
+    assert tiers._parts.filling.state is FillingState.STOPPED
 
 
 def test_a_move_of_the_boundary_goes_first(held: HeldSource) -> None:
@@ -229,7 +229,7 @@ def test_an_error_of_reading_ends_it_with_a_warning(
         faults.arm("read", nth)
         tiers.fill_host_pool()
         tiers.drain()
-        assert tiers._filling.state is FillingState.STOPPED
+        assert tiers._parts.filling.state is FillingState.STOPPED
         assert len(copies(tiers)) == tiers.stats().l2.ahead_fills == (nth - 1) // 3
         warned = [record.message for record in caplog.records if record.name.endswith("pool_filling")]
         assert len(warned) == 1
@@ -248,7 +248,7 @@ def test_a_refused_allocation_ends_it_too(caplog: pytest.LogCaptureFixture) -> N
         faults.arm("alloc_pinned", 2)
         tiers.fill_host_pool()
         tiers.drain()
-        assert tiers._filling.state is FillingState.STOPPED
+        assert tiers._parts.filling.state is FillingState.STOPPED
         assert "is not filled in the background any more" in caplog.text
         tiers.check_valid()
     device.close()
@@ -283,7 +283,7 @@ def test_it_goes_on_when_the_pool_is_given_more_room() -> None:
 def test_what_was_given_back_is_fetched_again_when_somebody_misses_it_and_not_at_every_miss() -> None:
     clock = FakeClock()
     with make(fill=False) as tiers:
-        tiers._filling._clock = clock
+        tiers._parts.filling._clock = clock
         tiers.fill_host_pool()
         tiers.drain()
         budget = tiers._pool._budget
@@ -302,7 +302,7 @@ def test_what_was_given_back_is_fetched_again_when_somebody_misses_it_and_not_at
         n_reads = tiers.stats().file.reads
         clock.advance(REST_S)
         tiers.acquire(0, [5]).release()
-        assert not tiers._workers.n_waiting, "nothing has left since"
+        assert not tiers._parts.workers.n_waiting, "nothing has left since"
         assert tiers.stats().file.reads == n_reads
 
 

@@ -239,12 +239,12 @@ def test_an_interrupt_of_a_drain_ends_it_and_is_counted() -> None:
 def test_an_engine_is_not_unbound_while_a_prefetch_runs() -> None:
     source = HeldSource()
     with make(source, threads=1) as tiers:
-        tiers.bind_engine()
+        tiers.engine.bind()
         source.open.clear()
         tiers.prefetch(0, [1])
         wait_until(lambda: source.reads)
-        unbinding = Running(tiers.unbind_engine)
-        unbinding.must_wait_in("unbind_engine")  # its pin could have been taken for the engine's
+        unbinding = Running(tiers.engine.unbind)
+        unbinding.must_wait_in("unbind")  # its pin could have been taken for the engine's
         source.open.set()
         unbinding.outcome()
         assert not tiers._usage.bound
@@ -264,7 +264,7 @@ def test_what_is_ready_while_an_engine_is_bound_is_not_a_copy_that_is_queued() -
 
     with tiers.acquire(0, [0], stream=0):
         assert something_is_queued(), "without an engine nobody waits"
-    tiers.bind_engine()
+    tiers.engine.bind()
     assert not something_is_queued()
     with tiers.acquire(0, [1], stream=0):
         assert not something_is_queued()
@@ -272,6 +272,6 @@ def test_what_is_ready_while_an_engine_is_bound_is_not_a_copy_that_is_queued() -
     tiers.drain()
     assert residents(tiers) == {0, 1, 2}
     assert not something_is_queued()
-    tiers.unbind_engine()
+    tiers.engine.unbind()
     tiers.close()
     device.close()

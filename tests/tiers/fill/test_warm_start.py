@@ -120,10 +120,10 @@ def test_an_engine_that_goes_waits_for_what_runs_and_not_for_the_whole_warm_star
     with make(source=source, threads=2) as tiers:
         source.open.clear()
         asked = tiers.warm_start(np.ones((2, 32)))
-        tiers.bind_engine()
+        tiers.engine.bind()
         wait_until(lambda: source.reads >= 2)
-        unbinding = Running(tiers.unbind_engine)
-        unbinding.must_wait_in("unbind_engine")
+        unbinding = Running(tiers.engine.unbind)
+        unbinding.must_wait_in("unbind")
         source.let(2 * 3)
         unbinding.outcome()
         assert not tiers._usage.bound

@@ -171,10 +171,10 @@ def test_leases_keep_the_boundary_where_it_is(tiers: Tiers) -> None:
         tiers.manager.reserve_compute(5000)
     assert lease.held is held
     lease.release()
-    tiers.manager.bind_engine()
+    tiers.manager.engine.bind()
     with pytest.raises(BusyError, match="engine is bound"):
         tiers.manager.reserve_compute(5000)
-    tiers.manager.unbind_engine()
+    tiers.manager.engine.unbind()
     assert tiers.manager.stats().moves.moves == 0
 
 
@@ -271,12 +271,12 @@ def test_an_engine_that_comes_after_a_failed_move_finds_zeros_where_they_belong(
     tiers.slab.stale_guards = True
     tiers.faults.arm("zero", 1)
     with pytest.raises(DeviceError):
-        tiers.manager.bind_engine()
+        tiers.manager.engine.bind()
     assert not tiers.manager._usage.bound
-    tiers.manager.bind_engine()
+    tiers.manager.engine.bind()
     assert not tiers.slab.stale_guards
-    tiers.manager.unbind_engine()
-    tiers.manager._relayout.restore_guards()  # nothing to do
+    tiers.manager.engine.unbind()
+    tiers.manager._parts.relayout.restore_guards()  # nothing to do
     assert not tiers.faults.injected["copy_within"]
 
 

@@ -61,9 +61,9 @@ def tiers(device: QueueingDevice) -> Iterator[TierManager]:
     )
     for layer in range(2):
         manager.acquire(layer, range(SLOTS)).release()
-    manager.bind_engine()
+    manager.engine.bind()
     yield manager
-    manager.unbind_engine()
+    manager.engine.unbind()
     manager.close()
     device.close()
 
@@ -87,9 +87,9 @@ def assert_there(tiers: TierManager, device: QueueingDevice) -> None:
 
 
 def test_a_move_waits_for_what_it_queued(tiers: TierManager, device: QueueingDevice) -> None:
-    wide = tiers.compute_bytes
-    for n_bytes in (1000, wide, 20_000, 1000, tiers.most_compute_bytes, 0):
-        tiers.move_boundary(n_bytes)
+    wide = tiers.engine.compute_bytes
+    for n_bytes in (1000, wide, 20_000, 1000, tiers.engine.most_compute_bytes, 0):
+        tiers.engine.move_boundary(n_bytes)
         assert_there(tiers, device)
     assert device.n_relocations == 6
 
@@ -98,10 +98,10 @@ def test_a_move_that_fails_waits_too(tiers: TierManager, device: QueueingDevice)
     before = tiers.slots
     device.fails_at = 1
     with pytest.raises(DeviceError, match="told to fail"):
-        tiers.move_boundary(1000)
+        tiers.engine.move_boundary(1000)
     assert tiers.slots == before
     assert_there(tiers, device)
-    tiers.move_boundary(1000)
+    tiers.engine.move_boundary(1000)
     assert_there(tiers, device)
 
 
@@ -110,22 +110,22 @@ def test_meanwhile_all_is_known_and_nothing_is_awaited(tiers: TierManager, devic
 
     def look() -> None:
         assert device.queued
-        layout, residency = tiers.engine_layout(), tiers._residency
+        layout, residency = tiers.engine.layout(), tiers._residency
         assert layout.n_slots.tolist() == list(tiers.slots) == residency.n_slots.tolist()
         assert layout.directory_address == residency.directory_address
-        assert tiers.slots_are_sound
+        assert tiers.engine.slots_are_sound
         residency.check_valid()
         assert tiers._usage._moving, "others may come in"
-        seen.append((layout.directory_address, tiers.compute_bytes))
+        seen.append((layout.directory_address, tiers.engine.compute_bytes))
 
-    wide = tiers.compute_bytes
-    for n_bytes in (1000, wide, tiers.most_compute_bytes, 0):
+    wide = tiers.engine.compute_bytes
+    for n_bytes in (1000, wide, tiers.engine.most_compute_bytes, 0):
         before = len(seen)
-        tiers.move_boundary(n_bytes, meanwhile=look)
+        tiers.engine.move_boundary(n_bytes, meanwhile=look)
         assert len(seen) == before + 1
-        assert seen[-1] == (tiers.engine_layout().directory_address, tiers.compute_bytes)
+        assert seen[-1] == (tiers.engine.layout().directory_address, tiers.engine.compute_bytes)
         assert_there(tiers, device)
-    tiers.move_boundary(tiers.compute_bytes, meanwhile=look)  # nothing moves
+    tiers.engine.move_boundary(tiers.engine.compute_bytes, meanwhile=look)  # nothing moves
     assert len(seen) == 4
 
 
@@ -134,10 +134,10 @@ def test_what_fails_meanwhile_fails_a_move_that_is_made(tiers: TierManager, devi
         raise RuntimeError("told to fail")
 
     with pytest.raises(RuntimeError, match="told to fail"):
-        tiers.move_boundary(1000, meanwhile=fail)
-    assert tiers.compute_bytes < COMPUTE_BYTES
+        tiers.engine.move_boundary(1000, meanwhile=fail)
+    assert tiers.engine.compute_bytes < COMPUTE_BYTES
     assert_there(tiers, device)
-    tiers.move_boundary(COMPUTE_BYTES)
+    tiers.engine.move_boundary(COMPUTE_BYTES)
     assert_there(tiers, device)
 
 
@@ -145,7 +145,7 @@ def test_no_meanwhile_in_a_move_that_fails(tiers: TierManager, device: QueueingD
     calls: list[None] = []
     device.fails_at = 1
     with pytest.raises(DeviceError, match="told to fail"):
-        tiers.move_boundary(1000, meanwhile=lambda: calls.append(None))
+        tiers.engine.move_boundary(1000, meanwhile=lambda: calls.append(None))
     assert not calls
 
 

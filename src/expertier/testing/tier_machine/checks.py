@@ -132,7 +132,7 @@ class TierChecks(MachineBase):
                 else:
                     self.engine.abort(call.layer, call.slots)
             self.engine_calls.clear()
-            self.tiers.unbind_engine()
+            self.tiers.engine.unbind()
             self.engine = None
         for held in list(self.live):
             held.lease.release()

@@ -19,7 +19,7 @@ class EngineRules(MachineBase):
     @rule(fault=st.none() | faults("zero", *EVENTS))
     def bind(self, fault: Fault | None) -> None:
         """Bind an engine; on a device with memory of its own, whole layers are prefetched for it."""
-        if self.attempt(self.tiers.bind_engine, fault, swallows=EVENTS)[0]:
+        if self.attempt(self.tiers.engine.bind, fault, swallows=EVENTS)[0]:
             self.engine = self.open_engine(self.tiers)
             if self.device.has_own_memory:
                 for number, layer in enumerate(self.table.layers):
@@ -33,9 +33,9 @@ class EngineRules(MachineBase):
     def unbind(self, now: bool) -> None:
         """Unbind it; refused while it holds slots. Not each time, so that an engine gets to make some calls."""
         if self.engine_calls:
-            self.expect(BusyError, self.tiers.unbind_engine)
+            self.expect(BusyError, self.tiers.engine.unbind)
         elif now:
-            self.tiers.unbind_engine()
+            self.tiers.engine.unbind()
             self.engine = None
 
     @precondition(lambda self: self.bound)
@@ -95,7 +95,7 @@ class EngineRules(MachineBase):
             call.filled = True
             self._read(call, "I8: an engine's misses")
         else:
-            assert self.tiers.last_error is not None, "an engine's failed fill left no error"
+            assert self.tiers.engine.last_error is not None, "an engine's failed fill left no error"
             engine.abort(layer, call.slots)
             self.engine_calls.remove(call)
         fetched = {(layer, expert) for expert in experts.tolist()}
@@ -109,7 +109,7 @@ class EngineRules(MachineBase):
         expert = self.some_experts(layer, [expert])[0]
         calls = [call for call in self.engine_calls if call.layer == layer and not call.filled]
         if not any(call.group.get(expert) == slot for call in calls):
-            self.expect(ValueError, lambda: self.tiers.fill(layer, [expert], [slot]))
+            self.expect(ValueError, lambda: self.tiers.engine.fill(layer, [expert], [slot]))
 
     @rule(call=consumes(MachineBase.calls))
     def engine_ends(self, call: EngineCall) -> None:
@@ -133,7 +133,7 @@ class EngineRules(MachineBase):
         for call in list(self.engine_calls):
             self.engine_ends(call)
         if self.engine is not None:
-            self.tiers.unbind_engine()
+            self.tiers.engine.unbind()
             self.engine = None
         for held in list(self.live):
             held.lease.release()

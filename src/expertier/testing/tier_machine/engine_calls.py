@@ -40,7 +40,7 @@ class TableEngine:
         """Serve from `tiers`, which are bound."""
         self._tiers = tiers
         self._residency = tiers._residency
-        self._locks = tiers._locks
+        self._locks = tiers._parts.locks
 
     def begin(self, layer: int, experts: I32) -> tuple[I32, I32] | None:
         """See `EngineCalls`."""
@@ -51,7 +51,7 @@ class TableEngine:
 
     def fill(self, layer: int, experts: I32, slots: I32) -> None:
         """See `EngineCalls`."""
-        self._tiers.fill(layer, experts, slots)
+        self._tiers.engine.fill(layer, experts, slots)
 
     def complete(self, layer: int, slots: I32) -> int:
         """See `EngineCalls`."""

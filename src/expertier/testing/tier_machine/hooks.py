@@ -62,7 +62,7 @@ class TierHooks:
         return TierManager(table, device=device, source=source, config=config)
 
     def open_engine(self, tiers: TierManager) -> EngineCalls:
-        """Return the engine under test, after `bind_engine`. By default its calls in Python."""
+        """Return the engine under test, after `engine.bind`. By default its calls in Python."""
         return TableEngine(tiers)
 
     # ---- how its work is queued and looked at

@@ -58,7 +58,7 @@ def _run(gpus: GpuSession, n_slots: int, steps: list[tuple[str, object]]) -> Non
             _step(model, contexts, what, how)
             counts = counts_of(model)
             assert counts.buffers <= len(contexts)  # one without a place is allocated apart
-            assert counts.buffer_bytes <= model.binding.manager.most_compute_bytes
+            assert counts.buffer_bytes <= model.binding.manager.engine.most_compute_bytes
             assert_sound(model)
 
 
@@ -102,7 +102,7 @@ def test_the_ledger_says_what_is_taken(gpus: GpuSession, kind):
             tiers, ledger = opened.tiers, opened.tiers.ledger
             assert ledger is not None
             slab = ledger.slab_bytes
-            assert tiers.compute_bytes == pytest.approx(
+            assert tiers.engine.compute_bytes == pytest.approx(
                 ledger.entries[Consumer.COMPUTE_NARROW] + ledger.entries[Consumer.COMPUTE_WIDE], abs=128
             )
             assert tiers._slab.n_bytes == pytest.approx(slab, abs=256)
@@ -112,7 +112,7 @@ def test_the_ledger_says_what_is_taken(gpus: GpuSession, kind):
             with opened.model.context(n_ctx=512, n_ubatch=128, n_threads=1) as context:
                 taken = device.counters()["live_bytes"] - before
                 assert taken == pytest.approx(ledger.entries[Consumer.KV], abs=MIB // 16)
-                assert 0 < counts_of(opened.model).buffer_bytes <= tiers.compute_bytes
+                assert 0 < counts_of(opened.model).buffer_bytes <= tiers.engine.compute_bytes
                 context.decode(prompt[:128], 0)
                 assert counts_of(opened.model).moves_up == 0  # what was set aside is enough
             assert_same(logits_of(opened.model, prompt, 8, n_ubatch=128), expected)
