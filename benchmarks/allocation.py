@@ -1,4 +1,4 @@
-"""How long planning takes: slots for large models, with and without a profile.
+"""How long it takes to plan the slots of large models, with a profile and without.
 
 python benchmarks/allocation.py [--json]
 """
@@ -14,7 +14,6 @@ import numpy as np
 
 from expertier.planner import LayerDemand, plan_layers
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
-from expertier.planner.budget.allocate_pair import plan_pair
 
 _ROUNDS = 15
 
@@ -38,7 +37,6 @@ def main() -> None:
         for name, work in (
             ("uniform", lambda d=demands, b=budget: plan_layers(d, budget_bytes=b)),
             ("profile", lambda d=demands, b=budget, p=profile: plan_layers(d, budget_bytes=b, profile=p)),
-            ("narrow and wide", lambda d=demands, b=budget, p=profile: plan_pair(d, b, b * 9 // 10, p)),
         ):
             times = []
             for _ in range(_ROUNDS):

@@ -3,9 +3,9 @@
     python benchmarks/boundary.py [--arena-gib 2] [--runs 5] [--json]
 
 A host arena of 48 layers of 1.7 MiB experts, all slots taken and written; half of it is reserved for computing and
-given back. Both are measured in one run, and take turns at being first: the move with all that belongs to it (who
-stays, copies, zeros, tables), and memmoves of as many bytes, in pieces of an expert, within memory of the same size
-from the same allocator. All memory was touched before. Medians; a ratio is of one round.
+given back. One run measures two things, which take turns at being first: the full move (choice of survivors, copies,
+zeros, tables), and memmoves of as many bytes, in pieces of an expert, within memory of the same size from the same
+allocator. All memory was touched before. Numbers are medians; a ratio is taken within one round.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""What does a move of the boundary under an engine cost whatever it moves?
+"""What does a move of the boundary under an engine cost, apart from the bytes that it moves?
 
     python benchmarks/boundary_decisions.py [--layers 48] [--experts 128] [--runs 20] [--evict-mib 0]
 
 Tiers in host memory with experts of a few KiB, so that bytes count for little: half of the slots beside an eighth of
-all expert bytes to compute in. Each run moves the boundary down to a sixteenth of that and up again, as the proxy has
-it done: who stays, their places, zeros, tables, and the new layout for the plugin, all that `SlabCompute` does but for
-what the device does. Medians, milliseconds of the thread's own time a move: before the device has its work, while it
-is at work, and after it has been waited for; a token waits for the first and the last in any case, and for the second
-where the device is quicker. The first move to each of the two positions is apart: its layout is not known yet.
+all expert bytes to compute in. Each run moves the boundary down to a sixteenth of that and up again, as the proxy does:
+the survivors and their places, zeros, tables, and the new layout for the plugin, which is all work of `SlabCompute`
+except the device's. Numbers are medians in milliseconds of the thread's own time for a move: before the device has its
+work, while it works, and after it has been waited for. A token always waits for the first and the last, and waits for
+the second where the device is quicker. The first move to each position is separate, as its layout is not known yet.
 
-With `--evict-mib` so much memory is read before each move, as decoding does between two moves: no cache then has
-anything of what a move needs.
+With `--evict-mib` so much memory is read before each move, as decoding does between two moves, so that no cache holds
+data that the move needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOP_K = 8
 
 
 class NothingSource:
-    """A source whose bytes nobody looks at."""
+    """A source whose bytes are never looked at."""
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
         """Leave the buffer as it is."""
@@ -43,7 +43,7 @@ class NothingSource:
 
 @dataclass
 class Took:
-    """Seconds of the thread's own time that one move took, but for what the device did."""
+    """Seconds of the thread's own time that one move took, without the device's work."""
 
     before: float
     meanwhile: float
@@ -56,7 +56,7 @@ class Took:
 
 
 class CountedDevice(HostDevice):
-    """The host, which tells when it got its work, and when it was waited for; it counts moves and zeros, too."""
+    """The host device, which notes when it got its work and when it was waited for, and counts moves and zeros."""
 
     def __init__(self) -> None:
         """Start at 0."""
@@ -75,7 +75,7 @@ class CountedDevice(HostDevice):
         self.has_work = time.thread_time()
 
     def finish(self) -> None:
-        """Note the time: all is done."""
+        """Note the time at which all work is done."""
         self.awaited = time.thread_time()
 
 

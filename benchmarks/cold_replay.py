@@ -2,10 +2,10 @@
 
     python benchmarks/cold_replay.py --trace FILE [--begin STEP ...] [--slots N ...] [--pool PERCENT ...]
 
-The profile is of the steps before. `slots` is a warm start that fills the slots alone, `slots, L2` one that goes on
-with L2, as `TierManager.warm_start` does. Everything that a profile asks for is there at the first token. `+ filling`
-is L2 filled from the file meanwhile (`tiers/fill/pool_filling.py`), by `--rate` experts in each token that reads none:
-one that does leaves it no time. `--opening` experts are there before the first token.
+The profile is made of the earlier steps. `slots` is a warm start that fills only the slots, and `slots, L2` one that
+then fills L2, as `TierManager.warm_start` does. All experts that a profile asks for are loaded at the first token. With
+`+ filling`, L2 is filled from the file meanwhile (`tiers/fill/pool_filling.py`), by `--rate` experts in each token that
+reads no expert itself, as a token that reads leaves no time. `--opening` experts are loaded before the first token.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from expertier.engine_adapter.models.trace_ids import read_trace_ids
 from expertier.planner.policy.kind import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.planner.profiles.profile import beyond_slots, warm_order
+from expertier.testing.unlocked_calls import unlocked
 
 I32 = npt.NDArray[np.int32]
 F64 = npt.NDArray[np.float64]
@@ -58,7 +59,7 @@ class Pool:
         return (layer, expert) in self._copies
 
     def take(self, layer: int, expert: int) -> bool:
-        """Have a copy; False where it must be read from the file."""
+        """Ensure that there is a copy; return False where it had to be read from the file."""
         there = (layer, expert) in self._copies
         self._copies[layer, expert] = None
         self._copies.move_to_end((layer, expert))
@@ -74,7 +75,7 @@ class Pool:
 
 @dataclass(frozen=True)
 class Filling:
-    """How many experts come in the background: before the first token, and in one that reads none itself."""
+    """How many experts the background loads: before the first token, and during each token that reads none itself."""
 
     before: int = 0
     per_token: float = 0.0
@@ -83,7 +84,7 @@ class Filling:
 def replay(
     ids: I32, uses: F64 | None, n_slots: int, room: int, *, fills_pool: bool, filling: Filling
 ) -> tuple[F64, F64]:
-    """Return misses a token and those of them that go to the file; `uses` is the profile."""
+    """Return the misses of each token, and how many of them go to the file; `uses` is the profile."""
     steps, layers, top_k = ids.shape
     n_experts = int(ids.max()) + 1 if uses is None else uses.shape[1]
     residency = Residency([n_experts] * layers, [n_slots] * layers, PolicyKind.LFU_DECAY)
@@ -91,9 +92,9 @@ def replay(
     if uses is not None:
         residency.seed_heat(uses)
         for layer, expert in zip(*warm_order(uses, [n_slots] * layers), strict=True):
-            slot = np.array([residency.begin_prefetch(int(layer), int(expert))], np.int32)
-            residency.complete(int(layer), slot)
-            residency.release(int(layer), slot)
+            slot = np.array([unlocked(residency).begin_prefetch(int(layer), int(expert))], np.int32)
+            unlocked(residency).complete(int(layer), slot)
+            unlocked(residency).release(int(layer), slot)
             pool.take(int(layer), int(expert))
         if fills_pool:
             for layer, expert in list(zip(*beyond_slots(uses, [n_slots] * layers), strict=True))[:room]:
@@ -106,7 +107,7 @@ def replay(
     for step in range(steps):
         for layer in range(layers):
             experts = np.sort(ids[step, layer])
-            n = residency.begin(layer, experts, slots, missing)
+            n = unlocked(residency).begin(layer, experts, slots, missing)
             for evicted in residency.experts_evicted_by(layer, slots[missing[:n]]):
                 pool.touch(layer, evicted)
             asked = [int(experts[i]) for i in missing[:n]]
@@ -114,8 +115,8 @@ def replay(
             reads[step] += sum(not pool.take(layer, expert) for expert in asked)
             misses[step] += n
             if n:
-                residency.complete(layer, slots)
-            residency.release(layer, slots)
+                unlocked(residency).complete(layer, slots)
+            unlocked(residency).release(layer, slots)
         if not reads[step]:
             due += filling.per_token
             pool.fill(order, residency, int(due))

@@ -6,7 +6,7 @@ copies     pinned host-to-device copies of an expert's size through the device, 
 boundary   a boundary move with half of the experts surviving, planning included, against one copy of the same bytes:
            a row for each slot, and as the tiers send it, neighbours that move together in one row
 pinned     what a pinned block takes, beside what is counted for it
-overlap    filling pinned blocks from pageable memory, copying them in, and both at once
+overlap    filling pinned blocks from pageable memory, copying the blocks in, and both at once
 gather     one kernel that reads pinned memory, against a driver's copy for each expert
 
 `--planning` times nothing but the planning of the boundary moves, for which it needs no GPU.
@@ -207,7 +207,7 @@ def _slot_numbers(device: GpuDevice, slots: np.ndarray, slot: int) -> np.ndarray
 
 
 def measure_pinned(device: GpuDevice, blocks: int) -> list[dict[str, Any]]:
-    """Pin and touch blocks: what the process and the machine have less of, a block, beside what is counted."""
+    """Pin and touch blocks: the memory that process and machine lose for each block, beside the counted bytes."""
     found = []
     for size in PINNED_SIZES:
         before = _memory()

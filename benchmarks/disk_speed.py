@@ -4,7 +4,8 @@
 
 Prints MiB/s of `direct_first` (O_DIRECT, spans not read before in this run), `direct_again` (the same spans once more:
 a virtual disk's host may have kept them) and `buffered` (preadv through the page cache, the file dropped from it
-first). Spans do not overlap. Whether `direct_first` was cold for the host nobody inside can know.
+first). Spans do not overlap. A program inside a virtual machine cannot know whether `direct_first` was cold for the
+host.
 """
 
 from __future__ import annotations

@@ -4,23 +4,23 @@
 
 In each round, every way below reads the same experts in the same order; the ways take turns, and the ratios are
 of one round, so that a busy machine slows both sides. Cold means that the file's pages were dropped before
-(POSIX_FADV_DONTNEED): below a virtual disk there may be the host's cache, which nobody here can drop, so that cold
-numbers are of "our page cache is empty", not of a disk's platter or flash.
+(POSIX_FADV_DONTNEED). Below a virtual disk there may be the host's cache, which this program cannot drop, so cold
+numbers mean that our page cache is empty, and not that every byte comes from the disk's platter or flash.
 
     bare                 N threads, os.preadv into a buffer of their own, which stays in the processor's cache
-    bare + copy          the same, and a memmove of what came
+    bare + copy          the same, and a memmove of the bytes that were read
     bare, spread         N threads, os.preadv into as many places as there are slots: what slots cost by themselves
-    bare, spread + copy  os.preadv into as many places as there are blocks of L2, and a memmove into those of slots
+    bare, spread + copy  os.preadv into as many places as there are blocks of L2, and a memmove into places of slots
     source               N threads, FileSource.read_into through the page cache (`source, hints`: will_need first)
     fill                 TierManager.acquire of 8 missing experts at a time, with L2: file, block, slot
     fill, no pool        the same without L2: file, slot
     bare direct          O_DIRECT at aligned offsets, which is not where experts lie
     source direct        FileSource.read_into, the experts as they lie
-    source auto          FileSource.read_into, left to choose; RAM enough for the file
+    source auto          FileSource.read_into, which chooses the way by itself; with RAM enough for the file
 
 A fill runs on N threads, too: N - 1 fill threads and the one that asks.
 
-Sources are opened once, as for a model that runs; what `auto` has learnt in one round holds in the next.
+Sources are opened once, as for a model that runs; `auto` keeps in the next round what it has learnt.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def write_model(path: Path, n_bytes: int) -> None:
 
 
 Way = tuple[str, str | None, Callable[[], float]]
-"""A name, the way that it is compared with, and what runs it and returns seconds."""
+"""A way's name, the way that it is compared with, and the function that runs it and returns seconds."""
 
 
 class Bench:

@@ -2,9 +2,10 @@
 
     python benchmarks/gpu_engine.py --llama-cpp DIR --trace FILE --folder DIR [--stages build models rows parity table]
 
-Builds llama.cpp in DIR where that is not done, writes the models, runs every row in a process of its own, and prints
-one table a model. What is done is kept in `--folder` (results.json) and is not done again: start the same command once
-more and it goes on. `--models`, `--rows`, `--steps`, `--prefill` make a run shorter; `--again` measures rows anew.
+Builds llama.cpp in DIR unless that is done, writes the models, runs every row in a process of its own, and prints one
+table for each model. Results are saved in `--folder` (results.json) and not measured again, so the same command,
+started once more, goes on. `--models`, `--rows`, `--steps`, `--prefill` make a run shorter; `--again` measures rows
+anew.
 
 Rows: `vram` all weights on the device; `ncmoe` stock with the experts on the CPU; `cache-P` llama.cpp's own cache of
 experts and `ours-P` the tiers, each with P % of all expert bytes on the device; `ours-P-l2-P` with L2 smaller than all
@@ -270,7 +271,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="A tiny model and short runs.")
     parser.add_argument("--models", nargs="+", choices=MODELS)
     parser.add_argument(
-        "--rows", nargs="+", metavar="ROW", help="Some of the rows; others than the table's too."
+        "--rows",
+        nargs="+",
+        metavar="ROW",
+        help="The rows to measure, also rows that the table does not have by default.",
     )
     parser.add_argument("--label", help="Told of our rows, to measure them with other MOE_ variables beside.")
     parser.add_argument("--steps", type=int, help="Timed decode steps.")
@@ -283,7 +287,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--moves-percent", type=int, default=50, help="Stage `moves`: slots, in percent of all expert bytes."
     )
-    parser.add_argument("--rounds", type=int, default=8, help="Stage `moves`: how often there and back.")
+    parser.add_argument(
+        "--rounds", type=int, default=8, help="Stage `moves`: how often the boundary moves there and back."
+    )
     parser.add_argument(
         "--cold-rows", nargs="+", metavar="ROW", default=COLD_ROWS, help="Stage `cold`: which rows."
     )
@@ -303,9 +309,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=float,
         default=float("inf"),
         metavar="SECONDS",
-        help="Begin no measurement later.",
+        help="Begin no measurement after so many seconds.",
     )
-    parser.add_argument("--again", action="store_true", help="Measure what was measured already.")
+    parser.add_argument("--again", action="store_true", help="Measure again what was measured already.")
     parser.add_argument(
         "--parity", action="store_true", help="Only compare logits: --stages build parity table."
     )

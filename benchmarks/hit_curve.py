@@ -1,4 +1,4 @@
-"""Hit rates of decode by the share of the experts in slots, of recordings: what plans without one are made from.
+"""Hit rates of recordings by the share of the experts in slots; plans without a recording are made from them.
 
     python benchmarks/hit_curve.py TRACE [TRACE ...] [--json]
 

@@ -3,9 +3,9 @@
     python benchmarks/larger_than_ram.py --trace FILE [--ram-mib 2048 --expert-mib 3072] --json
 
 Writes a model that replays recorded routing (`expertier synth`, gpt-oss-20b's layers and experts), and runs each side
-in a process of its own under a limit on memory that counts the page cache (`memory_limit.py`): all have the same RAM.
-The file is dropped from the page cache before each. The sides take turns, so that what else the machine does meets all
-of them. `stock-mmap-unlimited` has all the RAM that is free: what the processor alone would allow.
+in a process of its own under a limit on memory that counts the page cache (`memory_limit.py`), so that all sides have
+the same RAM. The file is dropped from the page cache before each run. The sides take turns, so that other work on the
+machine affects all of them. `stock-mmap-unlimited` has all free RAM and shows what the processor alone would allow.
 
 Beside tokens/s, each side's share of what the disk allows: the speed of random reads of the same spans by four threads
 under the same limit, divided by the bytes of the experts that a token uses (`of_all_from_disk`, above 1 where RAM
@@ -213,7 +213,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="Keep the model here, and use it again.")
-    parser.add_argument("--limited", action="store_true", help="The limit is there already.")
+    parser.add_argument("--limited", action="store_true", help="This process already runs under the limit.")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     options.cache_mib = options.cache_mib or options.ram_mib - _OTHER_MIB

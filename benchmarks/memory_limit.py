@@ -76,7 +76,7 @@ class MemoryLimit:
 
 
 class NoLimit:
-    """In the place of `MemoryLimit` where the benchmark itself runs under one: children inherit it."""
+    """Replaces `MemoryLimit` where the benchmark itself runs under a limit, which its children inherit."""
 
     version = 0
 
@@ -99,7 +99,7 @@ class NoLimit:
         )
 
     def kills(self) -> int:
-        """Return 0: nothing is known."""
+        """Return 0, as the number is not known."""
         return 0
 
 

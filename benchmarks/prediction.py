@@ -52,13 +52,13 @@ def main() -> None:
     parser.add_argument(
         "--cpu-time",
         action="store_true",
-        help="count processor time, on a machine that is busy; with one thread",
+        help="count processor time instead, for a busy machine; needs one thread",
     )
     parser.add_argument("--pool", action="store_true")
     parser.add_argument(
         "--ahead",
         action="store_true",
-        help="fetch ahead while it is measured, which the prediction leaves out",
+        help="fetch experts ahead while measuring, which the prediction does not cover",
     )
     parser.add_argument("--llama-cpp", type=Path)
     parser.add_argument("--device", default="CPU")

@@ -1,4 +1,4 @@
-"""Everything at once for minutes: are all bytes right, the budgets kept, and is nothing left over?
+"""Uses everything at once for minutes: are all bytes right, are budgets obeyed, and is nothing left over?
 
 `python benchmarks/soak.py --minutes 10 --threads 8 [--device fake] [--json]`. Threads acquire, prefetch, move the
 boundary and resize the host pool while reads, copies and allocations fail and the routing changes its topic. The
@@ -79,7 +79,7 @@ def write_model(folder: Path) -> tuple[ExpertTable, PatternSource]:
 
 
 class WatchedDevice(FaultyDevice):
-    """Keeps the most pinned bytes that there ever were."""
+    """Records the largest number of pinned bytes."""
 
     peak_pinned_bytes = 0
 
@@ -380,7 +380,7 @@ def main() -> int:
         print(f"after the warm-up, {slope['seconds']:.0f} s at {slope['rss_bytes'] / MIB:.1f} MiB of RSS:")
         print(f"RSS slope                    {slope['rss_bytes_per_s'] * 60 / MIB:+12.4f} MiB a minute")
         print(f"descriptor slope             {slope['descriptors_per_s'] * 60:+12.4f} a minute")
-    print("\n".join(wrong) if wrong else "all bytes right, budgets kept, nothing left over")
+    print("\n".join(wrong) if wrong else "all bytes right, budgets obeyed, nothing left over")
     return 1 if wrong else 0
 
 

@@ -6,13 +6,13 @@
     copies   pinned host memory to the device, an expert's size at a time, by the driver: no tiers
     fills    TierManager.acquire of 8 experts that L1 lacks and L2 has, through a `TierSet` of one manager a device;
              each call waits until the bytes are there
-    queued   the same with a stream, as an engine does that queues its work: nobody waits before the end
+    queued   the same with a stream, as an engine queues its work: no call waits before the end
     small    fills of experts of 3 KiB, whose copies cost next to nothing: what the calls cost by themselves
 
 In a round the first device runs alone, then the second, then both on a thread each; rounds take turns. A ratio is the
-bytes a second of both over the sum of what each had alone: 1 is two links that know nothing of each other, 0.5 one that
-they share. Beside the speed of fills stands what share that is of the copies' in this run, and how long an expert
-takes; of small ones that is nearly all Python. `--devices host host` tries it without GPUs.
+bytes a second of both over the sum of what each had alone: 1 means two independent links, 0.5 one link that both share.
+Beside the speed of fills stands its share of the speed of copies in this run, and how long an expert takes; for small
+experts that time is nearly all Python. `--devices host host` tries it without GPUs.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def fills(
             stream = device.create_stream() if queued else None
             if stream is not None:
                 undo.callback(device.destroy_stream, stream)
-            job(manager, device, stream)  # into L2
+            job(manager, device, stream)  # fills L2
             jobs.append(partial(job, manager, device, stream))
         before = tiers.stats()
         expert_bytes = table.layers[0].expert_bytes

@@ -4,6 +4,6 @@ gpu_engine.py ─► llama_build   finds or builds llama.cpp
               ├► models        writes the models; routing: which experts they pick at each step
               ├► rows          what is measured ──► child ──► row_run      one row, in a process of its own
               ├► parity        what is compared ──► child ──► parity_run   one side, in a process of its own
-              ├► results       what is there already
+              ├► results       what was measured already
               └► report        the tables
 """

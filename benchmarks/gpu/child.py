@@ -1,7 +1,7 @@
 """Runs one measurement in a process of its own: a crash or a hang costs that measurement alone.
 
-The process prints its findings as lines `RESULT {...}`, each replacing the one before: what was found before it died
-is kept.
+The process prints its findings as lines `RESULT {...}`, each of which replaces the line before, so that the findings of
+a process that dies are not lost.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _python_path() -> list[str]:
 
 
 def _wait(child: subprocess.Popen[bytes], timeout_s: float) -> str:
-    """Wait for the child; what went wrong, or nothing."""
+    """Wait for the child; return what went wrong, or an empty string."""
     try:
         status = child.wait(timeout_s)
     except subprocess.TimeoutExpired:

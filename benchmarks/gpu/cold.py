@@ -28,7 +28,7 @@ from gpu.rows import Row
 
 COLD_ROWS = ("vram", "ours-50", "ours-50-l2-25", "ours-25", "ours-25-l2-25")
 WAYS = ("without", "profile", "waited")
-"""Without a profile; with one; and with one, where the first token waits for all that it asks for."""
+"""Without a profile; with one; and with one where the first token waits for all experts that it asks for."""
 
 FILES = ("cached", "dropped")
 """Whether the page cache has the model's file at the start."""
@@ -57,7 +57,8 @@ def measure_cold(
 ) -> None:
     """Measure the model's cold starts that were not measured with the same settings.
 
-    The tokens are the model's last ones, and the profile is of all before them: the same recording's earlier part.
+    The tokens are the model's last tokens, and the profile is made of all tokens before them: the recording's earlier
+    part.
     """
     begin = model.n_steps - options.cold_steps
     if begin < max(options.cold_prompt, 1):
@@ -111,7 +112,7 @@ def measure_cold(
 def until_warm(cold: Times, warm: Times) -> int | None:
     """Return after how many tokens a window of 50 first takes no more than a ninth longer than the same ones warm.
 
-    The window counts among them: 50 at best. None where no window does.
+    The window itself is counted, so the best result is 50. None where no window is as fast.
     """
     ends = np.arange(WINDOW, len(cold) + 1)
     first, again = (np.cumsum(np.concatenate(([0.0], seconds))) for seconds in (cold, warm))

@@ -1,6 +1,6 @@
 """Measures how fast a fresh process decodes; run by `child` with `ColdOptions` as JSON.
 
-The model is opened and the tokens are decoded at once, twice: what the second time takes is the same work when warm.
+The model is opened and the tokens are decoded at once, twice: the second pass is the same work on warm tiers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ColdOptions:
     follows: int
     profile: str | None
     waits: bool
-    """Whether the first token comes when all that the profile asks for is there."""
+    """Whether the first token waits until all experts that the profile asks for are loaded."""
     fill: str
     """MOE_FILL_L2."""
     is_cached: bool
@@ -48,7 +48,7 @@ def drop_from_cache(path: str) -> None:
     """Have the page cache forget the file, as far as the kernel does that."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)  # what was just written cannot be dropped before
+        os.fsync(descriptor)  # pages that were just written cannot be dropped before
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Builds llama.cpp from a source folder, where its libraries are not there yet."""
+"""Builds llama.cpp from a source folder, unless its libraries exist already."""
 
 from __future__ import annotations
 

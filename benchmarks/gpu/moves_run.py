@@ -2,7 +2,7 @@
 
 A prefill of one micro-batch and then single tokens, in turn, in one context; the tokens replay the model's routing.
 Three ways: compute buffers in the slab with the boundary moving each time that it can; in the slab with a boundary that
-stays; and outside of it, as stock allocates them. All have as many slots while a prefill computes.
+stays; and outside of the slab, as stock allocates them. All ways have as many slots while a prefill computes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _COPY_BYTES = 256 * MIB
 
 @dataclass(frozen=True)
 class MovesOptions:
-    """What to measure: `rounds` prefills of `n_prefill` tokens, and single ones after each; one more before is not."""
+    """What to measure: `rounds` prefills of `n_prefill` tokens, each with single tokens after it.
+
+    One more such round runs before, and is not measured.
+    """
 
     path: str
     placement: Placement

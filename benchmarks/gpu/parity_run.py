@@ -2,7 +2,7 @@
 
 The batches, in one context of `n_ubatch`: a wide prefill; then, from an empty cache, forced tokens in shapes of 1 to 8
 tokens, each several times; then, from an empty cache again, another wide prefill and single tokens after it. So the
-context goes from wide to narrow and back, and what narrow batches compute does not build on what a wide one left.
+context goes from wide to narrow and back, and narrow batches do not build on the results of a wide batch.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ class Results:
         self.document: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
 
     def find(self, section: str, name: str, settings: dict[str, Any]) -> dict[str, Any] | None:
-        """Return findings that were made with the same settings and did not fail, if there are some."""
+        """Return the findings with the same settings that did not fail; None where there are none."""
         found: dict[str, Any] | None = self.document.get(section, {}).get(name)
         if found is None or "failed" in found or found.get("settings") != settings:
             return None
@@ -33,7 +33,7 @@ class Results:
         self.write()
 
     def write(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file completely or not at all."""
         fresh = self.path.with_suffix(".tmp")
         fresh.write_text(json.dumps(self.document, indent=1))
         fresh.replace(self.path)

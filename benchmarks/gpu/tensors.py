@@ -47,8 +47,8 @@ def _named(path: Path) -> Iterator[Computed]:
 def first_difference(stock: Path, ours: Path) -> dict[str, Any]:
     """Compare two files; returns the first tensor that differs and by how much, and how many were equal before it.
 
-    Only tensors that the model names: among the others are some that are made of memory nobody has filled, and that
-    nobody reads.
+    It compares only tensors that the model names: some of the unnamed tensors are made of memory that was never filled,
+    and are never read.
     """
     equal = 0
     graphs = 1

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from expertier.engine_adapter.abi.structs import HOST_ABI, PROXY_ABI, declare_host, declare_proxy
+from expertier.engine_adapter.abi.functions import declare_host, declare_proxy
+from expertier.engine_adapter.abi.structs import HOST_ABI, PROXY_ABI
 from expertier.engine_adapter.abi.type_sizes import block_size
 from expertier.errors import EngineMismatchError
 from expertier.interrupts import interrupts_deferred

@@ -25,7 +25,7 @@ class SizedEngine(Protocol):
 class EngineTypes:
     """Asks an engine for what the gguf package does not know; the engine is opened when that is needed first.
 
-    That the two agree on the others is checked when tiers are bound (`Tiers::Tiers` in C++).
+    Binding tiers checks that the two agree on all other types (`Tiers::Tiers` in C++).
     """
 
     def __init__(self, open_engine: Callable[[], SizedEngine]) -> None:
@@ -33,7 +33,7 @@ class EngineTypes:
         self._open_engine = open_engine
 
     def block(self, ggml_type: int) -> BlockSize | None:
-        """Return the block of a type; None for one that neither knows."""
+        """Return the block of a type; None for a type that neither knows."""
         return PACKAGE_TYPES.block(ggml_type) or self._engine.block_size(ggml_type)
 
     @property

@@ -58,7 +58,7 @@ class BindingSet:
 
     @property
     def on_fill(self) -> Callable[[BaseException | None], None] | None:
-        """Called after each fill of any of them (`TierBinding.on_fill`)."""
+        """Called after each fill of any of the bindings (`TierBinding.on_fill`)."""
         return self.bindings[0].on_fill
 
     @on_fill.setter
@@ -67,7 +67,7 @@ class BindingSet:
             binding.on_fill = called
 
     def begin_load(self) -> None:
-        """Have expert tensors that this thread's loads allocate belong to these tiers, each to its device's."""
+        """Have expert tensors that this thread's loads allocate belong to these tiers, each to its device's tiers."""
         for binding in self.bindings:
             binding.begin_load()
 
@@ -81,14 +81,14 @@ class BindingSet:
             binding.serve_all_loads()
 
     def serve_misses(self) -> None:
-        """Have misses filled again, after one of the two below."""
+        """Have misses filled again, after `zero_fill_next_graph` or `refuse_misses`."""
         for binding in self.bindings:
             binding.serve_misses()
 
-    def blank_next_graph(self) -> None:
-        """Have the misses of the next graph of each device be zeros (`TierBinding.blank_next_graph`)."""
+    def zero_fill_next_graph(self) -> None:
+        """Have the misses of the next graph of each device be zeros (`TierBinding.zero_fill_next_graph`)."""
         for binding in self.bindings:
-            binding.blank_next_graph()
+            binding.zero_fill_next_graph()
 
     def refuse_misses(self) -> None:
         """Have batches that miss fail instead of asking Python; returns once no fill is running."""
@@ -118,7 +118,7 @@ class BindingSet:
     def take_error(self) -> tuple[str, BaseException | None]:
         """Return and clear this thread's last message of the proxy, and the exception of its last failed fill.
 
-        The message counts layers as one device does, so it tells which one that is.
+        The message counts the layers of one device, so it says which device that is.
         """
         message, cause = "", None
         for binding, layers in zip(self.bindings, self._tiers.layers, strict=True):

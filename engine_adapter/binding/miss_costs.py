@@ -1,4 +1,4 @@
-"""What a miss of each layer costs an engine, for whoever shares out slots."""
+"""What a miss of each layer costs an engine, as a basis for sharing out slots."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ class LookAheadCounts(Protocol):
 
     @property
     def prefetch_layers(self) -> int:
-        """How many layers ahead experts are foretold; 0: none are."""
+        """How many layers ahead experts are foretold; 0 where none are."""
 
     @property
     def prefetches_in_time(self) -> int:
-        """Those that were fetched before a layer asked for them."""
+        """How many of them were fetched before a layer asked for them."""
 
 
 def miss_costs(n_layers: int, counts: LookAheadCounts) -> list[float]:
     """Return what a miss of each layer costs, in terms of one that is waited for.
 
-    The first layers, which are foretold from too near, wait for every miss; of the others' some come in time.
+    The first layers have no layer far enough before them, so they wait for every miss; of the misses of later layers
+    some come in time.
     """
     hidden = 0.0
     if counts.prefetch_layers > 0 and counts.missing >= _ENOUGH:

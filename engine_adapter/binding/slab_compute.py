@@ -19,7 +19,7 @@ from expertier.tiers.slots.rebalance import log_move
 _log = logging.getLogger(__name__)
 
 MOVE_COST_BYTES = 1 << 28
-"""Missed bytes that are worth a move of the boundary down and up again, beside those that it gives room to.
+"""Missed bytes that justify moving the boundary down and up again, beyond those that the move gains.
 
 Each of the two took 2.4 milliseconds on an H200 (docs/measurements/boundary.md), whose link
 brings so many bytes in five.
@@ -28,7 +28,7 @@ brings so many bytes in five.
 CUT_LAYER_BYTES = 256 << 10
 """What a graph costs, in missed bytes, for each layer that has lost its slot for every expert to the boundary.
 
-Its ids are looked up where they would be slot ids: that takes about as long as a link of PCIe 5 needs for so many.
+Such a layer has to look its ids up, which takes about as long as a PCIe 5 link needs for so many bytes.
 """
 
 LOOK_GRAPHS = 64
@@ -39,7 +39,7 @@ _ERROR_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class ComputeCounts:
-    """What the engine has of the slab, in bytes, and how often the boundary or the numbers of slots have moved.
+    """What the engine uses of the slab, in bytes, and how often the boundary or the numbers of slots have moved.
 
     Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
     `wait_ns` waiting for them, the rest deciding, in part while they run; before that `drain_ns` waiting for what the
@@ -114,7 +114,7 @@ class SlabCompute:
         self._note_error = note_error
         self._miss_costs = miss_costs
         self._proposal: Proposal | None = None  # what the next move is for
-        self._told = True  # whether all is written down for C++ that the last move has changed
+        self._told = True  # whether C++ knows all that the last move has changed
         self._move = abi.MoveCallback(self._serve_move)
         self._look = abi.LookCallback(self._serve_look) if miss_costs is not None else abi.LookCallback()
         self._struct = abi.Compute(
@@ -149,7 +149,7 @@ class SlabCompute:
     def _serve_move(self, _context: Any, n_bytes: int, done: Any) -> None:
         """Move the boundary, and slots to other layers where that is why; C++ takes the new layout over in any case.
 
-        It believes in the move as `done` says.
+        C++ takes the move as done where `done` says so.
         """
         proposal, self._proposal = self._proposal, None
         self._told = False
@@ -177,7 +177,7 @@ class SlabCompute:
         self._told = True
 
     def _serve_look(self, _context: Any, wants: Any) -> None:
-        """Say whether other numbers of slots pay; then C++ asks for a move to where the boundary is."""
+        """Say whether other numbers of slots pay; C++ then asks for a move that leaves the boundary in place."""
         try:
             assert self._miss_costs is not None
             self._proposal = self._manager.propose_quotas(self._miss_costs())

@@ -50,7 +50,7 @@ class TierBinding:
         lookups: LookupLog | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
-        """Bind, until `close`; `layers` are the model's numbers of the manager's layers, where these are not all.
+        """Bind, until `close`; `layers` are the model's numbers of the manager's layers, where it has not all.
 
         Raises:
             EngineError: the proxy cannot use the tiers on that device. BusyError: an engine is bound already.
@@ -157,10 +157,10 @@ class TierBinding:
         self._serves_all_loads = True
 
     def serve_misses(self) -> None:
-        """Have misses filled again, after one of the two below."""
+        """Have misses filled again, after `zero_fill_next_graph` or `refuse_misses`."""
         self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_SERVED)
 
-    def blank_next_graph(self) -> None:
+    def zero_fill_next_graph(self) -> None:
         """Have the misses of the next graph, whose output nobody reads, be zeros; graphs after it wait.
 
         For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.

@@ -21,7 +21,7 @@ class BuildInfo:
     engine_libraries: tuple[str, ...]
     library_sha256: str
     headers: str
-    """Which headers: the hash of the pinned source package, or over the headers of the user's folder."""
+    """Identifies the headers: the hash of the pinned source package, or of the headers in the user's folder."""
     api_version: int
     ggml_version: str
     defaults: Defaults

@@ -40,7 +40,7 @@ _PROBE = "#include <string_view>\nint main() { return static_cast<int>(std::stri
 
 @dataclass(frozen=True, slots=True)
 class Compiler:
-    """A C++ compiler's command and the first line of what it says its version is."""
+    """A C++ compiler's command and the first line of the version that it prints."""
 
     command: tuple[str, ...]
     version: str
@@ -143,7 +143,7 @@ def compile_libraries(
             made = [future.result() for future in pending]
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            children.end()  # else the pool's end would wait for them
+            children.end()  # otherwise the pool's end would wait for these compilers
             raise
     libraries = (output / PROXY_LIBRARY, output / HOST_LIBRARY)
     for library, parts in zip(libraries, (made[: len(proxy)], made[len(proxy) :]), strict=True):

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 
 Value = bool | int | float | str | None
-"""Of a field: a number (enumerations as integers), None for a null pointer, "set" for any other pointer."""
+"""A field's value: a number (enumerations as integers), None for a null pointer, "set" for any other pointer."""
 
 Defaults = Mapping[str, Mapping[str, Value]]
 """By structure ("model", "context"), then by field."""

@@ -12,7 +12,7 @@ REMEDY = (
     "reinstall the pinned pair (pip install --force-reinstall 'expertier[llama]'), or build the plugin for a "
     "llama.cpp of yours (expertier engine build --llama-cpp DIR)"
 )
-"""What to do where engine and plugin do not fit; the end of every such message."""
+"""What to do where engine and plugin do not fit together; such messages end with it."""
 
 
 GPU_BACKENDS = ("cuda", "hip", "musa", "sycl", "vulkan")
@@ -33,7 +33,7 @@ class Engine:
     pin: EnginePin | None = None
     """The pin of this package and version, if there is one."""
     source: Path | None = None
-    """The user's folder, whose headers count; None: the pin's headers count."""
+    """The user's folder, whose headers are used; with None, the pin's headers are used."""
 
     @property
     def pinned_sha256(self) -> str | None:
@@ -47,7 +47,7 @@ class Engine:
 
     @property
     def has_gpu_backends(self) -> bool:
-        """Whether GPU backends lie beside the libraries; a backend that is linked into them is not seen."""
+        """Whether GPU backends lie beside the libraries; a backend that is linked into a library is not found."""
         beside = {path.name for library in self.libraries for path in library.parent.glob("libggml-*.so*")}
         return any(name.startswith(tuple(f"libggml-{kind}" for kind in GPU_BACKENDS)) for name in beside)
 

@@ -23,7 +23,7 @@ def hash_files(paths: Iterable[Path], root: Path) -> str:
 
 
 def hash_text(*parts: str) -> str:
-    """Return one SHA-256 over several texts; where one ends and the next begins counts."""
+    """Return one SHA-256 over several texts, which depends on where one text ends and the next begins."""
     total = hashlib.sha256()
     for part in parts:
         data = os.fsencode(part)  # a path may hold bytes that are no UTF-8

@@ -17,7 +17,7 @@ from expertier.errors import BuildError, EngineError
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """The state of the engine and its plugin on this machine; None where something is not there."""
+    """The state of the engine and its plugin on this machine; a field is None where its subject is missing."""
 
     package: str | None
     version: str | None

@@ -22,7 +22,7 @@ _NEEDED = ("ggml-base", "ggml", "llama")
 def find_engine(llama_cpp: str | os.PathLike[str] | None = None, pin: EnginePin = XLLAMACPP) -> Engine:
     """Return the engine in the folder `llama_cpp`, or the installed wheel of `pin`'s package.
 
-    It is not imported, and not judged either: `Engine.is_pinned` tells whether it is the pinned library.
+    The engine is neither imported nor checked: `Engine.is_pinned` tells whether it is the pinned library.
     Errors: EngineMissingError.
     """
     return find_wheel(pin) if llama_cpp is None else find_folder(Path(llama_cpp))
@@ -71,8 +71,8 @@ def find_folder(folder: Path) -> Engine:
 def _folder_engine(root: Path, libraries: Path) -> Engine:
     """Describe the engine whose libraries lie in `libraries`.
 
-    Only the core is loaded by us: the backends that are linked to it come with it, and the others, of which
-    several variants may define the same symbols, are the engine's to load. All of them count in the hash.
+    We load only the core, which brings the backends that it is linked to. The engine loads all other backends, as
+    several variants may define the same symbols. The hash covers all of these libraries.
     """
     core = [_library(libraries, stem) for stem in ("ggml-base", "ggml-cpu", "ggml", "llama")]
     loaded = tuple(path for path in core if path is not None)

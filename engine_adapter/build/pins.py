@@ -27,18 +27,18 @@ class EnginePin:
     package: str
     version: str
     source_sha256: str
-    """Of the source package (.tar.gz) that the index serves for exactly this package and version."""
+    """The hash of the source package (.tar.gz) that the index serves for exactly this package and version."""
     header_root: str
     """The folder with include/ and ggml/ inside the source package, below its top folder."""
     ggml_version: str
     api_version: int
     library: str | None = None
-    """The engine library's path below site-packages; None: it is asked for where the package has loaded it."""
+    """The engine library's path below site-packages; None where only the package that loads it knows the path."""
     library_sha256: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """The library's hash by machine, as `platform.machine()` names it."""
     defaults: Defaults = field(default_factory=lambda: MappingProxyType({}))
     compiled_at_install: bool = False
-    """Whether its library is made where it is installed: no hash of it can be known."""
+    """Whether the library is compiled where it is installed, so that its hash is not known in advance."""
 
     @property
     def requirement(self) -> str:

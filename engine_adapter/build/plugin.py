@@ -4,7 +4,7 @@
        │ none                       ▲
        ▼                            │
     headers ► compile ► self-test ► compare ► rename into place
-                                        └─ any failure: the staging folder goes, nothing is kept
+                                        └─ any failure: the staging folder is removed
 
 A folder in the cache is complete from the moment it has its name. Its name holds hashes of everything that
 went in: sources, headers, engine library, flags, and the compiler.
@@ -80,16 +80,16 @@ def ensure_plugin(
     name = _folder_name(engine, sources)
     if not rebuild and (found := find_plugin(engine, sources=sources)):
         return found
-    find_compiler()  # before a folder is made: without one, nothing is left behind
+    find_compiler()  # before a folder is made, so that nothing is left behind where there is no compiler
     folder = make_subfolder("plugins")
     with locked(folder / f".{name}.lock"):
-        if not rebuild and (found := find_plugin(engine, sources=sources)):  # built while we waited
+        if not rebuild and (found := find_plugin(engine, sources=sources)):  # another process built it
             return found
         compiler = find_compiler()
         target = folder / f"{name}-{_compiler_key(compiler)}"
         with staging(folder) as fresh:
             _build(engine, sources, compiler, fresh, progress, selftest)
-            # One that is there already was built by another process just now, or is damaged.
+            # A folder that exists already was just built by another process, or is damaged.
             move_into_place(fresh, target, keep=lambda: not rebuild and _read(target, engine) is not None)
         progress(f"the plugin is built and tested: {target}")
     built = _read(target, engine)
@@ -134,7 +134,7 @@ def check_defaults(recorded: Defaults, found: Defaults, engine: Engine) -> None:
 def require_pinned(engine: Engine) -> None:
     """Refuse a wheel that is not, byte for byte, the pinned one; a user's folder brings its own headers.
 
-    A library that is compiled at install has no such bytes: there the self-test and what it reports decide.
+    A library that is compiled at install has no pinned bytes: the self-test and its report decide instead.
 
     Errors: EngineMismatchError, saying what was found and what is pinned.
     """

@@ -1,4 +1,4 @@
-"""Runs the self-test of fresh libraries in a child process: a crash there is an answer, not our end.
+"""Runs the self-test of fresh libraries in a child process, so that a crash is a result and does not end our process.
 
 The child is `python -m expertier.engine_adapter.llama_cpp.selftest --proxy PROXY --host HOST LIBRARY...`, the engine's
 libraries in the order of loading. It exits with 0 and prints one line of JSON:

@@ -1,7 +1,7 @@
-"""The main job on a random model: stock and tiers side by side, each in its own process, and what must hold.
+"""The demonstration: a random model on stock llama.cpp and through the tiers, each in its own process, compared.
 
 stock            the engine with its own defaults
-stock_norepack   the engine with weight repacking off: what the tiers' output must equal bit for bit
+stock_norepack   the engine with weight repacking off, whose output the tiers' output must equal bit for bit
 tiers            L1 and L2 at a quarter of the expert bytes each
 """
 
@@ -25,7 +25,7 @@ from expertier.units import MIB, mib
 
 PROMPT_TOKENS = 300
 DECODE_TOKENS = 128
-BUDGET_SHARE = 4  # L1 and L2 each get one part in so many of the expert bytes
+BUDGET_SHARE = 4  # L1 and L2 each get the expert bytes divided by this
 RSS_SLACK_BYTES = 200 * MIB
 
 Progress = Callable[[str], None]
@@ -33,7 +33,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class DemoReport:
-    """What the demo measured, and every limit that was not kept."""
+    """What the demo measured, and every check that failed."""
 
     document: dict[str, Any]
     broken: tuple[str, ...]
@@ -88,7 +88,7 @@ def run_demo(
 
 
 def _needed_bytes(shape: ModelShape) -> int:
-    """Return what the demonstration writes: the experts, a tenth more for all else, and two runs' logits."""
+    """Return the bytes that the demonstration writes: experts, a tenth more for all other tensors, two runs' logits."""
     logits = 2 * 4 * (PROMPT_TOKENS + DECODE_TOKENS) * shape.vocab
     return shape.expert_bytes_total * 11 // 10 + logits
 

@@ -1,7 +1,7 @@
 """One measured generation in a process of its own, on the stock engine or through the tiers.
 
 `python -m expertier.engine_adapter.hosts.measured_run OPTIONS`, where OPTIONS is `RunOptions` as JSON, prints one line
-of JSON, `RunResult`. A process of its own, so that peak memory and loaded devices are those of this run alone.
+of JSON, `RunResult`. In a process of its own, peak memory and loaded devices are those of this run alone.
 """
 
 from __future__ import annotations
@@ -49,12 +49,14 @@ class RunOptions:
     n_ubatch: int = 512
     n_threads: int = 0
     llama_cpp: str | None = None
-    logits_path: str | None = None  # where to save them as float32 [prompt + steps, n_vocab]; None keeps none
+    logits_path: str | None = (
+        None  # the file for the logits, float32 [prompt + steps, n_vocab]; None saves no logits
+    )
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came out. Tiers' numbers are empty for the stock engine."""
+    """The results. The numbers of the tiers are empty for the stock engine."""
 
     tokens: list[int]
     prefill_tokens_per_s: float
@@ -73,7 +75,7 @@ def run_in_child(options: RunOptions) -> RunResult:
     """Run `options` in a child process and return its result.
 
     Raises:
-        EngineError: the child failed; the message holds its last words.
+        EngineError: the child failed; the message has the last lines that it printed.
     """
     child = run_child(
         [

@@ -15,7 +15,7 @@ from expertier.tiers.model.table import ExpertTable
 
 
 class RoutingRecording:
-    """Records what a model's engine looks up, and writes it at the end of the `with` block, however that ends."""
+    """Records what a model's engine looks up, and writes it at the end of the `with` block, even if that raises."""
 
     def __init__(self, path: Path, table: ExpertTable, *, n_ubatch: int) -> None:
         """Start empty; `n_ubatch` is the most rows that the engine runs at once.

@@ -104,29 +104,7 @@ class LlamaContext:
                 )
             )
 
-        self._run(run, f"{len(tokens)} tokens at position {position}", [(sequence, position)])
-
-    def decode_each(self, tokens: Sequence[int], positions: Sequence[int], sequences: Sequence[int]) -> None:
-        """Run one token each of some sequences in one batch: `tokens[i]` of `sequences[i]` at `positions[i]`.
-
-        The sequences are all different. The engine saves logits for each of them, in this order. Raises what `decode`
-        does; after a failed batch the cache holds nothing of these sequences from their positions on.
-        """
-        if not len(tokens) == len(positions) == len(set(sequences)) == len(sequences):
-            raise DecodeError(
-                f"{len(tokens)} tokens at {len(positions)} positions of sequences {list(sequences)} were asked for: "
-                "give one token and one position for each sequence, and no sequence twice"
-            )
-        handle, arrays = (
-            self._open_handle(),
-            [self._batch_of(each) for each in (tokens, positions, sequences)],
-        )
-
-        def run() -> int:
-            return int(self._engine.host.expertier_context_decode_each(handle, *arrays, len(tokens)))
-
-        places = list(zip(sequences, positions, strict=True))
-        self._run(run, f"a token each of sequences {list(sequences)} at positions {list(positions)}", places)
+        self._run(run, f"{len(tokens)} tokens at position {position}", sequence, position)
 
     def _batch_of(self, numbers: Sequence[int]) -> ct.Array[ct.c_int32]:
         if not 1 <= len(numbers) <= self.n_batch:
@@ -135,8 +113,8 @@ class LlamaContext:
             )
         return (ct.c_int32 * len(numbers))(*numbers)
 
-    def _run(self, run: Callable[[], int], what: str, places: Sequence[tuple[int, int]]) -> None:
-        """Run a batch of `what`, which begins at `places`: sequences, and the position in each."""
+    def _run(self, run: Callable[[], int], what: str, sequence: int, position: int) -> None:
+        """Run a batch of `what`, which begins at `position` of `sequence`."""
         handle = self._open_handle()
         if self._binding is not None:
             self._binding.manager.require_no_leases_here("run the engine")
@@ -145,8 +123,7 @@ class LlamaContext:
             status = run()
             message, cause = self._binding.take_error() if self._binding is not None else ("", None)
             if status == 0 and message:  # the engine went on without the bytes of an expert
-                for sequence, position in places:
-                    self._engine.host.expertier_context_discard(handle, sequence, position)
+                self._engine.host.expertier_context_discard(handle, sequence, position)
         if status == 0 and not message:
             return
         reason = message or self._engine.take_log().strip()

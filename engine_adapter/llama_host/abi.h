@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#define EXPERTIER_HOST_ABI 9
+#define EXPERTIER_HOST_ABI 10
 #define EXPERTIER_EXPORT extern "C" __attribute__((visibility("default")))
 
 // A file of the model, and which file its path must still name: as stat() returned it.

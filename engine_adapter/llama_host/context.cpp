@@ -164,38 +164,24 @@ EXPERTIER_EXPORT void expertier_context_discard(expertier_context * self, int32_
     }
 }
 
-namespace {
-
-void put_token(expertier_context * self, int32_t i, int32_t token, int32_t position, int32_t sequence,
-               bool has_logits) {
-    self->batch.token[i] = token;
-    self->batch.pos[i] = position;
-    self->batch.n_seq_id[i] = 1;
-    self->batch.seq_id[i][0] = sequence;
-    self->batch.logits[i] = has_logits;
-}
-
-// Calls `use(sequence, position)` for the first token of each sequence in the batch, whose tokens lie together.
-template <typename U> void each_sequence(const llama_batch & batch, U use) {
-    for (int32_t i = 0; i < batch.n_tokens; i++) {
-        if (i == 0 || batch.seq_id[i][0] != batch.seq_id[i - 1][0]) {
-            use(batch.seq_id[i][0], batch.pos[i]);
-        }
+// Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; returns the engine's own status. Logits are
+// kept for all of the tokens, or for the last one only. A batch that the engine did not begin leaves the cache as it was;
+// a batch that failed is discarded.
+EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
+                                                  int32_t position, int32_t sequence, int32_t all_logits) {
+    for (int32_t i = 0; i < n; i++) {
+        self->batch.token[i] = tokens[i];
+        self->batch.pos[i] = position + i;
+        self->batch.n_seq_id[i] = 1;
+        self->batch.seq_id[i][0] = sequence;
+        self->batch.logits[i] = all_logits || i == n - 1;
     }
-}
-
-// Runs the `n` tokens that were put; the engine's own status. What the batch has begun is undone where it fails.
-int32_t run_batch(expertier_context * self, int32_t n) {
+    self->batch.n_tokens = n;
     self->has_rows = false;
     self->aborted = false;
-    self->batch.n_tokens = n;
     const int32_t status = guarded(threw, [&] {
-        take_engine_log(GGML_LOG_LEVEL_NONE); // what is there is not about this batch
-        bool is_lost = false;
-        each_sequence(self->batch, [&](int32_t sequence, int32_t position) {
-            is_lost = is_lost || (position > 0 && is_sequence(self, sequence) && self->is_lost[sequence]);
-        });
-        if (is_lost) {
+        take_engine_log(GGML_LOG_LEVEL_NONE); // messages that are left belong to an earlier batch
+        if (position > 0 && is_sequence(self, sequence) && self->is_lost[sequence]) {
             return lost;
         }
         const int32_t result = llama_decode(self->context, self->batch);
@@ -204,41 +190,13 @@ int32_t run_batch(expertier_context * self, int32_t n) {
     });
     if (status == 0) {
         self->has_rows = true;
-    }
-    each_sequence(self->batch, [&](int32_t sequence, int32_t position) {
-        if (status == 0) {
-            if (is_sequence(self, sequence)) {
-                self->is_lost[sequence] = false;
-            }
-        } else if (status != invalid_batch && status != no_room && status != lost) {
-            expertier_context_discard(self, sequence, position);
+        if (is_sequence(self, sequence)) {
+            self->is_lost[sequence] = false;
         }
-    });
+    } else if (status != invalid_batch && status != no_room && status != lost) {
+        expertier_context_discard(self, sequence, position);
+    }
     return status;
-}
-
-} // namespace
-
-// Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; the engine's own status. Logits are kept
-// for all of them, or for the last one only. A batch that was not begun leaves the cache as it was; one that failed is
-// discarded.
-EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
-                                                  int32_t position, int32_t sequence, int32_t all_logits) {
-    for (int32_t i = 0; i < n; i++) {
-        put_token(self, i, tokens[i], position + i, sequence, all_logits || i == n - 1);
-    }
-    return run_batch(self, n);
-}
-
-// Runs one token each of `n` sequences, all different, in one batch; else as expertier_context_decode, with logits for
-// every one of them.
-EXPERTIER_EXPORT int32_t expertier_context_decode_each(expertier_context * self, const int32_t * tokens,
-                                                       const int32_t * positions, const int32_t * sequences,
-                                                       int32_t n) {
-    for (int32_t i = 0; i < n; i++) {
-        put_token(self, i, tokens[i], positions[i], sequences[i], true);
-    }
-    return run_batch(self, n);
 }
 
 // Ends a running decode of another thread, or of a callback inside it, at the engine's next chance (status 2).

@@ -1,1 +1,1 @@
-"""Models with random weights that an engine really runs, and that replay recorded routing."""
+"""Models with random weights that an engine can run, and models that replay recorded routing."""

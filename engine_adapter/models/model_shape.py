@@ -19,7 +19,7 @@ ExpertLayout = Literal["split", "fused", "no gate"]
 class ModelShape:
     """What a random model looks like: its architecture, counts, widths, weight types and the seed.
 
-    `layers` counts those with experts; an architecture may have others besides. `n_embd` is the model's width,
+    `layers` counts the layers with experts; an architecture may have other layers too. `n_embd` is the model's width,
     `n_ff` an expert's. With `layer_types`, pairs of a gate and up type and a down type, the layers take these in
     turn instead of `gate_up_type` and `down_type`; with `layer_top_k` and `layer_n_ff` they take in turn how many
     experts a token uses, at most `top_k`, and how wide these are, instead of `top_k` and `n_ff`. `router_skew` is

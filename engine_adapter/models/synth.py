@@ -1,4 +1,4 @@
-"""Random-weight MoE models that an engine really runs: for the demonstration, the self-checks and the tests.
+"""Random-weight MoE models that an engine can run: for the demonstration, the self-checks and the tests.
 
 The files are of one of llama.cpp's architectures (`synth_arch`), with a byte-level tokenizer: any text is a prompt.
 They are deterministic in the shape (its seed included) and route with a skew as real models do. Control and
@@ -53,10 +53,10 @@ def write_model(
 ) -> Path:
     """Write a model of `shape` to `path`, completely or not at all, and return the path.
 
-    The data go to a file beside it, which is renamed when it is complete. A few MiB are in memory at a time.
+    The data go to a temporary file, which is renamed when it is complete. A few MiB are in memory at a time.
     The same shape gives the same bytes (with the same NumPy, whose generators may change between releases). With
     `holes` the weights are left out, as holes of the file: a model of any size to plan with, in a few MiB of disk.
-    Errors: ConfigError, when the shape is none that its architecture can have. OSError, when the file cannot be
+    Errors: ConfigError, when the architecture cannot have this shape. OSError, when the file cannot be
     written; the partial file is removed.
     """
     return write_tensors(path, shape, model_tensors(shape), progress=progress, holes=holes)
@@ -71,9 +71,9 @@ def write_tensors(
     add_keys: Callable[[GGUFWriter], None] | None = None,
     holes: bool = False,
 ) -> Path:
-    """Write a model of `shape` from `tensors`, which are those of `model_tensors` or stand in their place.
+    """Write a model of `shape` from `tensors`, which are those of `model_tensors` or replace them.
 
-    As `write_model`; a few MiB are in memory at a time. `add_keys` adds keys to the file's head.
+    It works as `write_model` does; a few MiB are in memory at a time. `add_keys` adds keys to the file's head.
     """
     with writing_atomically(path, durable=False) as partial:
         _write(partial, shape, tensors, progress, add_keys, holes=holes)
@@ -97,7 +97,7 @@ def _write(
             add_keys(writer)
         _add_tokenizer(writer, shape.vocab)
         for tensor in tensors:
-            element = np.dtype(np.float32)  # names no type: raw_dtype does
+            element = np.dtype(np.float32)  # a placeholder: raw_dtype gives the type
             writer.add_tensor_info(
                 tensor.name, tensor.dims, element, tensor.n_bytes, raw_dtype=ggml_type(tensor.kind)
             )
@@ -110,7 +110,7 @@ def _write(
             _write_data(writer, shape.seed, tensors, progress)
         writer.close()
     except BaseException:
-        with suppress(OSError):  # of what was not written before: the first error says why
+        with suppress(OSError):  # closing writes what is buffered; the first error says why that fails
             writer.close()
         raise
 
@@ -118,7 +118,7 @@ def _write(
 def _write_data(
     writer: GGUFWriter, seed: int, tensors: Sequence[WritableTensor], progress: Progress | None
 ) -> None:
-    """Write the tensors' data, chunk by chunk: the gguf package's own call takes a tensor as a whole."""
+    """Write the tensors' data in chunks, as the gguf package's own call would need a full tensor in memory."""
     assert writer.fout is not None
     file = writer.fout[0]
     total = sum(tensor.n_bytes for tensor in tensors)
@@ -127,7 +127,7 @@ def _write_data(
         writer.write_padding(file, file.tell())
         n_bytes = 0
         for chunk in tensor.chunks(np.random.default_rng([seed, index])):
-            file.write(chunk.data)  # NumPy's own `tofile` does not say what was wrong with the file
+            file.write(chunk.data)  # NumPy's own `tofile` does not report the file's error
             n_bytes += chunk.nbytes
         assert n_bytes == tensor.n_bytes, f"{tensor.name}: {n_bytes} bytes for {tensor.n_bytes}"
         writer.write_padding(file, n_bytes)
@@ -148,7 +148,7 @@ def _leave_holes(writer: GGUFWriter, tensors: Sequence[WritableTensor]) -> None:
 def model_tensors(shape: ModelShape) -> Sequence[Tensor]:
     """List the tensors of a model of `shape`, in the file's order.
 
-    Errors: ConfigError, when the shape is none that its architecture can have.
+    Errors: ConfigError, when the architecture cannot have this shape.
     """
     architecture = ARCHITECTURES.get(shape.architecture)
     if architecture is None:
@@ -176,7 +176,9 @@ def _add_metadata(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_context_length(shape.context_length)
     writer.add_embedding_length(shape.n_embd)
     writer.add_expert_count(shape.experts)
-    if not shape.layer_top_k:  # else the architecture adds it: it knows which block is which layer
+    if (
+        not shape.layer_top_k
+    ):  # otherwise the architecture adds the counts, as it knows which block is which layer
         writer.add_expert_used_count(shape.top_k)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocab)

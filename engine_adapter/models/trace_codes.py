@@ -1,16 +1,16 @@
 """Codes for recorded steps: vectors that a layer's router turns back into the experts of that step.
 
-A step's code is its token's embedding. The residual stream carries it, far larger than all that attention and
-experts add to it, to each layer's router, which is a matrix. So the router has to give the recorded experts of
-step t the largest scores for code t. Two ways:
+A step's code is its token's embedding. The residual stream carries the code to each layer's router, which is a matrix;
+attention and experts add only much smaller values. So the router has to give the recorded experts of step t the
+largest scores for code t. There are two ways:
 
 per layer    Each layer has `experts` coordinates of its own; code t is above 0 at the experts that layer chose at
              step t, and the router reads them off. Any number of steps; needs layers * experts coordinates.
 orthogonal   The codes are orthonormal, and a router's row of an expert is the sum of the codes of the steps that
              chose it. Any number of experts; at most as many steps as coordinates.
 
-In a step's scores the first of the recorded experts is the highest. A little noise tells steps apart that chose
-the same experts everywhere.
+The first of a step's recorded experts has the highest score. A little noise distinguishes steps that chose the same
+experts in all layers.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from expertier.errors import ConfigError
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
 
-_RANK_STEP = 0.05  # by which a score exceeds that of the next rank
+_RANK_STEP = 0.05  # the difference between the scores of two neighbouring ranks
 _NOISE = 0.1  # the noise's share of a code, by norm
-_LOGIT_GAP = 8.0  # between the experts of a step and all others, about
+_LOGIT_GAP = 8.0  # about the gap between the experts of a step and all other experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ No real model is like that. Here a layer's coordinates hold a guess until that l
 
 Attention is made so that each token attends to itself alone: queries and keys are the same projection of the signature.
 Its values are the layer's changes, which its output adds to the layer's coordinates. So the routing is exactly the
-recording's, and the router of a layer on the state of one before it, however far, finds `recall` of it (a real model's
-finds less from farther). What it finds instead is drawn from the others by how often the layer uses them. Of experts
-that the layer has not used for a while it may find less: real models do, and these are the ones that a cache lacks.
+recording's, and a layer's router, applied to the state of any earlier layer, finds `recall` of it (in a real model it
+finds less from farther away). The experts that it finds instead are drawn from the layer's other experts by how often
+the layer uses them. Of experts that the layer has not used for a while it may find fewer, as in real models; a cache
+lacks mostly these.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from expertier.engine_adapter.models.trace_codes import F32, I32, TraceCodes, ra
 from expertier.errors import ConfigError
 
 ARCHITECTURE = "qwen3moe"
-"""The only one: it norms queries and keys, which makes attention as sharp as is wanted here."""
+"""The only architecture for this: it norms queries and keys, which makes attention sharp enough."""
 
 RARE_STEPS = 16
-"""Experts that a layer has not used for so many steps are rare ones."""
+"""An expert that a layer has not used for so many steps is rare."""
 
 _SIGNATURE = 0.5  # a coordinate's size, where a layer's coordinates have about 1 at each of its experts
 _LEAST_SIGNATURE = 64  # coordinates: with fewer, tokens would be taken for one another
@@ -90,7 +91,7 @@ class DriftingCodes:
         shape = self.shape
         rows = np.zeros((shape.n_embd, shape.attention_width), np.float32)
         experts = np.arange(shape.experts)
-        # Of the heads that share keys and values the first one's is taken.
+        # The first of the heads that share keys and values is used.
         of_head = experts // shape.head_dim * (shape.heads // shape.kv_heads)
         rows[block * shape.experts + experts, of_head * shape.head_dim + experts % shape.head_dim] = scale
         return rows
@@ -101,9 +102,9 @@ def make_drifting_codes(
 ) -> DriftingCodes:
     """Make codes of recorded steps that foretell a share `recall` of a layer's experts.
 
-    `ids` are int32 [steps, layers, top-k].
-    Of rare ones it is `recall_of_rare`, which is `recall` where none is given, and `recall` then holds for the others.
-    Raises ConfigError for a share that is none, another architecture than ARCHITECTURE, and a shape without room.
+    `ids` are int32 [steps, layers, top-k]. Of rare experts the codes foretell a share `recall_of_rare`, which is
+    `recall` by default. Raises ConfigError for a number that is not a share, an architecture other than ARCHITECTURE,
+    and a shape without room.
     """
     n_steps, n_layers, top_k = ids.shape
     recalls = recall, recall if recall_of_rare is None else recall_of_rare
@@ -132,7 +133,7 @@ def make_drifting_codes(
 
 
 def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[float, float]) -> I32:
-    """Replace experts by others that the step does not use; shares `recalls` of usual and rare ones stay."""
+    """Replace experts by experts that the step does not use; shares `recalls` of the usual and the rare ones stay."""
     top_k = ids.shape[2]
     used = np.zeros((*ids.shape[:2], n_experts), np.bool_)
     np.put_along_axis(used, ids, True, axis=2)

@@ -37,7 +37,7 @@ from expertier.engine_adapter.models.trace_drift import make_drifting_codes
 from expertier.errors import ConfigError
 
 FIRST_TOKEN = N_SPECIAL_TOKENS
-"""The token of step 0; step t's is FIRST_TOKEN + t."""
+"""The token of step 0; the token of step t is FIRST_TOKEN + t."""
 
 CODE_SCALE = 512.0
 """The codes' root mean square in the residual stream, to which a layer adds values of about 1."""
@@ -94,13 +94,12 @@ def write_trace_model(
 ) -> TraceModel:
     """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), completely or not at all.
 
-    `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the
-    experts' rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as
-    the disk does. With `recall` a layer's router on the state of the layer before finds only that share of its
-    experts, and `recall_of_rare` of those not used for a while (`trace_drift`); else it finds all. A few MiB are
-    in memory at a time, and the codes.
-    Raises ConfigError for a shape that cannot be or cannot hold the recording, OSError when the file cannot be
-    written.
+    `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the experts'
+    rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as the disk does.
+    With `recall` a layer's router on the state of the layer before finds only that share of its experts, and
+    `recall_of_rare` of the experts not used for a while (`trace_drift`); by default it finds all. A few MiB and the
+    codes are in memory at a time. Raises ConfigError for a shape that is impossible or cannot hold the recording,
+    OSError when the file cannot be written.
     """
     shape = trace_shape(ids, shape)
     if recall is None:

@@ -26,7 +26,6 @@ class Traits:
     library_variable: str
     compiler_names: tuple[str, ...]
     compiler_variable: str
-    attr_warp_size: int
     attr_virtual_memory: int
     oldest_version: int
     oldest_vmm_version: int
@@ -45,7 +44,6 @@ TRAITS: dict[Vendor, Traits] = {
         library_variable="EXPERTIER_HIP_LIBRARY",
         compiler_names=("libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"),
         compiler_variable="EXPERTIER_HIPRTC_LIBRARY",
-        attr_warp_size=87,
         attr_virtual_memory=89,
         # 6.0 is the first with the properties structure that holds the architecture's name where we read it.
         oldest_version=60_000_000,
@@ -58,7 +56,6 @@ TRAITS: dict[Vendor, Traits] = {
         library_variable="EXPERTIER_CUDA_LIBRARY",
         compiler_names=("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"),
         compiler_variable="EXPERTIER_NVRTC_LIBRARY",
-        attr_warp_size=10,
         attr_virtual_memory=102,
         oldest_version=12_000,
         oldest_vmm_version=12_000,

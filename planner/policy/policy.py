@@ -47,6 +47,7 @@ from expertier.planner.policy.tables import (
     WASTED,
     LayerView,
     compiled,
+    in_range,
 )
 
 _BUSY, _TOO_MANY, _PRESENT = int(Outcome.BUSY), int(Outcome.TOO_MANY), int(Outcome.PRESENT)
@@ -55,17 +56,6 @@ _BAD_EXPERT, _BAD_CALL = int(Outcome.BAD_EXPERT), int(Outcome.BAD_CALL)
 # These change no number that has been checked; they tell the compiler that it is no negative index.
 _SLOT_MASK = (1 << SLOT_BITS) - 1
 _EXPERT_MASK = (1 << 31) - 1
-
-
-@compiled
-def _in_range(slots: I32, n: int, limit: int) -> bool:
-    """Whether the first `n` of `slots` are slots of a layer that has `limit` of them."""
-    if n < 0:
-        return False
-    for i in range(n):  # noqa: SIM110 (Numba compiles no generator inside all())
-        if slots[i] < 0 or slots[i] >= limit:
-            return False
-    return True
 
 
 @compiled
@@ -244,35 +234,9 @@ def begin_prefetch_into(view: LayerView, expert: int, slot: int) -> int:
 
 
 @compiled
-def victims(view: LayerView, slots: I32, n: int, experts: I32) -> int:
-    """List up to `n` unpinned slots that `begin` would take next, in order, and the experts in them.
-
-    `experts[i]` becomes the owner of `slots[i]`, or -1 where that is FREE. The tables do not change. Returns the
-    number of slots listed.
-    """
-    if n < 0:
-        return _BAD_CALL
-    found = 0
-    above = -PINNED
-    while found < n:
-        lowest = PINNED
-        for slot in range(len(view.order)):
-            order = view.order[slot]
-            if order > above and view.pins[slot] == 0:
-                lowest = min(lowest, order)
-        if lowest == PINNED:
-            break
-        slots[found] = lowest & _SLOT_MASK
-        experts[found] = view.owner[lowest & _SLOT_MASK]
-        above = lowest
-        found += 1
-    return found
-
-
-@compiled
 def complete(view: LayerView, slots: I32, n: int) -> int:
     """Make the FILLING ones of `slots` READY, as their bytes are in place; return their number. Pins stay."""
-    if not _in_range(slots, n, len(view.owner)):
+    if not in_range(slots, n, len(view.owner)):
         return _BAD_CALL
     n_filled = 0
     for i in range(n):
@@ -288,7 +252,7 @@ def complete(view: LayerView, slots: I32, n: int) -> int:
 @compiled
 def release(view: LayerView, slots: I32, n: int) -> int:
     """Unpin `slots`, as `begin` returned them. Returns 0, or BAD_CALL when one of them is not pinned."""
-    if not _in_range(slots, n, len(view.owner)):
+    if not in_range(slots, n, len(view.owner)):
         return _BAD_CALL
     balanced = True
     for i in range(n):
@@ -323,30 +287,6 @@ def abort(view: LayerView, slots: I32, n: int) -> int:
 
 
 @compiled
-def resident_first(view: LayerView, experts: I32, n: int) -> int:
-    """Reorder `experts` in place, those in a slot (READY or FILLING) first, otherwise in their order.
-
-    A call that is served in several groups begins with the resident experts, before it evicts any of them. Returns
-    how many of `experts` are in a slot, or an `Outcome`.
-    """
-    if n < 0:
-        return _BAD_CALL
-    for i in range(n):
-        if experts[i] < 0 or experts[i] >= len(view.slot_of):
-            return _BAD_EXPERT
-    n_resident = 0
-    for i in range(n):
-        expert = experts[i]
-        if view.slot_of[expert] < 0:
-            continue
-        for j in range(i, n_resident, -1):
-            experts[j] = experts[j - 1]
-        experts[n_resident] = expert
-        n_resident += 1
-    return n_resident
-
-
-@compiled
 def pin_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
     """Pin the slots of those of `experts` that are READY, without counting a use; the caller releases them.
 
@@ -367,34 +307,3 @@ def pin_ready(view: LayerView, experts: I32, n: int, slots: I32) -> int:
         else:
             slots[i] = -1
     return n_held
-
-
-@compiled
-def is_fully_resident(view: LayerView) -> int:
-    """Return 1 when every expert of the layer is READY in the slot of its own number, else 0.
-
-    The answer stays 1 until a repack, as such a layer has no misses and so no evictions.
-    """
-    if len(view.owner) != len(view.slot_of):
-        return 0
-    for expert in range(len(view.owner)):
-        if view.owner[expert] != expert or view.state[expert] & READY == 0:
-            return 0
-    return 1
-
-
-@compiled
-def version(view: LayerView) -> int:
-    """Return a number that changes whenever an expert comes into a slot or leaves one."""
-    changes = view.counters[EVICTIONS] + view.counters[FILLS] + view.counters[ABORTS]
-    return int(changes & _EXPERT_MASK)
-
-
-@compiled
-def evicted_by(view: LayerView, slots: I32, n: int, experts: I32) -> int:
-    """Set `experts[i]` to the expert that the owner of `slots[i]` evicted, or -1. Returns 0 or BAD_CALL."""
-    if not _in_range(slots, n, len(view.owner)):
-        return _BAD_CALL
-    for i in range(n):
-        experts[i] = view.evicted_by[slots[i] & _SLOT_MASK]
-    return 0

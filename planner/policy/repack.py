@@ -23,27 +23,27 @@ class SurvivorColumns(Protocol):
 
     @property
     def layer(self) -> I32:
-        """Their layers."""
+        """The survivors' layers."""
 
     @property
     def expert(self) -> I32:
-        """Their numbers."""
+        """The survivors' numbers."""
 
     @property
     def old_slot(self) -> I32:
-        """The slots that they are in."""
+        """The slots that the survivors are in."""
 
     @property
     def new_slot(self) -> I32:
-        """The slots that they will be in."""
+        """The slots that the survivors will be in."""
 
 
 class Survivors(NamedTuple):
     """The experts that stay: int32 arrays of equal length, sorted by layer, then by slot.
 
     Within a layer both `old_slot` and `new_slot` rise, so there is always an order in which the copies
-    overwrite no survivor: those that move up from the last to the first, then those that move down from the
-    first to the last.
+    overwrite no survivor: first the survivors that move up, from the last to the first, then the survivors that move
+    down, from the first to the last.
     """
 
     layer: I32
@@ -72,8 +72,8 @@ def choose_survivors(
     slot lines up with a new one. Survivors keep their order by slot, and as many as can keep their place in memory.
 
     `in_order_where_all_fit` concerns layers with a slot for every expert. Such a layer is served fastest when each
-    expert is in the slot of its own number (`policy.is_fully_resident`). So an expert survives there only if it can get
-    that slot without a change of the order, and the caller fetches the rest again.
+    expert is in the slot of its own number (`queries.is_fully_resident`). So an expert survives there only if it can
+    get that slot without a change of the order, and the caller fetches the rest again.
 
     The function changes nothing, and nothing may be pinned. Raises `ValueError` where `n_slots` or `shifts` do not have
     one number for each layer.

@@ -57,7 +57,7 @@ class Residency:
     def __init__(self, n_experts: Sequence[int], n_slots: Sequence[int], kind: PolicyKind) -> None:
         """Make empty tables; `n_experts` and `n_slots` give one number a layer."""
         from expertier.planner.policy import repack_calls, tables
-        from expertier.planner.policy.calls import locked_calls, native, python_calls
+        from expertier.planner.policy.calls import locked_calls, native
 
         n_layers = len(n_experts)
         if n_layers == 0 or len(n_slots) != n_layers:
@@ -78,15 +78,12 @@ class Residency:
         self.notes = np.zeros((n_layers, words), np.int32)
         self._functions = [0] * len(IN_DIRECTORY)
         if tables.COMPILED:
-            points = (
-                native.entry_points()
-            )  # the first time this compiles for seconds, and so do the calls below
+            # The first time this compiles for seconds, and so do the calls below.
+            points = native.entry_points()
             raise_pending()
             self._functions = [getattr(points, operation.name) for operation in IN_DIRECTORY]
             self._functions[0] = native.begin_of(kind).address  # the policy's own
         self._make_slots(n_slots)
-        self._calls = python_calls.python_calls()
-        raise_pending()
         self._locked = locked_calls.locked_calls()
         self._repack = repack_calls.repack_calls()
 
@@ -104,7 +101,7 @@ class Residency:
         self._address = int(self._directory.ctypes.data)
 
     def _new_tables(self, n_slots: Sequence[int]) -> NewTables:
-        """Return memory for the tables of so many slots; only where each layer's begin is written."""
+        """Return memory for tables of these numbers of slots; only `first` and `n_slots` are filled in."""
         from expertier.planner.policy.repack_calls import NewTables
 
         numbers = np.array(n_slots, np.int32)
@@ -127,7 +124,7 @@ class Residency:
         self.order, self.evicted_by = new.order, new.evicted_by
 
     def _make_directory(self) -> I64:
-        """Write the addresses of all arrays down, as `tables.py` says."""
+        """Write the addresses of all arrays into a new directory, as `tables.py` says."""
         tables = self._tables
         head = np.zeros(tables.HEAD, np.int64)
         head[tables.STAMP] = tables.source_stamp()
@@ -166,80 +163,56 @@ class Residency:
         """Address of the table of addresses that the C entry points take; valid until `resize`."""
         return self._address
 
-    # ---- the policy's calls
-
-    def begin(self, layer: int, experts: I32, slots: I32, miss_index: I32) -> int:
-        """Look up and pin `experts`; see `policy.begin_for`. `slots` and `miss_index` are at least as long."""
-        return self._calls["begin"](self._address, layer, experts, slots, miss_index)
-
-    def begin_prefetch(self, layer: int, expert: int) -> int:
-        """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
-        return self._calls["begin_prefetch"](self._address, layer, expert)
-
-    def complete(self, layer: int, slots: I32) -> int:
-        """Make FILLING slots READY; see `policy.complete`."""
-        return self._calls["complete"](self._address, layer, slots)
-
-    def abort(self, layer: int, slots: I32) -> int:
-        """Undo a `begin` or `begin_prefetch` whose fill failed; see `policy.abort`."""
-        return self._calls["abort"](self._address, layer, slots)
-
-    def release(self, layer: int, slots: I32) -> int:
-        """Unpin slots; see `policy.release`."""
-        return self._calls["release"](self._address, layer, slots)
-
-    def resident_first(self, layer: int, experts: I32) -> int:
-        """Reorder `experts` in place; see `policy.resident_first`."""
-        return self._calls["resident_first"](self._address, layer, experts)
-
-    # ---- the same with the layer's lock, which the caller does not hold: see `locked_calls.py`
+    # ---- the policy's calls; each takes the layer's lock, which the caller does not hold: see `locked_calls.py`
 
     def try_pin_hits(self, locks: int, layer: int, experts: I32, held: I32) -> int:
         """Pin `experts` if all are READY and the layer's lock is free; `held` are their slots then.
 
-        `locks` is the locks' address. Returns 0, and what `begin` does for hits is done; or another number, and
-        nothing is.
+        `locks` is the locks' address. Returns 0 where it has done what `begin` does for hits, or another number, and
+        has changed nothing.
         """
-        return self._locked.take_hits(self._address, locks, layer, experts, held)
+        return self._locked.try_pin_hits(self._address, locks, layer, experts, held)
 
     def try_release_held(self, locks: int, layer: int, held: I32) -> int:
-        """Unpin what `held` says is pinned and wake waiters, if the layer's lock is free.
+        """Unpin the slots that `held` says are pinned and wake waiters, if the layer's lock is free.
 
-        Returns 0; BUSY where the lock is taken, or BAD_CALL as `release`, and nothing is done.
+        Returns 0. Returns BUSY where the lock is taken, or BAD_CALL as `release` does, and has changed nothing.
         """
-        return self._locked.give_back(self._address, locks, layer, held)
+        return self._locked.try_release_held(self._address, locks, layer, held)
 
     def begin_held(
         self, locks: int, layer: int, experts: I32, held: I32, miss_index: I32, deadline: int, *, waits: bool
     ) -> int:
-        """Do what `begin` does, and note in `held` that it is done; wait once where it is BUSY.
+        """Do what `begin` does, and note in `held` that the slots are pinned; wait once where `begin` is BUSY.
 
-        It waits for a change of the layer where somebody fills one of its slots, or if `waits`, until the `timespec`
-        at address `deadline` at the latest. LOOK_AGAIN where one is still being filled then.
+        It waits for a change of the layer if one of the layer's slots is being filled or if `waits` is set, until the
+        `timespec` at address `deadline` at the latest. Returns LOOK_AGAIN where a slot is still being filled then.
         """
-        status = self._locked.try_take(self._address, locks, layer, experts, held, miss_index)
+        status = self._locked.try_begin_held(self._address, locks, layer, experts, held, miss_index)
         if status != _BUSY:
             return status
-        return self._locked.take(self._address, locks, layer, experts, held, miss_index, deadline, waits)
+        return self._locked.begin_held(
+            self._address, locks, layer, experts, held, miss_index, deadline, waits
+        )
 
     def complete_held(self, locks: int, layer: int, held: I32) -> int:
-        """Make the FILLING ones of `held` READY and wake waiters; all stay pinned."""
+        """Make the FILLING slots of `held` READY and wake waiters; all slots stay pinned."""
         return self._update_held(locks, self._tables.COMPLETE, layer, held)
 
     def finish_held(self, locks: int, layer: int, held: I32) -> int:
-        """Make the FILLING ones of `held` READY, unpin all and wake waiters."""
+        """Make the FILLING slots of `held` READY, unpin all slots and wake waiters."""
         return self._update_held(locks, COMPLETE_AND_RELEASE, layer, held)
 
     def abort_held(self, locks: int, layer: int, held: I32) -> int:
-        """Do what `abort` does with `held`, where that is pinned, and wake waiters."""
+        """Do what `abort` does with the slots of `held`, if they are pinned, and wake waiters."""
         return self._update_held(locks, self._tables.ABORT, layer, held)
 
     def release_held(self, locks: int, layer: int, held: I32) -> int:
-        """Unpin `held`, where that is pinned, and wake waiters; waits for the lock."""
+        """Unpin the slots of `held`, if they are pinned, and wake waiters; waits for the lock."""
         return self._update_held(locks, self._tables.RELEASE, layer, held)
 
     def order_resident_first(self, locks: int, layer: int, experts: I32) -> int:
-        """Reorder `experts` in place; see `policy.resident_first`."""
+        """Reorder `experts` in place; see `queries.resident_first`."""
         return self._locked.resident_first(self._address, locks, layer, experts)
 
     def take_for_prefetch(self, locks: int, layer: int, expert: int) -> int:
@@ -252,10 +225,10 @@ class Residency:
             return status
         return self._locked.update_held(self._address, locks, entry, layer, held)
 
-    # ---- what Python asks besides
+    # ---- what Python asks beside the policy's calls
 
     def is_chosen(self, layer: int, experts: I32, slots: I32) -> bool:
-        """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for one's own."""
+        """Whether each of `slots` is FILLING with its expert, as `begin` left it; needs no lock for its own pins."""
         if not 0 <= layer < len(self.n_slots) or experts.shape != slots.shape or experts.ndim != 1:
             return False
         if not ((slots >= 0) & (slots < self.n_slots[layer])).all():
@@ -268,7 +241,7 @@ class Residency:
         return [expert for expert in self.evicted_by[self.first[layer] + slots].tolist() if expert >= 0]
 
     def has_free(self, layer: int) -> bool:
-        """Whether a slot of the layer has no expert; needs no lock where another answer a moment later does no harm."""
+        """Whether a slot of the layer has no expert; needs no lock where an outdated answer does no harm."""
         low = int(self.first[layer])
         return bool((self.owner[low : low + int(self.n_slots[layer])] < 0).any())
 
@@ -356,9 +329,9 @@ class Residency:
     def seed_heat(self, counts: npt.NDArray[np.generic]) -> None:
         """Take the experts' heat from a profile: uses by layer and expert, [L, E] numbers of any type.
 
-        The most used expert of a layer gets the full heat of 255, the others their share of it. Slots stay as
-        they are. The caller holds all layers' locks, or nobody uses the tables. Raises `ValueError` for
-        another shape.
+        The most used expert of a layer gets the full heat of 255, and the layer's other experts get their share of it.
+        Slots do not change. The caller holds all layers' locks, or no other thread uses the tables. Raises `ValueError`
+        for counts of another shape.
         """
         if counts.shape != self.heat.shape:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a file in `policies/` must have."""
+"""What a file in `policies/` must define."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Rule(Protocol):
     """A policy: it ranks the experts of a layer, and the unpinned slot of the lowest rank is the next victim.
 
     `step` and `use` are compiled into `begin`, so they keep to what Numba compiles, and with
-    `NUMBA_DISABLE_JIT=1` they run in the interpreter: make numbers `int` before they could leave their type.
+    `NUMBA_DISABLE_JIT=1` they run in the interpreter: make numbers `int` before a result could exceed their type.
     """
 
     @staticmethod

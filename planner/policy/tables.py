@@ -103,12 +103,12 @@ def source_stamp() -> int:
     files = (
         "tables.py",
         "policy.py",
+        "queries.py",
         "outcome.py",
         "repack_calls.py",
         "calls/c_calls.py",
         "calls/native.py",
         "operations.py",
-        "calls/python_calls.py",
         "calls/locked_calls.py",
     )
     paths = [here / name for name in files] + sorted((here / "policies").glob("*.py"))
@@ -164,6 +164,17 @@ def layer_view(directory: int, layer: int) -> LayerView:
         array_at(row[COUNTERS], N_COUNTERS, np.int64),
         array_at(row[NOTES], row[N_NOTES], np.int32),
     )
+
+
+@compiled
+def in_range(slots: I32, n: int, limit: int) -> bool:
+    """Whether the first `n` of `slots` are slots of a layer that has `limit` of them."""
+    if n < 0:
+        return False
+    for i in range(n):  # noqa: SIM110 (Numba compiles no generator inside all())
+        if slots[i] < 0 or slots[i] >= limit:
+            return False
+    return True
 
 
 @compiled

@@ -31,17 +31,17 @@ _HIGH = (0.0, 0.49, 0.65, 0.76, 0.83, 0.92, 0.96, 0.995, 1.0)
 of Qwen3-30B-A3B, Gemma-4-26B-A4B, gpt-oss-120b and gpt-oss-20b (`benchmarks/hit_curve.py`, docs/measurements.md)."""
 
 _LRU_IS_BELOW = 1.25
-"""What LRU misses is up to so many times what the shipped policy misses, and not less."""
+"""LRU misses at least as much as the shipped policy, and at most so many times as much."""
 
 _OTHER_TOPIC = 0.05
-"""What a run may miss more or less, as a share, than the recording that stands for it."""
+"""The share by which a run may miss more or less than the recording that predicts it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Misses:
-    """Experts a token that are not in their slots, in all layers: what is expected, and the range it may be in.
+    """How many of a token's experts, over all layers, are in no slot: the expected number, and its range.
 
-    `bytes` are those experts' bytes, expected; `pool_share` is the part of them that a copy in L2 serves.
+    `bytes` are the expected bytes of these experts; `pool_share` is the share of them that a copy in L2 serves.
     """
 
     low: float
@@ -62,7 +62,7 @@ class HitRates(Protocol):
 
     @property
     def source(self) -> str:
-        """For a person: what they rest on."""
+        """What the hit rates are computed from, in words for a person."""
         ...
 
     def misses(self, slots: Sequence[int], pool_bytes: int = 0) -> Misses:
@@ -71,19 +71,19 @@ class HitRates(Protocol):
 
 
 class FromExperience:
-    """Hit rates as other models have them at the same share of experts in slots."""
+    """Hit rates that other models had at the same share of experts in slots."""
 
     def __init__(self, demands: Sequence[LayerDemand]) -> None:
-        """For a model of these layers."""
+        """Predict for a model of these layers."""
         self._demands = demands
 
     @property
     def source(self) -> str:
-        """What they rest on."""
+        """What the hit rates are computed from."""
         return "an estimate from recordings of other models (give --trace or --profile for this one's own)"
 
     def misses(self, slots: Sequence[int], pool_bytes: int = 0) -> Misses:
-        """Return the misses of a token; L2 serves what its experts beyond L1's would hit."""
+        """Return the misses of a token; L2 serves those that would have hit if L1 held as many experts as L2 does."""
         low = expected = high = n_bytes = from_pool = 0.0
         held = sum(n * demand.slot_bytes for n, demand in zip(slots, self._demands, strict=True))
         everything = sum(demand.n_experts * demand.slot_bytes for demand in self._demands)
@@ -94,7 +94,7 @@ class FromExperience:
             high += demand.top_k * (1 - _hits(share, _LOW))
             expected += missed
             n_bytes += missed * demand.slot_bytes
-            both = min(max(share, pool_bytes / everything), 1.0)  # the pool holds what L1 does, and then more
+            both = min(max(share, pool_bytes / everything), 1.0)  # the pool holds the experts of L1, and more
             if pool_bytes > held:
                 from_pool += demand.top_k * (_hits(both, _MIDDLE) - _hits(share, _MIDDLE))
         lookups = float(sum(demand.top_k for demand in self._demands))
@@ -102,10 +102,10 @@ class FromExperience:
 
 
 class FromProfile:
-    """What LRU hits by the reuse distances of a profile, which the shipped policy beats by a little."""
+    """Hit rates of LRU, from the reuse distances of a profile; the shipped policy does a little better."""
 
     def __init__(self, demands: Sequence[LayerDemand], uses: ExpertUses) -> None:
-        """For a model of these layers. Raises ConfigError for a profile of another model."""
+        """Predict for a model of these layers. Raises ConfigError for a profile of another model."""
         shape = [demand.n_experts for demand in demands]
         if uses.n_experts.tolist() != shape:
             raise ConfigError(
@@ -120,7 +120,7 @@ class FromProfile:
 
     @property
     def source(self) -> str:
-        """What they rest on."""
+        """What the hit rates are computed from."""
         return "the profile's reuse distances"
 
     def misses(self, slots: Sequence[int], pool_bytes: int = 0) -> Misses:
@@ -146,7 +146,7 @@ class FromProfile:
 
 
 class FromTrace:
-    """What the shipped policy hits of a recording, replayed."""
+    """Hit rates of the shipped policy in a replay of a recording."""
 
     def __init__(
         self,
@@ -156,9 +156,10 @@ class FromTrace:
         *,
         from_cold: bool = False,
     ) -> None:
-        """For a model of these layers; `policy` is one of `replay_run.POLICIES`.
+        """Predict for a model of these layers; `policy` is one of `POLICIES` in `replay/run.py`.
 
-        The first half of the recording fills the slots and the second half counts, or all of it `from_cold`.
+        The first half of the recording fills the slots, and the second half is counted. With `from_cold` all of the
+        recording is counted, from empty slots.
         Raises ConfigError for a recording of another model, or without decode.
         """
         known = trace.n_experts.tolist()
@@ -186,7 +187,7 @@ class FromTrace:
 
     @property
     def source(self) -> str:
-        """What they rest on."""
+        """What the hit rates are computed from."""
         recorded = f", scaled from top-{self._top_k}" if self._top_k is not None else ""
         return f"the recording, replayed through {self._policy}{recorded}"
 
@@ -206,7 +207,7 @@ class FromTrace:
                 of_section = (found.misses, found.lookups, found.bytes_in or 0, found.pool_hits)
                 counts += sign * np.array(of_section, np.float64)
         misses, lookups, n_bytes, pool_hits = counts.tolist()
-        a_token = self._lookups / lookups  # and not / rows: it may have been recorded with another top-k
+        a_token = self._lookups / lookups  # by look-ups, not by rows: the recording may have another top-k
         missed = misses * a_token
         return Misses(
             low=missed * (1 - _OTHER_TOPIC),

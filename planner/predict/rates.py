@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 ASSUMED_SPREAD = 0.5
-"""How far off an assumed rate may be, as a share of it."""
+"""The share by which an assumed rate may be wrong."""
 
 _PATHS = ("decode", "prefill", "pool", "page_cache", "disk")
 
 
 @dataclass(frozen=True, slots=True)
 class PathRate:
-    """A way that experts take: `n` of them with `b` bytes in all take `n * each_s + b / bytes_per_s`.
+    """The speed of a path that experts take: `n` experts of `b` bytes take `n * each_s + b / bytes_per_s` seconds.
 
-    `spread` is how far off that may be, as a share; `measured` whether this machine was measured or not.
+    `spread` is the share by which that may be wrong; `measured` says whether it was measured on this machine.
     """
 
     bytes_per_s: float
@@ -30,11 +30,12 @@ class PathRate:
 
 @dataclass(frozen=True, slots=True)
 class MachineRates:
-    """The rates of a machine. `decode` reads weights for one token, so `each_s` is what a layer costs beside.
+    """The rates of a machine.
 
-    `prefill` is the same for a wide batch: bytes of weights times tokens a second. `pool` fills a slot from L2,
-    `page_cache` and `disk` from the file. `token_s` is what a token costs whatever the model, `lookup_s` what a layer
-    costs more where it has not a slot for every expert; both are 0 where that was not measured apart.
+    `decode` reads the weights for one token; its `each_s` is what a layer costs apart from its weights. `prefill` is
+    the same for a wide batch, in bytes of weights times tokens a second. `pool` fills a slot from L2, `page_cache` and
+    `disk` fill it from the file. `token_s` is what a token of any model costs, and `lookup_s` what a layer without a
+    slot for every expert costs more; both are 0 where they were not measured separately.
     """
 
     decode: PathRate
@@ -46,7 +47,7 @@ class MachineRates:
     lookup_s: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it by name, for `--json` and for the probe's file."""
+        """Return all rates by name, for `--json` and for the probe's file."""
         return asdict(self)
 
     @classmethod

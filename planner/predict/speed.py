@@ -4,7 +4,7 @@
                       + layers without a slot for every expert x cost of a look-up
                       + missed experts from L2, the page cache and the disk, each by its own path
 
-Nothing overlaps in this: fills under compute make it faster.
+The prediction assumes that nothing overlaps; fills that run during computation make decode faster.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from expertier.planner.predict.rates import MachineRates, PathRate
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """Tokens a second: what is predicted, and the range it may be in."""
+    """Tokens a second: the prediction, and its range."""
 
     low: float
     predicted: float
     high: float
 
     def as_dict(self) -> dict[str, float]:
-        """Return it by name."""
+        """Return the three numbers by name."""
         return {"low": self.low, "predicted": self.predicted, "high": self.high}
 
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What a plan is expected to do. The seconds are those of a decoded token, by what they are spent on."""
+    """The expected speeds of a plan. The seconds are those of one decoded token, by what takes them."""
 
     decode: Speed
     prefill: Speed
@@ -47,7 +47,7 @@ class Prediction:
     disk_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it by name, for `--json`."""
+        """Return all fields by name, for `--json`."""
         return {
             "decode_tokens_per_s": self.decode.as_dict(),
             "prefill_tokens_per_s": self.prefill.as_dict(),
@@ -66,7 +66,7 @@ class Prediction:
 class Workload:
     """What runs: a model with its slots, a context filled with `depth` tokens, and where missed experts lie.
 
-    `pool_bytes` is L2; `cached_share` the part of the file's experts that the page cache holds.
+    `pool_bytes` is the size of L2; `cached_share` is the part of the file's experts that the page cache holds.
     """
 
     geometry: ModelGeometry
@@ -129,7 +129,7 @@ def predict(work: Workload, hits: HitRates, rates: MachineRates) -> Prediction:
 
 
 def _prefill(work: Workload, rates: MachineRates) -> Speed:
-    """Predict a prompt in batches of `n_ubatch`: all experts that a batch uses and that no slot has pass by once."""
+    """Predict a prompt in batches of `n_ubatch`: each expert that a batch uses and no slot holds is copied once."""
     tokens = min(work.shape.n_ubatch, work.shape.n_ctx)
     weights = work.token_bytes * tokens
     missed = n_bytes = 0.0

@@ -1,4 +1,4 @@
-"""Routing profiles as files: our own form, the text form, and whatever recorded routing there is.
+"""Routing profiles as files: our own form, the text form, and every form of recorded routing.
 
 Our own form is a compressed .npz, which docs/traces.md describes.
 """
@@ -33,8 +33,8 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 def read_profile(path: str | os.PathLike[str]) -> RoutingProfile:
     """Return the profile in a file: one that we wrote, `blk.<layer> <weight>`, or any recording of routing.
 
-    Of a recording with decode only that is counted. Raises ConfigError, which names the file, in text the line too,
-    and what is wrong.
+    Where a recording has decode steps, only these are counted. Raises ConfigError, which names the file, the line of
+    a text, and what is wrong.
     """
     file = Path(path)
     if looks_like_weights(file):
@@ -47,9 +47,9 @@ def read_profile(path: str | os.PathLike[str]) -> RoutingProfile:
 
 
 def write_profile(path: str | os.PathLike[str], profile: RoutingProfile) -> None:
-    """Write our own form, whole or not at all.
+    """Write our own form, completely or not at all.
 
-    Raises ConfigError where the file cannot be written, or for a profile of layers' weights alone, which is text.
+    Raises ConfigError where the file cannot be written, or the profile has weights of layers only, whose form is text.
     """
     known = profile.experts
     if known is None:
@@ -68,7 +68,7 @@ def write_profile(path: str | os.PathLike[str], profile: RoutingProfile) -> None
 
 
 def _own_arrays(file: Path) -> Arrays | None:
-    """Return the arrays of a file of our own form, or None of one that is none."""
+    """Return the arrays of a file in our own form; None for a file in another form."""
     try:
         if not zipfile.is_zipfile(file):
             return None

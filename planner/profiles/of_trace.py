@@ -15,7 +15,7 @@ I64 = npt.NDArray[np.int64]
 
 
 def count_uses(trace: Trace) -> I64:
-    """Return how many calls used each expert, [layers, most experts]: what a warm start and a plan take."""
+    """Return how many calls used each expert, [layers, most experts]: a warm start and a plan use these counts."""
     most = int(trace.n_experts.max())
     key = np.repeat(trace.layer.astype(np.int64), trace.lengths) * most + trace.experts
     return np.bincount(key, minlength=trace.n_layers * most).reshape(trace.n_layers, most).astype(np.int64)
@@ -24,9 +24,9 @@ def count_uses(trace: Trace) -> I64:
 def reuse_distances(trace: Trace) -> I64:
     """Return how far apart the uses of an expert are, [layers, most experts + 1].
 
-    Entry [layer, d] counts the look-ups whose expert had been used before, with `d` other experts of the layer used
-    since then; the last entry those whose expert had not been used in their sequence. Expert by expert as
-    recorded, an LRU of n slots a layer that starts each sequence cold hits the sum of the first n entries.
+    Entry [layer, d] counts the look-ups of an expert that was used before in the same sequence, with `d` other experts
+    of the layer used in between. The last entry counts the first uses in a sequence. An LRU of n slots a layer, which
+    starts each sequence empty and takes the experts one by one as recorded, hits the sum of the first n entries.
     """
     most = int(trace.n_experts.max())
     found = np.zeros((trace.n_layers, most + 1), np.int64)

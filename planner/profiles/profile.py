@@ -13,12 +13,14 @@ HEAT_LIMIT = 255
 def scaled_heat(counts: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
     """Return uses by layer and expert ([L, E], any numbers of 0 and more) as 8-bit heat, [L, E].
 
-    A layer's most used expert gets 255, the others their share of it; a layer without uses stays cold. Raises
-    `ValueError` for a count that is negative or no number.
+    A layer's most used expert gets 255, and the layer's other experts get their share of it; a layer without uses gets
+    0. Raises `ValueError` for a count that is negative or not a number.
     """
     uses = np.asarray(counts, np.float64)
     if not (np.isfinite(uses).all() and (uses >= 0).all()):
-        raise ValueError("asked to take heat from counts of which some are negative or no numbers")
+        raise ValueError(
+            "asked to take heat from counts that are negative or not numbers; count the uses anew"
+        )
     most = uses.max(axis=1, keepdims=True)
     return np.rint(HEAT_LIMIT * uses / np.where(most > 0, most, 1)).astype(np.uint8)
 
@@ -26,7 +28,7 @@ def scaled_heat(counts: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
 def warm_order(
     counts: npt.NDArray[np.generic], n_slots: Sequence[int]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return (layers, experts), int32: which experts to load before anyone asks, in this order.
+    """Return (layers, experts), int32: which experts to load before the first request, in this order.
 
     Every layer's most used expert comes first, then every layer's second, and so on up to its `n_slots`;
     experts that `counts` ([L, E]) never saw are left out. Ties go to the lower number.
@@ -46,9 +48,10 @@ def warm_order(
 def beyond_slots(
     counts: npt.NDArray[np.generic], n_slots: Sequence[int]
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Return (layers, experts), int32: what `warm_order` has no slots for, the most used of all layers first.
+    """Return (layers, experts), int32: the experts that `warm_order` has no slots for, the most used first.
 
-    These are the likeliest misses of slots that hold what they should, so a host pool is filled in this order.
+    Once the slots hold the experts of `warm_order`, these are the likeliest misses, so a host pool is filled in this
+    order.
     Experts that `counts` ([L, E]) never saw are left out. Ties go to the lower layer, then the lower number.
     """
     rest = np.array(counts, np.float64)

@@ -20,7 +20,7 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExpertUses:
-    """What a recording says of single experts; L layers, E the most experts of any."""
+    """What a recording says of each expert. L is the number of layers, E the largest number of experts in a layer."""
 
     blocks: I32
     """[L] each layer's number in the model."""
@@ -41,9 +41,9 @@ class ExpertUses:
 
 @dataclass(frozen=True, slots=True)
 class RoutingProfile:
-    """Uses of single experts, or only the weights of layers by their number in the model: one of the two.
+    """Either the uses of each expert, or only a weight for each layer, by the layer's number in the model.
 
-    `name` is where it came from, for messages.
+    `name` says in messages where the profile came from.
     """
 
     name: str
@@ -51,11 +51,11 @@ class RoutingProfile:
     layer_weights: dict[int, float] | None = None
 
     def __post_init__(self) -> None:
-        """Assert that there is one of the two."""
+        """Assert that exactly one of the two is there."""
         assert (self.experts is None) != (self.layer_weights is None), "a profile is of experts or of layers"
 
     def warm_uses(self, blocks: Sequence[int], n_experts: Sequence[int]) -> F64 | None:
-        """Return the uses of a model's experts, [layers, most experts]; None where it knows only layers.
+        """Return the uses of a model's experts, [layers, most experts]; None where it has weights of layers only.
 
         Raises ConfigError for a profile of another model.
         """
@@ -64,7 +64,7 @@ class RoutingProfile:
         known = self.experts
         positions = list(range(known.n_layers))
         same_blocks = known.blocks.tolist() == list(blocks)
-        # Ids alone count layers from 0, whatever their numbers in the model.
+        # A recording of ids alone numbers its layers from 0, whatever their numbers in the model are.
         only_positions = known.blocks.tolist() == positions and len(blocks) == known.n_layers
         if not (same_blocks or only_positions) or known.n_experts.tolist() != list(n_experts):
             found = _described(known.blocks.tolist(), known.n_experts.tolist())
@@ -77,8 +77,8 @@ class RoutingProfile:
     def plan_uses(self, blocks: Sequence[int], n_experts: Sequence[int]) -> F64:
         """Return what `plan_layers` takes as its profile, [layers, most experts].
 
-        Of layers' weights: the n-th expert of a layer counts 1/n of it, so that slots come out in proportion to the
-        weights. Raises ConfigError for a profile of another model.
+        Where the profile has weights of layers, the n-th expert of a layer counts 1/n of the layer's weight, so that
+        the numbers of slots are in proportion to the weights. Raises ConfigError for a profile of another model.
         """
         uses = self.warm_uses(blocks, n_experts)
         if uses is not None:
@@ -95,7 +95,7 @@ class RoutingProfile:
 
 
 def profile_of(trace: Trace, name: str, phase: Phase | None = None) -> RoutingProfile:
-    """Return the profile of a recording's calls of one phase; of all where `phase` is None.
+    """Return the profile of a recording's calls of one phase, or of all calls where `phase` is None.
 
     Raises ConfigError where there are no such calls.
     """
@@ -118,7 +118,7 @@ def profile_of(trace: Trace, name: str, phase: Phase | None = None) -> RoutingPr
 
 
 def default_phase(trace: Trace) -> Phase | None:
-    """Return what to count where nobody says: decode, where a recording has some, as that is what slots are for."""
+    """Return the phase to count by default: decode, which slots serve, or None (all calls) where there is no decode."""
     return Phase.DECODE if (trace.phase == Phase.DECODE).any() else None
 
 

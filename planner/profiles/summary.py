@@ -9,10 +9,10 @@ import numpy as np
 from expertier.planner.profiles.routing_profile import ExpertUses, RoutingProfile
 
 SHARES = (0.5, 0.8, 0.95)
-"""Of a layer's uses: how many of its most used experts have them."""
+"""Shares of a layer's uses; the summary says how many of its most used experts have such a share."""
 
 FRACTIONS = (0.125, 0.25, 0.5, 0.75)
-"""Of a layer's experts: so many slots."""
+"""Numbers of slots, as fractions of a layer's experts."""
 
 
 def summarize(profile: RoutingProfile) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def _layer(known: ExpertUses, layer: int) -> dict[str, Any]:
 
 
 def _median_distance(known: ExpertUses, layer: int) -> int | None:
-    """Return the median number of other experts between two uses of one; None where none was used twice."""
+    """Return the median number of other experts between two uses of one; None where no expert was used twice."""
     found = known.reuse_distances[layer, :-1]
     total = int(found.sum())
     return int(np.searchsorted(np.cumsum(found), (total + 1) // 2)) if total else None

@@ -3,7 +3,7 @@
     blk.0 0.91
     blk.1 1.4      # the rest of a line is a comment
 
-`blk.<layer>` is the layer's number in the model. It says nothing of single experts.
+`<layer>` is the layer's number in the model. The form says nothing of single experts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINE = re.compile(r"blk\.(?P<block>[0-9]{1,6})\s+(?P<weight>\S+)")
 
 
 def looks_like_weights(path: str | os.PathLike[str]) -> bool:
-    """Whether the first line of a file that says something is to be one of this form.
+    """Whether the first line that is neither empty nor a comment begins as a line of this form.
 
     Raises ConfigError where the file cannot be read.
     """
@@ -40,8 +40,8 @@ def looks_like_weights(path: str | os.PathLike[str]) -> bool:
 def read_layer_weights(path: str | os.PathLike[str]) -> dict[int, float]:
     """Return the weight of each block that the file names, in its order.
 
-    Raises ConfigError, with the number of the line: another form, a weight that is negative or no finite number, a
-    block named twice. And where no line names a block, or the file cannot be read.
+    Raises ConfigError, with the number of the line, for another form, a weight that is negative or not a finite number,
+    and a block that is named twice; also where no line names a block, or the file cannot be read.
     """
     file = Path(path)
     try:
@@ -73,7 +73,7 @@ def read_layer_weights(path: str | os.PathLike[str]) -> dict[int, float]:
 def weights_of(weights: dict[int, float], blocks: Sequence[int]) -> tuple[float, ...]:
     """Return the weights of the layers with these numbers: a `LayerDemand`'s `weight`, one a layer.
 
-    Raises ConfigError where a layer has none, or one that is no layer of these has some.
+    Raises ConfigError where a layer has no weight, or a weight is for a block that is not among these layers.
     """
     missing = [block for block in blocks if block not in weights]
     unknown = [block for block in weights if block not in set(blocks)]

@@ -1,9 +1,9 @@
-"""The offline optimum (Belady): whoever is used again last leaves first, known from the recording's future.
+"""The offline optimum (Belady): the expert whose next use in the recording is farthest away leaves first.
 
-A call needs all its experts at once, so none of them is ever a victim of the same call; among policies that obey
-this, with the same slots a layer, none misses less. A call with more experts than the layer has slots comes in parts
-whose order a policy could choose; for it the optimum is a lower bound: what is there hits, and of what was there and
-what comes, those that are used again soonest stay.
+A call needs all its experts at once, so it never evicts an expert of its own. No policy that obeys this rule misses
+less with the same slots a layer. A call with more experts than the layer has slots runs in groups, whose order a policy
+could choose. For such a call the optimum is a lower bound of the misses: experts in slots hit, and of all experts that
+were in slots or are asked for, those whose next use is nearest stay.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def next_uses(calls: Calls, n_layers: int, most_experts: int, first: int, last: 
 
 
 class Belady:
-    """Slots with the experts in them, each with its next use."""
+    """Slots, the experts in them, and the next use of each expert."""
 
     def __init__(self, n_layers: int, most_experts: int, n_slots: I32) -> None:
         """Start with empty slots."""
@@ -50,7 +50,7 @@ class Belady:
         self.first_slot = np.concatenate(([0], np.cumsum(n_slots))).astype(np.int64)
 
     def play(self, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
-        """Play the calls `first` .. `last`, with what follows `last` unknown; adds to `counts`."""
+        """Play the calls `first` .. `last` as if no call followed, and add to `counts`."""
         uses = next_uses(calls, *self.slot_of.shape, first, last)
         missing = np.empty(calls.longest, np.int64)
         arrays = (self.slot_of, self.owner, self.next_use, self.called, self.first_slot, missing)

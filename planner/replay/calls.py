@@ -1,4 +1,4 @@
-"""What all replay loops share: a trace's calls as arrays, and where they count."""
+"""What all replay loops share: the calls of a trace as arrays, and the arrays that the loops count in."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOOKUPS, MISSES, POOL_HITS, EVICTIONS = range(4)
 N_COUNTS = 4
 
 BLOCK_BYTES = 4096
-"""L2's blocks are multiples of it."""
+"""The sizes of L2's blocks are multiples of this size."""
 
 
 class Calls(NamedTuple):
@@ -43,7 +43,7 @@ def make_counts(n_layers: int) -> I64:
 
 
 def make_pool(trace: Trace, pool_bytes: int) -> Recency:
-    """Return an empty L2 of `pool_bytes`; 0 is none."""
+    """Return an empty L2 of `pool_bytes`; with 0 bytes it never holds anything."""
     sizes = trace.expert_bytes if trace.expert_bytes is not None else np.ones(trace.n_layers, np.int64)
     blocks = -(-sizes // BLOCK_BYTES) * BLOCK_BYTES
     return make_recency(blocks, int(trace.n_experts.max()), pool_bytes)

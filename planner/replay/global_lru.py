@@ -1,6 +1,6 @@
-"""One LRU in bytes over all layers: what some engines do, and what `bigmoe_route` was recorded with.
+"""One LRU over all layers with a budget in bytes, as some engines have it and as `bigmoe_route` was recorded with.
 
-Row by row and expert by expert as they were recorded; an expert of the current call may leave for another of it.
+It takes the experts one by one as they were recorded, so a call may evict an expert of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from expertier.planner.replay.recency import (
 
 
 def play_global(cache_: Recency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
-    """Play the calls `first` .. `last`; adds to `counts`. No expert may be larger than the cache."""
+    """Play the calls `first` .. `last` and add to `counts`. No expert may be larger than the cache."""
     assert cache_.sizes.max() <= cache_.state[LIMIT], "an expert does not fit the cache"
     _loop(replay_stamp())(cache_, calls, pool, counts, first, last)
 

@@ -1,4 +1,4 @@
-"""Recorded calls through a policy as it ships, with L2 under it: the functions that production runs.
+"""Plays recorded calls through a policy as it ships, with L2 under it, by the functions that production runs.
 
 The experts of a call are in ascending order, as the engine's plugin asks for them. A call with more experts than the
 layer has slots is played in groups, resident experts first. Each group goes this way:
@@ -50,16 +50,16 @@ else:
 _F = TypeVar("_F", bound=Callable[..., object])
 
 _NO_POOL = 0
-"""In the place of the address of L2's directory."""
+"""Stands for the address of L2's directory where there is no L2."""
 
 
 def separate(function: _F) -> _F:
-    """Compile `function` as one of its own that compiled code calls."""
+    """Compile `function` separately from the compiled code that calls it."""
     return cast(_F, njit(function))
 
 
 def play_calls(residency: Residency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:
-    """Play the calls `first` .. `last`; adds to `counts`, but for the evictions of L1 (`residency` has them)."""
+    """Play the calls `first` .. `last` and add to `counts`, except for L1's evictions, which `residency` counts."""
     buffers = np.empty((3, calls.longest), np.int32)
     pool_at = pool.directory.ctypes.data if pool.state[LIMIT] > 0 else _NO_POOL
     status = _loop(replay_stamp())(residency.directory_address, calls, pool_at, counts, first, last, buffers)
@@ -70,10 +70,10 @@ def play_calls(residency: Residency, calls: Calls, pool: Recency, counts: I64, f
 def _from_pool(
     directory: int, layer: int, experts_at: int, slots_at: int, missing_at: int, n: int, pool_at: int
 ) -> int:
-    """Fetch the `n` missing experts by way of L2; returns how many it had.
+    """Fetch the `n` missing experts by way of L2; returns how many of them L2 had.
 
-    All that ends in `at` is an address: of the call's experts and slots, of the places of the missing ones in both,
-    and of L2's directory.
+    Each parameter whose name ends in `at` is an address: of the call's experts, of their slots, of the indices of the
+    missing experts in both arrays, and of L2's directory.
     """
     row = array_at(directory + (HEAD + layer * ROW) * 8, ROW, np.int64)  # `layer_view` makes nine arrays
     n_slots = row[N_SLOTS]
@@ -129,8 +129,8 @@ def _in_groups(
 def _loop(stamp: int) -> Any:
     """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache.
 
-    What is rare is in functions of its own, which get addresses: with more arrays in the loop, Numba counts
-    references to them in every round, which took twice the time of the policy.
+    Rare steps are in functions of their own, which get addresses: with more arrays in the loop, Numba would count
+    references to these arrays in every round, which took twice the time of the policy.
     """
 
     @cached_njit()

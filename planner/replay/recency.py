@@ -1,10 +1,10 @@
-"""Least recently used first out, in bytes, as compiled functions: L2 under L1, and one LRU over all layers.
+"""An LRU list with a budget in bytes, as compiled functions: L2 under L1, or one LRU over all layers.
 
-A key is layer * most experts + expert. The list is circular and its last node stands for both ends, so that nothing
-has to ask whether a neighbour is there.
+A key is layer * most experts + expert. The list is circular, and its last node stands for both ends, so that every key
+has two neighbours.
 
-A replay loop hands the address of a list's directory on, not its arrays: Numba passes seven numbers for an array, and
-counts references to it, which took longer than the list's work.
+A replay loop passes the address of a list's directory and not the arrays: Numba passes seven numbers for an array, and
+counts references to it, which took longer than the work on the list.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from expertier.planner.policy.tables import I32, I64, array_at, compiled, source_stamp
 
 LIMIT, USED, EVICTED, MOST_EXPERTS = range(4)
-"""Entries of `state`: the budget in bytes, how much is used, how many have left to make room; experts a layer."""
+"""Entries of `state`: the budget in bytes, the bytes in use, the number of evictions, the most experts of a layer."""
 
 ABSENT = -1
 
@@ -35,13 +35,13 @@ class Recency(NamedTuple):
     """The list's arrays; n keys."""
 
     links: I32
-    """[2 * (n + 1)] of each key: the next older one, or ABSENT where the key is not there, and the next newer one."""
+    """[2 * (n + 1)] for each key: the next older key (ABSENT where the key is not in the list), the next newer key."""
     sizes: I64
     """[n] bytes of each key's expert."""
     state: I64
     """[4]"""
     directory: I64
-    """[4] where the arrays are."""
+    """[4] the number of keys, and the addresses of the arrays."""
 
 
 def make_recency(layer_sizes: I64, most_experts: int, limit_bytes: int) -> Recency:
@@ -90,7 +90,7 @@ def _put_in(recency: Recency, key: int) -> None:
 
 @compiled
 def touch(recency: Recency, key: int) -> bool:
-    """Make a key the newest if it is there; returns whether it is."""
+    """Make a key the newest if it is in the list; return whether it is."""
     if recency.links[2 * (key & _KEY_MASK) + _OLDER] == ABSENT:
         return False
     _take_out(recency, key & _KEY_MASK)
@@ -100,7 +100,7 @@ def touch(recency: Recency, key: int) -> bool:
 
 @compiled
 def evict_for(recency: Recency, n_bytes: int) -> int:
-    """Take the oldest out if `n_bytes` more do not fit; returns its key, or ABSENT if they fit already."""
+    """Evict the oldest key if `n_bytes` more do not fit; return that key, or ABSENT if the bytes fit."""
     if recency.state[USED] + n_bytes <= recency.state[LIMIT]:
         return ABSENT
     oldest = recency.links[2 * len(recency.sizes) + _NEWER] & _KEY_MASK
@@ -113,14 +113,14 @@ def evict_for(recency: Recency, n_bytes: int) -> int:
 
 @compiled
 def insert(recency: Recency, key: int) -> None:
-    """Put in a key that is not there, and for which there is room."""
+    """Insert a key that is not in the list and that fits into the budget."""
     recency.state[USED] += recency.sizes[key & _KEY_MASK]
     _put_in(recency, key & _KEY_MASK)
 
 
 @compiled
 def serve(recency: Recency, key: int) -> bool:
-    """Look a key up and keep it from now on, if it fits at all; returns whether it was there."""
+    """Look a key up, and insert it where it is missing and fits into an empty list; return whether it was there."""
     if touch(recency, key):
         return True
     size = recency.sizes[key & _KEY_MASK]

@@ -21,13 +21,13 @@ class ReplayResult:
     """Misses of L1 that a copy in L2 served."""
     pool_evictions: int
     bytes_in: int | None
-    """Into L1: the two below together."""
+    """Bytes that came into L1: the sum of the two fields below."""
     bytes_l2_to_l1: int | None
-    """Of `pool_hits`."""
+    """Bytes of the experts in `pool_hits`."""
     bytes_file_to_l2: int | None
-    """Of the other misses: from the file through a block of L2 (kept there if the pool has room) into L1."""
+    """Bytes of all other misses: from the file through a block of L2, where they stay if there is room, into L1."""
     seconds: float
-    """In the compiled loop alone."""
+    """The time in the compiled loop alone."""
 
     @property
     def hits(self) -> int:
@@ -55,7 +55,7 @@ class ReplayResult:
         return self.lookups / self.seconds if self.seconds > 0 else None
 
     def as_dict(self, gap_closed: float | None) -> dict[str, Any]:
-        """Return all of it by name, for `--json`."""
+        """Return all counts by name, for `--json`."""
         return {
             "policy": self.policy,
             "lookups": self.lookups,

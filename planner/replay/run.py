@@ -1,4 +1,4 @@
-"""A trace through a policy with given slots: what would have hit, and which bytes would have moved."""
+"""Plays a trace through a policy with given slots: what would have hit, and which bytes would have moved."""
 
 from __future__ import annotations
 
@@ -84,10 +84,10 @@ def replay(
 ) -> ReplayResult:
     """Play the trace through a policy of `POLICIES`, with an L2 of `pool_bytes` under L1.
 
-    `each_from_cold` empties everything before each sequence; otherwise they follow one another. The seconds are those
-    of the compiled loop, compilation and preparation not included.
+    `each_from_cold` empties L1 and L2 before each sequence; otherwise one sequence follows another. The seconds are
+    those of the compiled loop, without compilation and preparation.
 
-    Raises `ConfigError` for another policy's name or a pool over a trace without bytes, and `BudgetError` where an
+    Raises `ConfigError` for a policy that is not known or a pool over a trace without bytes, and `BudgetError` where an
     expert is larger than all of L1 (`lru-global`).
     """
     if policy not in POLICIES:
@@ -116,7 +116,7 @@ def replay(
 def _run(
     trace: Trace, l1: L1, policy: str, calls: Calls, pool: Recency, counts: I64, first: int, last: int
 ) -> float:
-    """Play some calls from cold; adds to `counts` and returns the seconds in the loop."""
+    """Play some calls from empty tiers, add to `counts` and return the seconds in the loop."""
     most_experts = int(trace.n_experts.max())
     if policy == BELADY:
         belady = Belady(trace.n_layers, most_experts, calls.n_slots)
@@ -138,7 +138,9 @@ def _run(
     start = time.perf_counter()
     play_calls(residency, calls, pool, counts, first, last)
     seconds = time.perf_counter() - start
-    counts[:, Phase.DECODE, EVICTIONS] += residency.by_layer("evictions")  # the phase is not asked for
+    counts[:, Phase.DECODE, EVICTIONS] += residency.by_layer(
+        "evictions"
+    )  # no result tells phases of evictions apart
     return seconds
 
 
@@ -166,7 +168,7 @@ def compare(
 
 
 def _sizes(trace: Trace) -> I64:
-    """Return the bytes of an expert of each layer, 1 where they are not known: a budget is then one of experts."""
+    """Return the bytes of an expert of each layer, 1 where the trace does not say: a budget then counts experts."""
     return trace.expert_bytes if trace.expert_bytes is not None else np.ones(trace.n_layers, np.int64)
 
 

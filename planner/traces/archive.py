@@ -1,4 +1,4 @@
-"""Recorded routing in NumPy's own forms: `ids` of others, and the compact form that `--record-routing` writes.
+"""Recorded routing in NumPy's own forms: `ids` by other programs, and the compact form of `--record-routing`.
 
 docs/traces.md describes both.
 """
@@ -41,7 +41,7 @@ def read_archive(file: Path, opened: IO[bytes]) -> Trace:
 
 
 def load_arrays(file: Path, opened: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a .npz by name, or that of a .npy as `ids`. Raises ConfigError where it is neither."""
+    """Return the arrays of a .npz by name, or the array of a .npy as `ids`. Raises ConfigError for other files."""
     try:
         loaded = np.load(opened, allow_pickle=False)
         if isinstance(loaded, np.ndarray):
@@ -58,9 +58,9 @@ def load_arrays(file: Path, opened: IO[bytes]) -> dict[str, npt.NDArray[Any]]:
 def checked_ids(
     file: Path, arrays: Arrays
 ) -> tuple[npt.NDArray[np.integer[Any]], npt.NDArray[np.integer[Any]] | None]:
-    """Return `ids` [steps, layers, top-k] and, where there are some, `offsets`; the ids themselves are not looked at.
+    """Return `ids` [steps, layers, top-k] and, where the file has them, `offsets`; the ids' values are not checked.
 
-    Raises ConfigError where they have not that form.
+    Raises ConfigError where the arrays have another form.
     """
     ids = arrays["ids"]
     if ids.ndim != 3 or ids.dtype.kind not in "iu" or 0 in ids.shape:
@@ -75,7 +75,7 @@ def checked_ids(
 
 
 def write_trace(path: str | os.PathLike[str], trace: Trace) -> None:
-    """Write the compact form, whole or not at all; `resident` is not kept.
+    """Write the compact form, without `resident`, completely or not at all.
 
     Raises ConfigError where the file cannot be written.
     """

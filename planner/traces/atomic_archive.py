@@ -16,12 +16,11 @@ from expertier.atomic_file import output
 def write_archive(path: str | os.PathLike[str], arrays: Mapping[str, npt.NDArray[Any]], what: str) -> None:
     """Write a compressed .npz; `what` names its content in the error.
 
-    Raises ConfigError where the file cannot be written; what was there before then stays.
+    Raises ConfigError where the file cannot be written; an earlier file of that name then stays.
     """
     assert not any(array.dtype.hasobject for array in arrays.values()), "objects would be pickled"
-    packed = (
-        io.BytesIO()
-    )  # NumPy's own writing to a disk that is full ends in errors about the archive instead
+    # Packed in memory first: where the disk is full, NumPy's own writing ends in errors about the archive.
+    packed = io.BytesIO()
     # Not `allow_pickle=False`: an older NumPy writes that as one more array; a newer one's types expect it.
     np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
     with output(path, what) as unfinished, unfinished.open("xb") as opened:

@@ -5,8 +5,9 @@
     turn,phase,step,layer,slot,expert,weight,residency,expert_bytes
     0,0,0,0,0,79,0.425021,0,4336640
 
-`phase` is 0 for prefill and 1 for decode, `slot` the expert's place among those of its row, `residency` whether the
-device had it. Needed are phase, step, layer and expert; the columns may stand in any order, and more may follow.
+`phase` is 0 for prefill and 1 for decode, `slot` the expert's place among the experts of its row, and `residency` says
+whether the device had the expert. A file needs the columns phase, step, layer and expert; it may have them in any
+order, and more columns.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class _Header:
         self.expert_bytes: dict[int, int] = {}
 
     def read(self, where: str, line: str) -> None:
-        """Take in a comment line; what it does not know, it leaves."""
+        """Read a comment line, and ignore the keys that are not known."""
         pairs = dict(_PAIR.findall(line))
         if "n_layer" in pairs:
             self.n_layers = _number(where, "n_layer", pairs["n_layer"])

@@ -1,4 +1,4 @@
-"""Reads recorded routing in any form that we know, told apart by what a file begins with."""
+"""Reads recorded routing in each form that we know; a file's first bytes tell which one it is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARCHIVES = (b"PK\x03\x04", b"PK\x05\x06", b"\x93NUMPY")
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Return the trace in a file: NumPy's .npz or .npy, or the CSV of a route trace (docs/traces.md).
 
-    Raises ConfigError, which names the file, in text the line too, and what is wrong.
+    Raises ConfigError, which names the file, the line of a text, and what is wrong.
     """
     file = Path(path)
     try:

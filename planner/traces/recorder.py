@@ -24,7 +24,7 @@ class RoutingRecorder:
         *,
         rows_at_once: int,
     ) -> None:
-        """Start with nothing; the sequences give one number a layer.
+        """Start an empty recording; each of the sequences has one number for each layer.
 
         `rows_at_once` is the most rows that the engine runs together; a longer batch is several steps.
         """
@@ -38,10 +38,10 @@ class RoutingRecorder:
         self._steps = 0
 
     def add(self, lookups: Iterable[tuple[int, Sequence[int]]], phase: Phase, rows: int) -> None:
-        """Take in a batch of `rows` rows: its look-ups (layer, distinct experts) in the order they were made.
+        """Record a batch of `rows` rows: its look-ups (layer, distinct experts) in the order in which they were made.
 
-        Look-ups of one layer that follow one another and share no expert are the parts of one call. Where the
-        layers start anew, or experts repeat, the next step of the batch begins.
+        Look-ups of one layer that follow one another and share no expert are the groups of one call. Where the layers
+        start anew, or experts repeat, the next step of the batch begins.
         """
         left = rows
         last_layer, named = -1, set[int]()

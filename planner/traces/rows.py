@@ -1,4 +1,4 @@
-"""Rows of a recording put together, as an engine runs them: a prompt's tokens at once, several sequences a step."""
+"""Joins rows of a recording as an engine runs them: the tokens of a prompt at once, or several sequences a step."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ I64 = npt.NDArray[np.int64]
 
 
 def join_rows(trace: Trace, phase: Phase, n: int) -> Trace:
-    """Return the trace with up to `n` steps of `phase` in one.
+    """Return the trace with up to `n` steps of `phase` joined into one.
 
-    Steps of a phase that follow one another in a sequence are joined, each layer's call asking for what any of them
-    asked for; they then run layer after layer. Steps of the other phase stay as they are. What the recording device
-    had (`resident`) is not kept. Raises `ValueError` for an `n` below 1.
+    Steps of `phase` that follow one another in a sequence are joined: each layer's call asks for the experts that any
+    of these steps asked for, and the joined step runs layer after layer. Steps of the other phase stay as they are.
+    The result has no `resident`. Raises `ValueError` for an `n` below 1.
     """
     if n < 1:
         raise ValueError(f"asked to join {n} steps: give 1 or more")
@@ -51,7 +51,7 @@ def join_rows(trace: Trace, phase: Phase, n: int) -> Trace:
 
 
 def _groups(trace: Trace, phase: Phase, n: int) -> tuple[I64, I64]:
-    """Return [G]: the first call of each new call; and [C]: the number of each call's new one."""
+    """Return [G], the first recorded call of each joined call, and [C], the joined call of each recorded call."""
     sequence = np.searchsorted(trace.sequences, np.arange(trace.n_calls), side="right") - 1
     change = np.flatnonzero((np.diff(sequence) != 0) | (np.diff(trace.phase) != 0)) + 1
     keys: dict[tuple[int, int, int], int] = {}
@@ -74,7 +74,7 @@ def _groups(trace: Trace, phase: Phase, n: int) -> tuple[I64, I64]:
                 first.append(call)
                 order.append(key)
             group[call] = keys[key]
-    # A run's steps one after another, and in each the layers from the first to the last.
+    # The steps of a run follow one another, and in each step the layers, from the first to the last.
     by_step = sorted(range(len(order)), key=order.__getitem__)
     number = np.empty(len(order), np.int64)
     number[by_step] = np.arange(len(order))

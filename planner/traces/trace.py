@@ -16,7 +16,7 @@ I64 = npt.NDArray[np.int64]
 U8 = npt.NDArray[np.uint8]
 
 MOST_EXPERTS = 1 << 20
-"""Ids from here on are a broken file, not a model."""
+"""An id that is not below this limit means a broken file, not a model."""
 
 
 class Phase(IntEnum):
@@ -166,7 +166,7 @@ def _sorted_by_call(bounds: I64, experts: I32) -> tuple[I64, I32]:
     """Return [N] the call and [N] the expert, in ascending order of both."""
     lengths = np.diff(bounds)
     call = np.repeat(np.arange(len(lengths)), lengths)
-    if len(lengths) and (lengths == lengths[0]).all():  # as decode is: some ten times as fast
+    if len(lengths) and (lengths == lengths[0]).all():  # as in decode; about ten times as fast
         return call, np.sort(experts.reshape(len(lengths), -1), axis=1).ravel()
     return call, experts[np.lexsort((experts, call))]
 
@@ -176,7 +176,7 @@ def trace_from_ids(
 ) -> Trace:
     """Return the trace of single-row decode steps: `ids` [steps, layers, top-k], `offsets` [sequences + 1] in steps.
 
-    The experts of a step are different ones and fit `n_experts`, without which the largest id counts.
+    The experts of a step differ, and are below `n_experts`, which is by default the largest id plus 1.
     """
     steps, layers, top_k = ids.shape
     bounds = np.array([0, steps]) if offsets is None else offsets

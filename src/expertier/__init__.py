@@ -87,14 +87,14 @@ _MODULES = {
     "TierStats": "tiers.shared.stats",
     "ExpertTable": "tiers.model.table",
 }
-"""Where names are defined; all others are errors."""
+"""The modules that define the names; each name that is not listed is an error in `errors.py`."""
 
 _PARTS = ("engine_adapter", "errors", "hip", "planner", "tiers", "units")
 
 if not TYPE_CHECKING:  # else any name would do
 
     def __getattr__(name: str) -> object:
-        """Import what is asked for when it is: so that Ctrl-C is answered while a command imports what it needs."""
+        """Import a name when it is first used, so that Ctrl-C is answered while a command imports what it needs."""
         import importlib
 
         if name in _PARTS:

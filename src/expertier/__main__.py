@@ -3,10 +3,10 @@
 Ctrl-C and SIGTERM end a command in the same way, at whatever moment they come: with one line, status 130 or 143, and
 nothing left behind.
 
-    imports        nothing has begun: the process ends at once. An exception would be raised within whatever is being
-                   imported, which may swallow it
-    the command    KeyboardInterrupt, or Terminated; what must not end half-way defers it (interrupts.py)
-    the end        what there was to do is done: the process ends at once
+    imports        nothing has begun, so the process ends at once. An exception would be raised within the module that
+                   is being imported, which may swallow it
+    the command    KeyboardInterrupt or Terminated is raised; code that must not end half-way defers it (interrupts.py)
+    the end        the command's work is done, so the process ends at once
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt as interrupt:
         _end_at_once_by(ours)
         status = _say_ended(interrupt)
-    raise SystemExit(status)  # out of the `except`: what the exception held is let go
+    raise SystemExit(status)  # outside of the `except`, so that the objects that the exception held are freed
 
 
 def _end_at_once_by(numbers: list[signal.Signals]) -> None:
@@ -73,7 +73,7 @@ def _line(number: signal.Signals) -> str:
 
 
 def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
-    """Return the interrupt that made a command exit, which typer and others turn into exceptions of their own."""
+    """Return the interrupt that made a command exit, which libraries such as typer turn into their own exceptions."""
     behind: BaseException | None = error
     while behind is not None and not isinstance(behind, KeyboardInterrupt):
         behind = behind.__cause__ or behind.__context__
@@ -81,7 +81,7 @@ def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
 
 
 def _open_standard_files() -> None:
-    """Open what is closed of standard input, output and error: else a model's file would get its number."""
+    """Open closed standard files, as a model's file would otherwise get the number of one of them."""
     for number in range(3):
         try:
             os.fstat(number)

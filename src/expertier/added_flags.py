@@ -1,7 +1,8 @@
 """Flags that a variable adds to every compilation of our own C and C++: -Werror in our tests, a sanitizer.
 
-The plugin and the fake GPU libraries read these variables; third-party code does not, as it would with CFLAGS. Where
-they are not set, a build has our own flags alone: a newer compiler's new warning is no error for a user.
+Builds of the plugin and of the fake GPU libraries read these variables; third-party code does not, as it would with
+CFLAGS. Where the variables are not set, a build has only our own flags, so that a new warning of a newer compiler is no
+error for a user.
 """
 
 from __future__ import annotations

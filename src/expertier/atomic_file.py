@@ -1,4 +1,4 @@
-"""Files written atomically: complete or not at all. They are written under another name, and renamed at the end."""
+"""Files written atomically: completely or not at all. A file is written under another name, and renamed at the end."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ CACHE_VARIABLE = "EXPERTIER_CACHE_DIR"
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """Return the cache folder: what EXPERTIER_CACHE_DIR says, or the user's own. It may not exist yet.
+    """Return the cache folder: the one that EXPERTIER_CACHE_DIR names, or the user's own. It may not exist yet.
 
-    Raises ConfigError where that is below a home folder and this user has none.
+    Raises ConfigError where the folder is below a home folder and this user has no home folder.
     """
     chosen = environ.get(CACHE_VARIABLE)
     if chosen:

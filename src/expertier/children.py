@@ -1,7 +1,8 @@
-"""Programs that we start and wait for: ended with whoever waits, whatever ends that.
+"""Programs that we start and wait for; each ends at the latest when the code that waits for it ends, for any reason.
 
-Each is the head of a process group of its own, so that what it starts in turn (a compiler its passes) is ended with
-it. A signal from a terminal does not reach it there: the one that gets it is we, who end it.
+Each program is the head of a process group of its own, so that the programs that it starts in turn (as a compiler
+starts its passes) end with it. A signal from a terminal does not reach that group: our process gets it, and ends the
+program.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import Self
 from expertier.interrupts import interrupts_deferred, raise_terminated
 
 _TERM_S = 5.0
-"""How long a program may take to end by itself once it is told to."""
+"""How long a program may take to end by itself after SIGTERM."""
 
 _KILL_S = 10.0
-"""How long the kernel may take to end it then."""
+"""How long the kernel may take to end it after SIGKILL."""
 
 _LOOK_S = 0.02
 
@@ -46,7 +47,7 @@ class Children:
         folder: Path | None = None,
         timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program, in `folder`, to its end and return what it said; with `merges_errors` all of it is `stdout`.
+        """Run a program, in `folder`, to its end and return its output; with `merges_errors` all of it is `stdout`.
 
         Raises:
             OSError: it cannot be started. subprocess.TimeoutExpired: it took longer than `timeout_s`.
@@ -63,7 +64,7 @@ class Children:
                     self._finish(started.pop())
 
     def end(self) -> None:
-        """End the programs that run, and let no other begin: for the thread that waits for the others."""
+        """End the programs that run, and let no other begin; called by the thread that waits for the other threads."""
         with interrupts_deferred():
             with self._lock:
                 self._ended = True
@@ -96,7 +97,7 @@ class Children:
             return child
 
     def _finish(self, child: subprocess.Popen[str]) -> None:
-        """End a program that runs still, and close what we have of it."""
+        """End a program that still runs, and close our ends of its pipes."""
         with self._lock:
             self._running.discard(child)
         if child.returncode is None:
@@ -120,12 +121,12 @@ class Children:
 def run_child(
     command: Sequence[str], *, merges_errors: bool = False, timeout_s: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run one program to its end, as `Children.run` does; whatever ends this call ends the program."""
+    """Run one program to its end, as `Children.run` does; an exception that ends this call ends the program too."""
     return Children().run(command, merges_errors=merges_errors, timeout_s=timeout_s)
 
 
 def run_as_child(main: Callable[[], int]) -> int:
-    """Return what `main` does, of a program that `Children` starts: told to end, it removes what it has made."""
+    """Return what `main` returns, in a program that `Children` starts; on SIGTERM the program cleans up and ends."""
     signal.signal(signal.SIGTERM, raise_terminated)
     try:
         return main()
@@ -134,9 +135,9 @@ def run_as_child(main: Callable[[], int]) -> int:
 
 
 def _end_group(child: subprocess.Popen[str]) -> None:
-    """End a program and all that it has started; it is left for its own thread to wait for.
+    """End a program and all programs that it has started; its own thread still has to wait for it.
 
-    While nobody has waited for it, its number is that of no other group.
+    Until that thread has waited, no other group can get the program's number.
     """
     _signal_group(child, signal.SIGTERM)
     deadline = time.monotonic() + _TERM_S

@@ -4,10 +4,10 @@
     njit(signature, cache=True)(f)       here: cached_njit(signature)(f)
     cfunc(signature, cache=True)(f)      here: cached_cfunc(signature)(f)
 
-Numba caches functions beside their source, or in the home folder, and raises where neither can be written. We have it
-cache them in `compiled/` of our cache folder. Where that cannot be written, Numba tries its own places; where none of
-them can be written, or the disk is full, one warning says so and nothing is cached. NUMBA_CACHE_DIR goes first. Numba
-is imported with the first function.
+Numba caches functions beside their source, or in the home folder, and raises an error where neither can be written. We
+have Numba cache functions in `compiled/` of our cache folder, unless NUMBA_CACHE_DIR names another folder. Where our
+folder cannot be written, Numba tries its own places; where no place can be written, or the disk is full, one warning
+says so and nothing is cached. Numba is imported with the first function.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class _State:
     """What this process knows of the cache."""
 
     lock = threading.RLock()
-    depth = 0  # of blocks that have Numba look into our folder
-    before = ""  # what Numba's own setting was
-    is_broken = False  # a place was found and could not be used: no more is tried
+    depth = 0  # how many blocks have Numba use our folder now
+    before = ""  # Numba's own setting before those blocks
+    is_broken = False  # the cache has failed once, and is not tried again
 
 
 def cached_njit(*signature: Any, **options: Any) -> Callable[[_F], _F]:
@@ -82,7 +82,7 @@ def _compiled(compile_it: Callable[[bool], Any]) -> Any:
             made = compile_it(False)
             _give_up(error)
             return made
-    if hasattr(made, "_cache"):  # of a function whose types are not known yet: it is cached when they are
+    if hasattr(made, "_cache"):  # a function whose types are not known yet is cached once they are
         made._cache = _Forgiving(made._cache)
     return made
 
@@ -114,10 +114,10 @@ class _Forgiving:
 
 @contextmanager
 def _our_folder() -> Iterator[None]:
-    """Have Numba cache in our folder what is compiled in the block, unless the user has named a folder to Numba."""
+    """Have Numba cache the block's functions in our folder, unless the user has named another folder to Numba."""
     from numba import config
 
-    settings: Any = config  # which it sets at import
+    settings: Any = config  # Numba sets its attributes at import
     with _State.lock:
         if _State.depth == 0:
             _State.before = settings.CACHE_DIR
@@ -134,7 +134,7 @@ def _our_folder() -> Iterator[None]:
 
 
 def _folder() -> str:
-    """Return our folder, made if need be; empty where there is none."""
+    """Return our folder, made if need be; an empty string where there is none."""
     try:
         root = cache_root()
     except ConfigError:
@@ -156,7 +156,7 @@ def _folder() -> str:
     return str(folder)
 
 
-_trusted: set[Path] = set()  # looked at once a process: all of it is walked through
+_trusted: set[Path] = set()  # checked once a process, as the check walks through the whole folder
 _warned: set[str] = set()
 _removed: set[Path] = set()
 

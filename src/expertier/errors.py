@@ -3,7 +3,7 @@
     ExpertierError
     ├── ConfigError             a variable or option that does not parse, is unknown or has no machinery yet
     ├── ModelError              the GGUF cannot be used
-    │   ├── NotGgufError            not a GGUF at all
+    │   ├── NotGgufError            the file is not a GGUF
     │   ├── TruncatedModelError     shorter than its own header says
     │   ├── NotMoeError             a GGUF without routed experts
     │   └── UnsupportedLayoutError  experts in a layout that we do not know

@@ -44,7 +44,7 @@ def remedy(error: BaseException) -> str:
 
 
 def explain(error: OSError | MemoryError) -> str:
-    """Return a message for an error that nobody on the way has put into words."""
+    """Return a message for an error that no caller has put into words."""
     if isinstance(error, MemoryError):
         return (
             "this process got no more memory from the system: free some, or ask for less, by smaller budgets "

@@ -1,7 +1,7 @@
-"""Interrupts, SIGINT and SIGTERM: kept out of what must not end half-way, and raised when it has ended.
+"""Interrupts, SIGINT and SIGTERM: deferred while work runs that must not end half-way, and raised at its end.
 
-CPython runs signal handlers in the main thread, between two instructions of whatever Python code runs there, and
-the usual handlers raise. What holds something from one instruction to another runs in a region:
+CPython runs signal handlers in the main thread, between two instructions of the Python code that runs there, and the
+usual handlers raise. Code that holds a resource from one instruction to another runs in a region:
 
     with interrupts_deferred():       a signal is noted from here on
         ...
@@ -9,8 +9,8 @@ the usual handlers raise. What holds something from one instruction to another r
         ...
                                       the end: KeyboardInterrupt, or Terminated, if one was noted
 
-Code that hands something over to its caller needs more than that, as the end of the region may raise: it undoes
-what it did in an `except` around the region.
+Code that hands a resource over to its caller needs more, as the end of the region may raise: it undoes its work in
+an `except` around the region.
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ POLL_INTERVAL_S = 0.05
 """How long the main thread waits at most before it looks for an interrupt."""
 
 _AFTER_YIELD_FROM = 2
-"""What RESUME's argument is then; 0 is a function's beginning."""
+"""RESUME's argument after a `yield from`; at a function's beginning it is 0."""
 
-_signal: Any = import_module(
-    "_signal"
-)  # what `signal` wraps in Python, which looks enums up and takes ten times as long
+# `signal` wraps this module in Python code, which looks enums up and takes ten times as long.
+_signal: Any = import_module("_signal")
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM has asked the process to end: handled as Ctrl-C is, by everyone who does not tell them apart."""
+    """SIGTERM has asked the process to end; code that does not tell the two apart handles this as it handles Ctrl-C."""
 
 
 def raise_terminated(_number: int, _frame: FrameType | None) -> NoReturn:
@@ -55,7 +54,7 @@ def _nothing() -> None:
 
 
 class _MainThread:
-    """What is noted of the main thread, where alone Python handles signals; no other thread changes it."""
+    """The state of the main thread's regions. Python handles signals in that thread only, and no other changes this."""
 
     depth = 0
     noted: type[KeyboardInterrupt] | None = None
@@ -63,7 +62,7 @@ class _MainThread:
 
 
 def _note(number: int, _frame: FrameType | None) -> None:
-    """Take the place of the handlers within a region."""
+    """Note a signal: the handler within a region."""
     if _MainThread.noted is not Terminated:
         _MainThread.noted = KeyboardInterrupt if number == signal.SIGINT else Terminated
     for action in _MainThread.actions[::-1]:
@@ -71,11 +70,11 @@ def _note(number: int, _frame: FrameType | None) -> None:
 
 
 _RAISING = ((int(signal.SIGTERM), raise_terminated), (int(signal.SIGINT), signal.default_int_handler))
-"""The handlers that a region replaces; others are the program's own, and stay."""
+"""The handlers that a region replaces; any other handler is the program's own, and stays."""
 
 
 class _Deferred:
-    """One region; the inner ones of a thread belong to the outermost."""
+    """One region; regions within it belong to it."""
 
     __slots__ = ("_entered", "_on_interrupt", "_replaced")
 
@@ -97,7 +96,7 @@ class _Deferred:
             _MainThread.actions.append(self._on_interrupt)
             if _MainThread.noted is not None:
                 self._on_interrupt()
-        except BaseException:  # of a signal that came before its handler was replaced
+        except BaseException:  # raised by a signal that came before its handler was replaced
             self._leave(None)
             raise
 
@@ -108,7 +107,7 @@ class _Deferred:
             self._leave(error)
 
     def _leave(self, error: BaseException | None) -> None:
-        """End the region; where it is the outermost, raise what was noted, unless `error` is that already."""
+        """End the region; the outermost region raises the noted interrupt, unless `error` is that interrupt already."""
         if _MainThread.depth == len(_MainThread.actions):
             _MainThread.actions.pop()
         noted: type[KeyboardInterrupt] | None = None
@@ -123,7 +122,7 @@ class _Deferred:
             raise noted
 
     def _replace(self) -> None:
-        """Take the handlers' places; once this has been done nothing is raised any more."""
+        """Replace the handlers; afterwards a signal raises nothing in the region."""
         for number, handler in _RAISING:
             if _signal.getsignal(number) is handler:
                 self._replaced.append((number, handler))
@@ -134,7 +133,7 @@ class _Deferred:
                     return
 
     def _restore(self) -> None:
-        """Put the handlers back: all of them, even where the first that is back raises at once."""
+        """Put all handlers back, even where the first of them raises at once."""
         while self._replaced:
             number, handler = self._replaced.pop(0)
             try:
@@ -148,13 +147,13 @@ class _Deferred:
 def interrupts_deferred(on_interrupt: Callable[[], None] = _nothing) -> AbstractContextManager[None]:
     """Return a region: SIGINT and SIGTERM that come in it are noted, and raised at its end.
 
-    `on_interrupt` is called at once, between two instructions of the region: it must be quick and not raise. It is
-    called at the beginning where one was noted already. A region within another belongs to that one, and raises
-    nothing by itself.
+    `on_interrupt` is called at once, between two instructions of the region, so it must be quick and must not raise.
+    Where an interrupt was noted already, it is called at the beginning. A region within another region belongs to the
+    outer one, and raises nothing by itself.
 
-    In other threads than the main one this does nothing: Python handles no signals there. Nor does it for a signal
-    whose handler is neither Python's own for SIGINT nor `raise_terminated`: what the program does at its signals is
-    the program's.
+    In threads other than the main thread the region does nothing, as Python handles no signals there. It also leaves
+    signals alone whose handler is neither Python's own for SIGINT nor `raise_terminated`: that handling is the
+    program's own.
     """
     return _Deferred(on_interrupt)
 
@@ -165,9 +164,9 @@ def interrupt_pending() -> bool:
 
 
 def raise_pending() -> None:
-    """Raise the interrupt that waits for the end of this thread's region, if any; for waits, which then end early.
+    """Raise the interrupt that waits for the end of this thread's region, if any, so that a wait ends early.
 
-    The end of the region raises it again where it was caught in between: none is lost.
+    Where the exception is caught in between, the end of the region raises it again, so that no interrupt is lost.
     """
     if interrupt_pending():
         assert _MainThread.noted is not None
@@ -175,7 +174,7 @@ def raise_pending() -> None:
 
 
 def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Run all of a function in a region: a decorator."""
+    """Run a function in a region: a decorator."""
 
     @wraps(function)
     def run(*arguments: _P.args, **named: _P.kwargs) -> _R:
@@ -186,9 +185,9 @@ def deferring(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def wait_interruptibly(changed: threading.Condition) -> None:
-    """Wait for a notification, in a region or in another thread than the main one; then look at the state again.
+    """Wait for a notification, in a region or outside of the main thread; the caller then looks at the state again.
 
-    In a region it lasts 50 ms at most, and an interrupt that has come is raised.
+    In a region the wait lasts 50 ms at most, and raises an interrupt that has come.
     """
     changed.wait(POLL_INTERVAL_S if threading.get_ident() == threading.main_thread().ident else None)
     raise_pending()
@@ -198,13 +197,13 @@ class Opened(Protocol):
     """What `opening` needs of an object."""
 
     def _free(self) -> None:
-        """Give back what was taken so far, which may be nothing."""
+        """Free the resources that were taken so far, which may be none."""
 
 
 def opening(init: Callable[Concatenate[_O, _P], None]) -> Callable[Concatenate[_O, _P], None]:
     """Run an `__init__` in a region, and call `_free` where it does not end well: a decorator.
 
-    So for an error, and for an interrupt that is raised when all is done, as nobody gets the object then.
+    That covers an error, and an interrupt that is raised at the very end, as no caller gets the object then.
     """
 
     @wraps(init)
@@ -221,7 +220,7 @@ def opening(init: Callable[Concatenate[_O, _P], None]) -> Callable[Concatenate[_
 
 
 def handing_over(give_back: Callable[..., None]) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
-    """Run a function in a region, and undo it where nobody gets what it returns: a decorator.
+    """Run a function in a region, and undo it where an interrupt keeps its result from the caller: a decorator.
 
     `give_back(result, *arguments)` is called where an interrupt is raised at the region's end.
     """
@@ -246,7 +245,7 @@ def handing_over(give_back: Callable[..., None]) -> Callable[[Callable[_P, _R]],
 
 
 def completing(function: Callable[_P, None]) -> Callable[_P, None]:
-    """Run a function in a region, and do so even where an interrupt comes before that has begun: a decorator."""
+    """Run a function in a region, even where an interrupt comes before the region has begun: a decorator."""
 
     @not_interrupted_at_entry
     @wraps(function)
@@ -266,12 +265,12 @@ def completing(function: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def not_interrupted_at_entry(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Have a Python function not look for signals before its first statement: a decorator.
+    """Keep a Python function from looking for signals before its first statement: a decorator.
 
-    CPython does so at a function's very beginning, where no `try` of the function's reaches, so that what has to
-    happen in any case, such as a release, would not have begun. The beginning is an instruction RESUME, whose argument
-    says what is resumed: where that is a `yield from` there is no look. What follows, calls and jumps back, look as
-    ever. Other interpreters than those that this is known of are left as they are.
+    CPython looks for signals at a function's very beginning, where no `try` of the function reaches, so that work which
+    must happen in any case, such as a release, would not have begun. The beginning is an instruction RESUME, whose
+    argument says what is resumed; after a `yield from` it does not look. Later instructions, calls and jumps back, look
+    as before. Functions of interpreters that were not checked for this are not changed.
     """
     code = function.__code__
     if sys.implementation.name == "cpython" and sys.version_info < (3, 15):

@@ -159,7 +159,7 @@ def _ram(
     shares: Sequence[DeviceShare],
     pools: Sequence[PoolSize],
 ) -> RamLedger:
-    """Return the ledger of RAM. A device's pool takes what it may, and no more than a copy of each of its experts."""
+    """Return the ledger of RAM. A device's pool takes its budget, but at most one copy of each expert."""
     largest = [max(block_size(layout.block_bytes) for layout in share.table.slot_layouts) for share in shares]
     limits = {pool.limited_by for pool in pools}
     return plan_ram(

@@ -1,4 +1,4 @@
-"""What a plan is made from, and what of it lies on each device."""
+"""The inputs of a plan, and how they are shared out over the devices."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Machine:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What messages call the devices."""
+        """The names of the devices in messages."""
         return tuple(f"device {number}" for number in range(len(self.vram_bytes)))
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What a plan is made from."""
+    """The inputs of a plan."""
 
     table: ExpertTable
     geometry: ModelGeometry
@@ -68,7 +68,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """What lies on one device: its layers with experts, what else it needs, and its share of the wishes and the RAM."""
+    """One device's share: its layers with experts, its other needs, and its part of the wishes and of the RAM."""
 
     table: ExpertTable
     experts: Experts

@@ -1,4 +1,4 @@
-"""A temporary folder that says why there is none."""
+"""A temporary folder, or an error that says why there is none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def temporary_folder(prefix: str, what: str, *, needed_bytes: int = 0) -> Iterat
 
 
 def _parent(what: str) -> Path:
-    """Return the folder for temporary ones: of a variable that is set, and no other in its place."""
+    """Return the folder to make temporary folders in: the one that a variable names, or else the system's."""
     for variable in _VARIABLES:
         named = os.environ.get(variable)
         if named:
@@ -64,7 +64,7 @@ def _parent(what: str) -> Path:
 
 
 def _is_below(error: OSError, folder: str) -> bool:
-    """Whether an error is about a file of the folder; one without a name came from a write to an open file."""
+    """Whether an error is about a file in the folder; one without a file name comes from an open file."""
     return error.filename is None or str(error.filename).startswith(folder)
 
 

@@ -1,11 +1,11 @@
-"""Whether others could have changed what lies in a folder of ours: before code or machine code is loaded from it.
+"""Checks that no other user could have changed the content of our folder, before code is loaded from it.
 
-A cache folder holds libraries, kernels and pickles that run with our rights. Trusted is what belongs to the user or to
-root, and what nobody else can write to: the file, its folder, and each one up to the cache's root. Above the root, who
-may write could put another root in its place; there folders with the sticky bit, such as /tmp, are safe, since in them
-only its owner can move a folder. A group may write where it has nobody else in it: root's, or the user's own of the
-same name and without further members, which many systems make the default. A symbolic link counts by who made it, and
-then what it leads to.
+A cache folder holds libraries, kernels and pickles that run with our rights. A file is trusted if it, its folder and
+each folder up to the cache's root belong to the user or to root, and no other user can write to any of them. A user who
+may write to a folder above the root could put another root in its place; folders with the sticky bit, such as /tmp, are
+safe there, since only its owner can move a folder inside them. A group may have the right to write if it has no other
+member: root's group, or the user's own group of the same name, which many systems make the default. Of a symbolic link
+its owner counts, and then the file that it leads to.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def require_trusted(path: Path, root: Path) -> None:
-    """Require that nobody else could write to `path`, to anything in it, or to the folders up to `root` and above.
+    """Require that no other user can write to `path`, to anything in it, or to the folders up to `root` and above.
 
-    What is not there is nobody's. Raises ConfigError, saying which one it is, why, and what to do.
+    A path that does not exist is trusted. Raises ConfigError, which says which path it is, why, and what to do.
     """
     _require_all(path, root, set())
 
 
 def make_private_folder(folder: Path, root: Path) -> None:
-    """Make a folder, with what is missing above it, that only this user may enter; it may be there already.
+    """Make a folder that only this user may enter, and missing folders above it; the folder may exist already.
 
-    Raises OSError where that fails, ConfigError where `require_trusted` would for the folder without what is in it.
+    Raises OSError where that fails, and ConfigError where `require_trusted` would for the empty folder.
     """
     for place in (*reversed(folder.parents), folder):
         if not place.is_dir():
@@ -45,7 +45,7 @@ def make_private_folder(folder: Path, root: Path) -> None:
 
 
 def keep_from_others(folder: Path) -> None:
-    """Let nobody else write to a folder just made or to what is in it, whatever this process's umask gave away."""
+    """Take other users' right to write to a new folder and its content, which this process's umask may have given."""
     for path in (folder, *folder.rglob("*")):
         if not path.is_symlink():
             path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
@@ -75,7 +75,7 @@ def _require_way(path: Path, root: Path) -> None:
 
 
 def _on_the_way(path: Path, root: Path) -> Iterator[tuple[Path, os.stat_result]]:
-    """Yield each folder and link that the kernel passes on its way to `path`, and what is there; as far as it goes."""
+    """Yield each folder and link that the kernel passes on its way to `path`, with its status, as far as they exist."""
     at, links = Path("/"), 0
     todo = [*reversed(path.absolute().parts[1:])]
     yield at, at.lstat()
@@ -104,7 +104,7 @@ def _on_the_way(path: Path, root: Path) -> Iterator[tuple[Path, os.stat_result]]
 
 
 def _refuse_unseen(error: OSError) -> None:
-    """Skip no folder of which nobody knows what is in it."""
+    """Raise for a folder whose content cannot be seen, instead of skipping it."""
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise _unseen(error.filename, error) from error
 
@@ -127,7 +127,7 @@ def _require(place: Path, status: os.stat_result, *, inside: bool) -> None:
 
 
 def _fault(place: Path, status: os.stat_result, *, inside: bool) -> str | None:
-    """Return who else is in charge of a file or folder; None where nobody is."""
+    """Return why another user controls a file or folder; None where no other user does."""
     if status.st_uid not in (_ROOT, os.geteuid()) and (inside or status.st_uid != _OVERFLOW_UID):
         return f"it belongs to {_user(status.st_uid)}"
     if stat.S_ISLNK(status.st_mode):  # its own mode says nothing
@@ -160,7 +160,7 @@ def _real(path: Path) -> Path:
 def _attributes(place: Path) -> list[str]:
     try:
         return os.listxattr(place, follow_symlinks=False)
-    except OSError:  # a file system without
+    except OSError:  # a file system without attributes
         return []
 
 

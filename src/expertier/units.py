@@ -1,4 +1,4 @@
-"""Byte sizes: bytes everywhere inside, MiB only where a person reads or writes them."""
+"""Byte sizes: the code counts bytes everywhere; only what a person reads or writes is in MiB."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Folders for work in progress: removed when the work ends, and where its process was killed, by the next one.
+"""Folders for work in progress: removed when the work ends or, where its process was killed, by the next process.
 
-While the work goes on its folder is locked. The system gives the lock back with the process, however that ends: so
-one that lies there for a while and is not locked is nobody's.
+A folder is locked while the work goes on. The system gives the lock back when the process ends, however it ends. So an
+old folder that is not locked was abandoned.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from pathlib import Path
 from expertier.interrupts import interrupts_deferred
 
 _ABANDONED_S = 3600
-"""How old a folder has to be: a file system that cannot lock, or an older release, may have one that is in use."""
+"""How old an abandoned folder must be: where a file system or an older release does not lock, it may be in use."""
 
 
 @contextmanager
 def work_folder(prefix: str, parent: Path, *, is_shared: bool = False) -> Iterator[Path]:
-    """Give a fresh folder in `parent`, which `is_shared` with other programs or ours; it is gone after the block.
+    """Yield a fresh folder in `parent`, which other programs may share (`is_shared`); remove it after the block.
 
-    Its content may have been moved away by then, or all of it. Others of the same `prefix` and of this user that
-    their processes have left behind are removed first. Raises `OSError` where none can be made.
+    The block may move the folder or its content away. Folders of the same `prefix` and of this user that killed
+    processes have left behind are removed first. Raises `OSError` where no folder can be made.
     """
-    # Among others' folders only the process number tells that a name such as "expertier-demo-mymodels" is not ours.
+    # In a shared folder only the process number tells that a name such as "expertier-demo-mymodels" is not ours.
     number = r"\d+-" if is_shared else r"(\d+-)?"
     _remove_abandoned(re.compile(re.escape(prefix) + number + r"[a-z0-9_]{8}"), parent)
     folder: Path | None = None
@@ -49,7 +49,7 @@ def work_folder(prefix: str, parent: Path, *, is_shared: bool = False) -> Iterat
 
 
 def _remove_abandoned(ours: re.Pattern[str], parent: Path) -> None:
-    """Remove what killed processes have left under names of ours; where that fails it stays."""
+    """Remove folders under names of ours that killed processes have left, except where removing fails."""
     with suppress(OSError):
         for folder in parent.iterdir():
             if ours.fullmatch(folder.name) and _is_old(folder):

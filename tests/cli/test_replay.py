@@ -83,8 +83,8 @@ def test_one_policy_stands_at_the_top(expertier, recorded):
     assert document["bytes_l2_to_l1"] + document["bytes_file_to_l2"] == document["bytes_in"]
     assert document["bytes_l2_to_l1"] > 0
     assert document["hit_rate"] < document["decode_hit_rate"]
-    assert "run in parts" in document["notes"][0]
-    assert "run in parts" in expertier(*arguments).out
+    assert "run in groups" in document["notes"][0]
+    assert "run in groups" in expertier(*arguments).out
 
 
 @pytest.mark.parametrize("n_slots", [pytest.param(3, marks=pytest.mark.deep), 12])

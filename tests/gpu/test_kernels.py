@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devices.device_contract import moved, random_bytes, read, rows, write
-from devices.kernel_checks import BLOCK_SUMS
+from devices.kernel_checks import BLOCK_SUMS, WARP_SIZE_ATTRIBUTE
 from expertier.hip.driver.libraries import load_compiler
 from expertier.hip.driver.memory import PinnedBuffer
 from expertier.hip.gpu.device import GpuDevice
@@ -78,7 +78,7 @@ def test_start_up_measures_both_ways(device: GpuDevice) -> None:
 
 def test_threads_of_a_block(device: GpuDevice) -> None:
     gpu = device.gpu
-    wave = gpu.attribute(gpu.driver.traits.attr_warp_size)
+    wave = gpu.attribute(WARP_SIZE_ATTRIBUTE[gpu.driver.vendor])
     assert wave in (32, 64)
     compiler = RuntimeCompiler(gpu.driver.vendor, load_compiler(gpu.driver.vendor, gpu.driver.library))
     blocks = 1000

@@ -27,13 +27,13 @@ def expected(engine, model):
 
 
 @pytest.mark.parametrize("n_slots", [1, TINY_SHAPE.top_k, TINY_SHAPE.experts])
-def test_one_blank_graph_and_the_next_waits(engine, model, expected, n_slots):
+def test_one_zero_filled_graph_and_the_next_waits(engine, model, expected, n_slots):
     with (
         make_tiers(model, n_slots) as tiers,
         LlamaModel.open(engine, model, tiers=tiers) as loaded,
         loaded.context(n_ctx=64, n_threads=1) as context,
     ):
-        loaded.binding.blank_next_graph()
+        loaded.binding.zero_fill_next_graph()
         context.decode([0, 0], 0)
         assert np.isfinite(context.logits()).all()
         assert tiers.stats().file.reads == 0

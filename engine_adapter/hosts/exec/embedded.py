@@ -1,6 +1,6 @@
 """The tiers of a command-line tool, started by our proxy inside the tool's own process (`expertier exec`).
 
-The tool's main thread enters Python at most for misses, and the tool handles its own signals. So SIGUSR1 is answered
+The tool's main thread enters Python only for misses, and the tool handles its own signals. So SIGUSR1 is answered
 on a thread of ours (signals.py), and the last summary is logged when the tool's process ends by itself (embedded.cpp).
 """
 
@@ -14,7 +14,7 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from expertier.engine_adapter.abi.structs import declare_proxy
+from expertier.engine_adapter.abi.functions import declare_proxy
 from expertier.engine_adapter.abi.type_sizes import EngineTypes, block_size
 from expertier.engine_adapter.binding.binding_set import AnyBinding, bind
 from expertier.engine_adapter.hosts.exec.tool import MODEL_VARIABLE, SHAPE_VARIABLE
@@ -30,7 +30,7 @@ from expertier.tiers.model.type_sizes import BlockSize
 
 
 class EmbeddedEngine:
-    """The tool's engine; only our proxy library is used of it, which is loaded already."""
+    """The tool's engine, of which only our proxy library is used; the tool has loaded that already."""
 
     def __init__(self, proxy_path: str) -> None:
         self.library_paths = (Path(proxy_path),)

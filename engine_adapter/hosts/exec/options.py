@@ -1,9 +1,9 @@
-"""Options of llama.cpp's tools that do not go together with tiers: found in a command before the tool is started.
+"""Options of llama.cpp's tools that do not work with tiers; they are refused before the tool is started.
 
-What each would do was tried with llama-server: at worst a crash (`--device none`, `--split-mode tensor`), other numbers
-(`-ngl 0` ends flash attention), or nothing at all where a user expects something (`--cpu-moe`, whose pattern comes
-after ours). What does not get through this list is seen by the proxy: experts that were placed elsewhere, or those of
-another model, fail every batch (find_misplacement in ggml_proxy/backend/expert_buffer.cpp).
+The effect of each option was tried with llama-server: at worst a crash (`--device none`, `--split-mode tensor`), other
+numbers (`-ngl 0` ends flash attention), or nothing where a user expects an effect (`--cpu-moe`, whose pattern comes
+after ours). The proxy notices what this list misses: experts that were placed elsewhere, or experts of another model,
+fail every batch (find_misplacement in ggml_proxy/backend/expert_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ Refuses = Callable[[str, ExpertTable], bool]
 class Refusal:
     """An option that is refused: with any value, or with the values that `refuses` says.
 
-    `variable` means the same to a tool. One that `expertier exec` sets by itself is not here: ours replaces it.
+    `variable` means the same to a tool as the option. A variable that `expertier exec` sets is not listed, as our value
+    replaces the user's.
     """
 
     names: tuple[str, ...]
@@ -56,7 +57,7 @@ def _touches_experts(value: str, table: ExpertTable) -> bool:
         pattern, _, buffer_type = override.partition("=")
         try:
             matches = any(re.search(pattern, name) for name in names)
-        except re.error:  # the tool says it better
+        except re.error:  # the tool reports it better
             matches = False
         if matches or buffer_type.startswith("EXPERTS_"):
             return True
@@ -182,7 +183,7 @@ _BENCH = (
 def check_options(
     tool: str, arguments: Sequence[str], environ: Mapping[str, str], table: ExpertTable
 ) -> None:
-    """Raise ConfigError where an argument or a variable of the tool's would break the tiers, or be broken by them."""
+    """Raise ConfigError where one of the tool's arguments or variables does not work with the tiers."""
     is_bench = tool == "llama-bench"
     refusals = _BENCH if is_bench else _SERVER  # llama-cli has the server's options
     by_name = {name: refusal for refusal in refusals for name in refusal.names}
@@ -207,5 +208,5 @@ def _message(tool: str, given: str, refusal: Refusal) -> str:
 
 
 def pairs(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield every argument with the one after it: which of them are values, only the tool knows."""
+    """Yield every argument with the next argument, as only the tool knows which arguments are values."""
     yield from zip_longest(map(option_name, arguments), arguments[1:], fillvalue="")

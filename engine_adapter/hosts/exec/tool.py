@@ -54,14 +54,14 @@ _MODEL_OPTIONS = ("-m", "--model")
 
 @dataclass(frozen=True)
 class ToolCommand:
-    """What is executed: the program, its arguments (its own name first) and its environment."""
+    """A command to execute: the program, its arguments (its own name first) and its environment."""
 
     program: Path
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
 
     def execute(self) -> None:
-        """Become the tool; this does not return. Raises ConfigError where the system does not start it."""
+        """Replace this process by the tool; does not return. Raises ConfigError where the system cannot start it."""
         try:
             os.execve(self.program, self.arguments, dict(self.environment))
         except OSError as error:
@@ -128,7 +128,7 @@ def prepare_tool(
     ]
     devices, units = [DEVICE + device for device in placement.devices], [*map(str, placement.units)]
     added: dict[str, str] = {}
-    if program.name == "llama-bench":  # reads no variables, and takes what is between commas as several tests
+    if program.name == "llama-bench":  # it reads no variables, and takes a list with commas as several tests
         arguments += ["-dev", "/".join(devices), "-ngl", "999", "-ot", ";".join(overrides), "-lm", "none"]
         arguments += ["-sm", "layer", "-ts", "/".join(units)] if placement.is_split else []
     else:
@@ -169,7 +169,7 @@ def model_name(command: Sequence[str], environ: Mapping[str, str] = os.environ) 
 
 
 def _check_budgets(config: TierConfig, table: ExpertTable) -> None:
-    """Raise BudgetError where the tool would, after it has loaded half of what it needs."""
+    """Raise BudgetError now, where the tool would fail later, after it has loaded half of the model."""
     budgets = resolve(config, table, available_bytes())
     plan_layers(table.layer_demands(), budget_bytes=budgets.expert_cache_bytes)
 
@@ -189,7 +189,7 @@ def _check_split(tool: str, arguments: Sequence[str], placement: Placement) -> N
 def _placement(
     config: TierConfig, table: ExpertTable, shape: ContextShape, engine: Engine, plugin: Plugin
 ) -> Placement:
-    """Return where the blocks are to lie; a build for the CPU alone is not loaded to ask it."""
+    """Return where the blocks are to lie. A build without GPU backends is not loaded, as its only device is the CPU."""
     if config.engine_device == "auto" and not engine.has_gpu_backends:
         return Placement.on_one("CPU")
     loaded = LoadedEngine.load(engine.libraries, plugin.proxy_path, plugin.host_path)
@@ -199,7 +199,7 @@ def _placement(
 def _context_shape(
     arguments: Sequence[str], environ: Mapping[str, str], table: ExpertTable
 ) -> dict[str, int]:
-    """Return what the tool's options say of its contexts, as fields of `ContextShape`; else llama.cpp's defaults."""
+    """Return the shape of the tool's contexts, by its options or llama.cpp's defaults, as fields of `ContextShape`."""
 
     def number(names: Sequence[str], variable: str, default: int) -> int:
         given = [after for name, after in pairs(arguments) if name in names]

@@ -1,4 +1,4 @@
-"""Stands before a server of this process: listens where clients ask, and lets through what may be let through.
+"""Stands before a server of this process: listens at the public address, and passes on the requests that are allowed.
 
 llama-server itself listens on a Unix socket in a folder that only this user may enter, where no web page and no other
 user reaches it. The guard is a thread with an event loop; see `guarded_connection.py` for what it does with a request.
@@ -32,8 +32,8 @@ class ServerGuard:
     """The public side of a server. It has its address from the start, and answers once `open` was called."""
 
     def __init__(self, host: str, port: int, hosts: AllowedHosts) -> None:
-        """Take the address; clients are turned away until `open`. Raises ConfigError where it cannot be had."""
-        try:  # late: only who serves needs the package
+        """Take the address; clients are turned away until `open`. Raises ConfigError where it cannot be used."""
+        try:  # imported late, as only serving needs the package
             from expertier.engine_adapter.hosts.server.guarded_connection import GuardedConnection
         except ImportError as missing:
             raise ConfigError(
@@ -113,7 +113,7 @@ class ServerGuard:
         for task in clients:
             task.cancel()
         await asyncio.gather(*clients, return_exceptions=True)
-        await asyncio.sleep(0)  # closed connections are let go in the loop's next round
+        await asyncio.sleep(0)  # the loop frees closed connections in its next round
 
 
 @contextmanager
@@ -139,7 +139,7 @@ def private_socket() -> Iterator[Path]:
 def bound_socket(host: str, port: int, option: str = "--port") -> socket.socket:
     """Return a socket with this address that does not listen yet.
 
-    Raises ConfigError where the address cannot be had; `option` is where the port was given.
+    Raises ConfigError where the address cannot be used; `option` is the option that gave the port.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -150,7 +150,9 @@ def bound_socket(host: str, port: int, option: str = "--port") -> socket.socket:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 with suppress(OSError):
-                    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)  # `::` is IPv4's, too
+                    listener.setsockopt(
+                        socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0
+                    )  # so that `::` serves IPv4, too
             listener.bind(address)
         except BaseException:
             listener.close()

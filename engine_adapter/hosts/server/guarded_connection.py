@@ -1,10 +1,10 @@
-"""One client's connection to the guard: its requests looked at, handed on, and the answers handed back as they come.
+"""One client's connection to the guard: checks its requests, passes them on, and passes the answers back as they come.
 
     client ── TCP ──► look at the head ─► read and look at the body ─► Unix socket ──► llama-server
            ◄────────────────────────── each piece of the answer at once ◄────────────
 
-Each request has a connection of its own to the server. When the client goes away that one is closed, and the server
-ends the request as it does for a client of its own.
+Each request has a connection of its own to the server. When the client goes away, that connection is closed, and the
+server ends the request as it does for a client of its own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from expertier.engine_adapter.hosts.server.request_limits import (
 
 _PIECE_BYTES = 1 << 16
 _MAX_HEAD_BYTES = 1 << 16
-_STALLED_S = 75  # between requests, for each piece of one, and for a client that takes no piece of an answer
-_LINGER_S = 2  # for a client to read why it was refused while it still sends
+_STALLED_S = (
+    75  # limit between requests, for a piece of a request, and for a client to take a piece of an answer
+)
+_LINGER_S = 2  # the time for a client that still sends to read why it was refused
 _OF_ONE_CONNECTION = frozenset(
     {
         b"connection", b"expect", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding",
@@ -40,7 +42,7 @@ _TYPES = {403: "permission_error", 404: "not_found_error", 502: "server_error"}
 
 
 class _RefusedError(Exception):
-    """What a client gets in the place of an answer."""
+    """The error that a client gets instead of an answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -48,7 +50,7 @@ class _RefusedError(Exception):
 
 
 class GuardedConnection:
-    """A client that asks, until it leaves or says something that is no HTTP."""
+    """A client's connection, until the client leaves or sends something that is not HTTP."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, hosts: AllowedHosts, server: Path
@@ -84,7 +86,7 @@ class GuardedConnection:
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _looked_at(self, request: h11.Request) -> bytes:
-        """Return the request's body as it is to be handed on; refuse what nobody may ask."""
+        """Return the request's body as it is to be passed on; refuse a request that is not allowed."""
         headers = {name: value.decode("latin-1") for name, value in request.headers}
         host, origin = headers.get(b"host"), headers.get(b"origin")
         if not self._hosts.allows_host(host, self._came_in_at):
@@ -138,7 +140,7 @@ class GuardedConnection:
             pieces.append(bytes(event.data))
 
     async def _event(self) -> Any:
-        """Return what the client says next."""
+        """Return the client's next event."""
         while (event := self._http.next_event()) is h11.NEED_DATA:
             async with asyncio.timeout(_STALLED_S):
                 self._http.receive_data(await self._reader.read(_PIECE_BYTES))
@@ -159,13 +161,13 @@ class GuardedConnection:
             await asyncio.gather(answering, leaving, return_exceptions=True)
 
     async def _client_left(self) -> None:
-        """Return when the client has closed its side; keep what it says early for later."""
+        """Return when the client has closed its side; save what it sends early for later."""
         early = 0
         while early < _MAX_HEAD_BYTES and (data := await self._reader.read(_PIECE_BYTES)):
             self._http.receive_data(data)
             early += len(data)
         if early >= _MAX_HEAD_BYTES:
-            await asyncio.Event().wait()  # it sends more requests than it reads answers
+            await asyncio.Event().wait()  # the client sends more requests than it reads answers
 
     async def _answer(self, request: h11.Request, body: bytes) -> None:
         http = h11.Connection(h11.CLIENT, max_incomplete_event_size=_MAX_HEAD_BYTES)
@@ -200,7 +202,9 @@ class GuardedConnection:
 
     async def _send(self, event: Any) -> None:
         self._writer.write(self._http.send(event) or b"")
-        if self._writer.transport.get_write_buffer_size():  # it does not take it as fast as it comes
+        if (
+            self._writer.transport.get_write_buffer_size()
+        ):  # the client takes the answer more slowly than it comes
             async with asyncio.timeout(_STALLED_S):
                 await self._writer.drain()
 
@@ -217,7 +221,7 @@ class GuardedConnection:
         await self._send(h11.Response(status_code=refusal.status, headers=headers))
         await self._send(h11.Data(data=text))
         await self._send(h11.EndOfMessage())
-        if not is_over:  # closed while it still sends, the answer would be lost on the way
+        if not is_over:  # if the connection closed while the client still sends, the answer would be lost
             self._writer.write_eof()
             async with asyncio.timeout(_LINGER_S):
                 while await self._reader.read(_PIECE_BYTES):
@@ -225,7 +229,7 @@ class GuardedConnection:
 
 
 def _handed_on(headers: Any, but: bytes = b"") -> list[tuple[bytes, bytes]]:
-    """Return the headers that are for the other end, and not of this connection."""
+    """Return the headers that are meant for the other end, not for this connection alone."""
     return [
         (name, value)
         for name, value in headers.raw_items()
@@ -237,8 +241,8 @@ def _handed_on(headers: Any, but: bytes = b"") -> list[tuple[bytes, bytes]]:
 async def _asked(server: Path, request: bytes) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
     """Send a request to the server and yield what receives the next bytes of its answer.
 
-    Plain socket calls, as the answer may come before the request was read, and the connection may end then: a stream
-    would give the broken pipe in the place of the answer.
+    It uses plain socket calls because the server may answer and close before it has read the request: a stream would
+    then report the broken pipe instead of the answer.
     """
     loop = asyncio.get_running_loop()
     with socket.socket(socket.AF_UNIX) as connection:

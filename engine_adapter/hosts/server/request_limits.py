@@ -1,9 +1,9 @@
-"""Bounds on what a request may have the engine parse, and on what it has it parse in vain.
+"""Bounds on what a request may have the engine parse.
 
-The engine reads grammars, JSON schemas and patterns by functions that call themselves, without a bound: 50,000 nested
-parentheses in a grammar, 10,000 references that lead from one to the next, schemas 20,000 deep or a name of a million
-letters each end the process, and 100,000 alternatives keep it busy for half a minute. None of the bounds is near to
-what a real request has, nor to what the engine cannot do.
+The engine reads grammars, JSON schemas and patterns by recursive functions without a bound. 50,000 nested parentheses
+in a grammar, 10,000 references that lead from one to the next, a schema 20,000 deep and a name of a million letters
+each end the process, and 100,000 alternatives keep it busy for half a minute. The bounds are far above what real
+requests have, and far below what the engine cannot do.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _DATA = frozenset(
         "logit_bias", "messages", "prompt", "query", "system", "texts", "tokens",
     }
 )  # fmt: skip
-"""What a model reads, or numbers: as long as it likes. In every other field there may be a grammar or a schema."""
+"""Fields with text for the model, or with numbers, of any length. Any other field may have a grammar or a schema."""
 
 _SOME_DATA = "its messages or prompt"
 
 
 class RefusedRequestError(Exception):
-    """A body that is not handed on; the message is for the client."""
+    """A body that is not passed on; the message is for the client."""
 
 
 def checked_body(body: bytes) -> bytes:
-    """Return the JSON to hand on: written anew, so that the engine reads what was looked at. A body may be empty.
+    """Return the JSON to pass on, written anew, so that the engine reads what was checked. A body may be empty.
 
     Raises `RefusedRequestError`.
     """
@@ -55,7 +55,7 @@ def checked_body(body: bytes) -> bytes:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except RecursionError:
         raise _too_deep("the body") from None
-    except ValueError as error:  # of the text, its encoding or a number
+    except ValueError as error:  # the text, its encoding or a number is wrong
         raise RefusedRequestError(f"the body is no JSON: {error}") from error
 
 
@@ -79,7 +79,7 @@ def _check(value: Any) -> None:
 
 
 def _check_schemas(value: Any) -> None:
-    """Bound everything that is not plain data, whatever its field is called: names of fields come and go."""
+    """Bound everything that is not plain data, whatever its field is called, as releases rename fields."""
     size = len(json.dumps(value, ensure_ascii=False))
     _require(f"what the body has beside {_SOME_DATA}", "characters", size, MAX_SCHEMA_BYTES)
     references = set()
@@ -93,14 +93,14 @@ def _check_schemas(value: Any) -> None:
             _require("a list of a schema or option", "items", len(part), MAX_ITEMS)
         elif isinstance(part, str):
             _require("a text of a schema or option", "groups, '('", part.count("("), MAX_GROUPS)
-    # One reference may lead to the next: all are followed on top of one another.
+    # One reference may lead to the next, and the engine follows them recursively.
     _require(
         "following its schemas' references", "levels", len(references) * _depth(value), MAX_SCHEMA_LEVELS
     )
 
 
 def _check_arguments(messages: Any) -> None:
-    """Bound the depth of calls' arguments, which are JSON in a text: templates get them parsed."""
+    """Bound the depth of calls' arguments, which are JSON in a string that the engine parses for templates."""
     for part in _values(messages):
         arguments = part.get("arguments") if isinstance(part, dict) else None
         if isinstance(arguments, str):

@@ -3,10 +3,11 @@
     engine ── TierManager ── TierBinding ── xllamacpp.Server ── Unix socket ── ServerGuard ── clients
                                              loads the skeleton, computes on our device, misses come to the binding
 
-The wheel's Server holds the interpreter's lock while it is made and while it is freed. In the former the engine runs a
-graph (a trial of two tokens, whose output it does not read), in the latter it may run one, and a miss would wait for
-that lock forever: so the trial gets zeros for experts, and before the end misses are refused. A request that is under
-way when the server is freed would never end either: so all connections are closed first.
+The wheel's Server holds the interpreter's lock while it is made and while it is freed. While it is made, the engine
+runs a graph (a trial of two tokens, whose output it does not read), and while it is freed, the engine may run a graph.
+A miss would wait for the lock forever. So the trial gets zeros for missing experts, and misses are refused before the
+server is freed. A request that runs while the server is freed would never end either, so all connections are closed
+first.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ WITHOUT_MEMORY = frozenset({"nomic-bert-moe", "llada-moe", "rnd1"})
 """Architectures without a key-value cache, on which the engine makes no trial: their first graph is a request's."""
 
 _ALL_LAYERS = 999
-_SHUT_TIMEOUT_S = 10  # for requests to notice that their clients are gone; they look once a second
+_SHUT_TIMEOUT_S = (
+    10  # the time for requests to notice that their clients are gone, which they check once a second
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class ServerOptions:
     n_threads: int = 0
     api_key: str | None = None
     verbosity: int = 2
-    """Of the engine's own log on standard error: 1 errors, 2 warnings, 3 each request, 5 all."""
+    """What the engine logs on standard error: 1 errors, 2 warnings, 3 each request, 5 everything."""
     allowed_hosts: tuple[str, ...] = ()
     """Names besides `host` and those of loopback that clients may ask for."""
 
@@ -81,7 +84,7 @@ class ServerOptions:
 
 
 class TieredServer:
-    """A running server and the tiers that serve its experts. One a process."""
+    """A running server and the tiers that serve its experts. A process has at most one."""
 
     _one: ClassVar[threading.Lock] = threading.Lock()
 
@@ -103,7 +106,7 @@ class TieredServer:
         """Make the tiers, load the model through them and listen. The interpreter stands still meanwhile.
 
         Raises:
-            BusyError: this process serves already. ConfigError: the address cannot be had. BudgetError: a budget
+            BusyError: this process serves already. ConfigError: the address cannot be used. BudgetError: a budget
                 is below what the model needs. EngineError: the engine refused; it has said why on standard error.
         """
         with ExitStack() as closing:
@@ -132,7 +135,7 @@ class TieredServer:
             params.hostnames = [str(path)]
             _place_in_tiers(params, engine, table, binding, placement)
             if placement.tensors is not None:
-                tiers.drain()  # whole layers are on their way, and what is cannot arrive meanwhile
+                tiers.drain()  # queued experts could not arrive while the interpreter stands still
             raise_pending()
             with _only_ours(engine, placement):
                 server = _load(params, table, binding)
@@ -159,7 +162,7 @@ class TieredServer:
         with interrupts_deferred():
             if self._server is not None:
                 self.binding.refuse_misses()
-                _silence(self._engine)  # it would call what follows unexpected
+                _silence(self._engine)  # it would log that the end of the connections is unexpected
                 self._guard.close()  # its thread could not run while the server is freed
                 shut_sockets(str(self._server.listening_address), _SHUT_TIMEOUT_S)
                 self._server = None
@@ -181,10 +184,10 @@ def _load(params: Any, table: ExpertTable, binding: AnyBinding) -> Any:
     if table.architecture in WITHOUT_MEMORY:
         binding.refuse_misses()
     else:
-        binding.blank_next_graph()
+        binding.zero_fill_next_graph()
     try:
         server = wheel.Server(params)
-        server.handle_metrics()  # answered by the server's loop: an end before that has begun would be lost
+        server.handle_metrics()  # returns once the server's loop runs; a stop before that would be lost
         return server
     except (RuntimeError, ValueError) as error:
         ours = binding.take_error()[0]
@@ -210,7 +213,7 @@ def stock_params(model: str, options: ServerOptions) -> Any:
     params.cpuparams.n_threads = threads
     params.cpuparams_batch.n_threads = threads
     params.api_keys = [options.api_key] if options.api_key else []
-    params.cors_origins = "localhost"  # any web page could ask a server without a key otherwise
+    params.cors_origins = "localhost"  # otherwise any web page could use a server without a key
     params.cors_credentials = False
     params.verbosity = options.verbosity
     params.endpoint_metrics = True
@@ -229,7 +232,7 @@ def _place_in_tiers(
     params.model_alias = [table.path.name]
     params.n_gpu_layers = _ALL_LAYERS
     with _names_of_experts(engine, table, binding, placement) as overrides:
-        params.tensor_buft_overrides = overrides  # whose names are looked up here
+        params.tensor_buft_overrides = overrides  # the wheel looks their names up in this assignment
     if placement.tensors is not None:
         params.split_mode = wheel.llama_split_mode.LLAMA_SPLIT_MODE_TENSOR
         shares = list(placement.tensors.shares or ())
@@ -265,9 +268,9 @@ def _names_of_experts(
 
 @contextmanager
 def _only_ours(engine: LoadedEngine, placement: Placement) -> Iterator[None]:
-    """Let the wheel's server, whose parameters name no devices, find those of the placement and no other GPU.
+    """Let the wheel's server, whose parameters name no devices, find the placement's devices and no other GPU.
 
-    Others would take what is not experts, as memory of ours is of their own kind too, and split the graph everywhere.
+    The server would place tensors that are not experts on any other GPU, and graphs would be split between the GPUs.
     """
     if not placement.is_split:
         yield
@@ -281,7 +284,7 @@ def _only_ours(engine: LoadedEngine, placement: Placement) -> Iterator[None]:
 
 
 def _require_engine_order(engine: LoadedEngine, placement: Placement) -> None:
-    """Raise ConfigError where devices are named in another order than the wheel's server uses them in."""
+    """Raise ConfigError where MOE_DEVICE names devices in another order than the one in which the server uses them."""
     order = [device["name"] for device in engine.devices()]
     wanted = sorted(placement.devices, key=order.index)
     if wanted != list(placement.devices):
@@ -292,12 +295,12 @@ def _require_engine_order(engine: LoadedEngine, placement: Placement) -> None:
 
 
 def _wheel() -> Any:
-    """Return the wheel's Python module; not before the engine is loaded, whose library it is."""
+    """Return the wheel's Python module. It has the engine's library, so call this after the engine is loaded."""
     return importlib.import_module("xllamacpp")
 
 
 def _silence(engine: LoadedEngine) -> None:
-    """Have the server log nothing from now on; the next one that is made sets its own verbosity."""
+    """Have the server log nothing from now on; the next server sets its own verbosity."""
     engine.symbol("_Z30common_log_set_verbosity_tholdi", None, ct.c_int)(-1)
 
 

@@ -1,4 +1,4 @@
-"""Closes the Unix socket of a server of this process that has no call for it."""
+"""Closes the Unix socket of a server in this process, as the server has no call for that."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_FILES = 1 << 16
 def shut_sockets(url: str, timeout_s: float) -> bool:
     """Shut the listening socket of `url` and all connections to it; return whether all are gone in time.
 
-    Their owner closes them when it is done with what it did for them: as if all clients had left.
+    The server then closes its ends when it has finished their requests, as if all clients had left.
     """
     path = urlsplit(url).path
     deadline = time.monotonic() + timeout_s
@@ -29,7 +29,7 @@ def shut_sockets(url: str, timeout_s: float) -> bool:
             with connection:
                 if connection.family == socket.AF_UNIX and connection.getsockname() == path:
                     n_open += 1
-                    with suppress(OSError):  # it is shut already
+                    with suppress(OSError):  # the socket is shut already
                         connection.shutdown(socket.SHUT_RDWR)
         if n_open == 0 or time.monotonic() > deadline:
             return n_open == 0
@@ -39,7 +39,7 @@ def shut_sockets(url: str, timeout_s: float) -> bool:
 def _sockets() -> Iterator[socket.socket]:
     """Yield a duplicate of each socket of this process."""
     for descriptor in _descriptors():
-        with suppress(OSError):  # closed since it was listed, or no socket
+        with suppress(OSError):  # closed since it was listed, or not a socket
             duplicate = os.dup(descriptor)
             try:
                 connection = socket.socket(fileno=duplicate)
@@ -50,7 +50,7 @@ def _sockets() -> Iterator[socket.socket]:
 
 
 def _descriptors() -> list[int]:
-    """Return numbers that may be open files of this process: those that are, or all where there is no /proc."""
+    """Return the numbers of this process's open files, or all possible numbers where there is no /proc."""
     try:
         return [int(link.name) for link in _OPEN_FILES.iterdir()]
     except OSError:

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from expertier.planner.policy import policy
 from expertier.planner.policy.kind import PolicyKind
 from expertier.planner.policy.operations import IN_DIRECTORY, entry_of
 from expertier.planner.policy.outcome import Outcome
@@ -27,9 +26,7 @@ from expertier.planner.policy.tables import (
 _libc: Any = ctypes.PyDLL(None)  # keeps the interpreter's lock, as compiled code does
 _blocking: Any = ctypes.CDLL(None)
 _FUNCTIONS: dict[int, Callable[..., int]] = {
-    entry_of(operation.name): getattr(policy, operation.name)
-    for operation in IN_DIRECTORY
-    if operation.name != "begin"
+    entry_of(operation.name): operation.function() for operation in IN_DIRECTORY if operation.name != "begin"
 }
 
 

@@ -1,12 +1,12 @@
 """The policy's calls together with the layer's lock: taken, used and given back in one compiled call.
 
-CPython looks for signals between two instructions of Python code, and runs none in here: an exception never comes
-between the lock and what gives it back, as an engine's threads wait for it without a limit.
+CPython looks for signals between two instructions of Python code, and a compiled call has none. So no exception comes
+between taking the lock and giving it back; that matters because an engine's threads wait for the lock without a limit.
 
-`held` are the slots of a call's n experts, and behind them whether these are pinned: n + 1 numbers, the last of them 0
-at first. It says what is to be undone, whenever the caller was interrupted; letting go of what is not pinned does
-nothing. Those that may block let go of the interpreter's lock; the `try_` ones keep it, and return BUSY where another
-thread has the layer's, and have done nothing then.
+`held` is an array of n + 1 numbers: the slots of a call's n experts, and then 1 where these slots are pinned or 0 where
+they are not, as at first. So an interrupted caller knows what it has to undo; a call that unpins does nothing where the
+slots are not pinned. Calls that may block give up the interpreter's lock meanwhile. The `try_` calls keep it; where
+another thread has the layer's lock they return BUSY and have changed nothing.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _F = TypeVar("_F", bound=Callable[..., int])
 class LockedCalls:
     """The functions; each takes a directory's address, the locks' address and a layer first."""
 
-    take_hits: Callable[[int, int, int, I32, I32], int]
-    give_back: Callable[[int, int, int, I32], int]
-    try_take: Callable[[int, int, int, I32, I32, I32], int]
-    take: Callable[[int, int, int, I32, I32, I32, int, int], int]
+    try_pin_hits: Callable[[int, int, int, I32, I32], int]
+    try_release_held: Callable[[int, int, int, I32], int]
+    try_begin_held: Callable[[int, int, int, I32, I32, I32], int]
+    begin_held: Callable[[int, int, int, I32, I32, I32, int, int], int]
     try_update_held: Callable[[int, int, int, int, I32], int]
     update_held: Callable[[int, int, int, int, I32], int]
     resident_first: Callable[[int, int, int, I32], int]
@@ -81,7 +81,7 @@ def _compiled(*arguments: Any, nogil: bool = False) -> Callable[[_F], _F]:
 
 
 def _deferred(function: _F) -> _F:
-    """Keep interrupts out of a function that is not compiled."""
+    """Defer interrupts in a function that is not compiled."""
 
     @wraps(function)
     def call(*arguments: Any) -> int:
@@ -100,7 +100,7 @@ def _build(stamp: int) -> LockedCalls:
     """Compile. `stamp` is a cell of each, and so part of its key in Numba's cache."""
 
     @_compiled(int64, int64, int64, _ARRAY, _ARRAY)
-    def take_hits(directory: int, locks: int, layer: int, experts: I32, held: I32) -> int:
+    def try_pin_hits(directory: int, locks: int, layer: int, experts: I32, held: I32) -> int:
         n = len(experts)
         if not accepts(directory, layer, stamp) or len(held) != n + 1:
             return _BAD_CALL
@@ -124,7 +124,7 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     @_compiled(int64, int64, int64, _ARRAY)
-    def give_back(directory: int, locks: int, layer: int, held: I32) -> int:
+    def try_release_held(directory: int, locks: int, layer: int, held: I32) -> int:
         n = len(held) - 1
         if n < 0 or not accepts(directory, layer, stamp):
             return _BAD_CALL
@@ -141,7 +141,9 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     @_compiled(int64, int64, int64, _ARRAY, _ARRAY, _ARRAY)
-    def try_take(directory: int, locks: int, layer: int, experts: I32, held: I32, miss_index: I32) -> int:
+    def try_begin_held(
+        directory: int, locks: int, layer: int, experts: I32, held: I32, miss_index: I32
+    ) -> int:
         n = len(experts)
         if not accepts(directory, layer, stamp) or len(held) != n + 1 or len(miss_index) < n:
             return _BAD_CALL
@@ -155,7 +157,7 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     @_compiled(int64, int64, int64, _ARRAY, _ARRAY, _ARRAY, int64, int64, nogil=True)
-    def take(
+    def begin_held(
         directory: int,
         locks: int,
         layer: int,
@@ -248,5 +250,12 @@ def _build(stamp: int) -> LockedCalls:
         return status
 
     return LockedCalls(
-        take_hits, give_back, try_take, take, try_update_held, update_held, resident_first, begin_prefetch
+        try_pin_hits,
+        try_release_held,
+        try_begin_held,
+        begin_held,
+        try_update_held,
+        update_held,
+        resident_first,
+        begin_prefetch,
     )

@@ -1,7 +1,7 @@
 """The policy as C function pointers: an engine's threads call it without Python and without its lock.
 
 Each operation of the table `operations.py` becomes a C function. It takes a directory (`Residency.directory_address`)
-and a layer first; the caller holds the layer's lock. It returns what the operation's function in `policy.py` returns,
+and a layer first; the caller holds the layer's lock. It returns what the operation's function returns,
 and BAD_CALL where the directory has no such layer or comes from another version of the policy. `begin` serves every
 policy: it calls the `begin` of the directory's own policy.
 """
@@ -18,11 +18,10 @@ import numpy as np
 
 from expertier.compiled_functions import cached_cfunc
 from expertier.errors import ConfigError
-from expertier.planner.policy import policy
 from expertier.planner.policy.calls.c_calls import call_begin, signature_of
 from expertier.planner.policy.calls.entry_points import EntryPoints
 from expertier.planner.policy.kind import PolicyKind
-from expertier.planner.policy.operations import OPERATIONS
+from expertier.planner.policy.operations import OPERATIONS, Operation
 from expertier.planner.policy.outcome import Outcome
 from expertier.planner.policy.rule import Rule
 from expertier.planner.policy.tables import (
@@ -106,7 +105,7 @@ def _build(stamp: int) -> EntryPoints:
     templates = _templates(stamp)
     functions = {"begin": begin}
     for row in OPERATIONS[1:]:
-        function = _specialised(templates[row.shape], row.name)
+        function = _specialised(templates[row.shape], row)
         functions[row.name] = cached_cfunc(signature_of(*row.shape))(function)
     return EntryPoints(functions)
 
@@ -149,14 +148,14 @@ def operation(*_arguments: Any) -> int:
     raise AssertionError("a template was called")
 
 
-def _specialised(template: Callable[..., int], name: str) -> Callable[..., int]:
-    """Return the template with the policy's function `name` in the place of `operation`.
+def _specialised(template: Callable[..., int], row: Operation) -> Callable[..., int]:
+    """Return the template with the function of the table's `row` in the place of `operation`.
 
     The function is a global of the copy and not a cell: Numba pickles cells into the cache's key, and a compiled
     function pickles differently in each process. The name makes the key unique.
     """
     assert isinstance(template, FunctionType)
-    names = {**template.__globals__, "operation": getattr(policy, name)}
-    copy = FunctionType(template.__code__, names, name, None, template.__closure__)
-    copy.__module__, copy.__qualname__ = __name__, name
+    names = {**template.__globals__, "operation": row.function()}
+    copy = FunctionType(template.__code__, names, row.name, None, template.__closure__)
+    copy.__module__, copy.__qualname__ = __name__, row.name
     return copy

@@ -8,10 +8,10 @@ top-4 of 32, 560 sequences of single-row decode, each from cold; hits in percent
     8 of 32                        68.85             67.12    65.02
     16 of 32                       90.65             90.35    88.86
 
-When the topic changes, old heat misleads. Two averages of the share of hits tell: one over about 4 calls and
-one over about 64. While the short one misses half as much again as the long one, and 10 points more, heat is
-halved every 5 calls. Both begin at 0, so that a cold start is no change of topic. docs/measurements.md says what
-this is worth.
+When the topic changes, old heat misleads. Two averages of the share of hits show a change: one over about 4
+calls and one over about 64. While the short average has half as many misses again as the long one, and 10 points
+more, heat is halved every 5 calls. Both averages begin at 0, so that a cold start does not count as a change of
+topic. docs/measurements.md says how much this gains.
 """
 
 from __future__ import annotations

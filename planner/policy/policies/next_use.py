@@ -1,19 +1,20 @@
-"""Next use: the expert leaves first whose next use a linear model, learned while the layer runs, expects last.
+"""Next use: a linear model, which learns while the layer runs, predicts each expert's next use; the last leaves first.
 
-The model says how near the next use of each expert of the layer is: 1 for the very next call, a share of that for
-each call later. It adds up
+The model says how near the next use of each expert of the layer is: 1 for the very next call, and a smaller share for
+each later call. Its prediction is the sum of
 
     how much the expert was used of late     heat (+16 a use, halved every 20 calls) and a shorter average, weighted
-    the experts of this call and the last    tables [experts, experts]: who comes after whom
-    every two experts of this call           a table [rows, experts], in which they share rows by a hash
+    the experts of this call and the last    tables [experts, experts]: which expert follows which
+    every two experts of this call           a table [rows, experts], in which pairs share rows by a hash
 
-and learns from what it said LOOK_AHEAD calls ago: everything that it added up moves a little against the error (least
-mean squares). It sees the layer's own calls alone, needs no training and no logits. How far it looks follows
-the slots: with few of them only the next calls matter. The larger a call, the less its experts say: a call of
-more than PAIRS_UP_TO experts is not looked at in pairs, one of more than MOST_ASKED (a prompt) only as heat.
+The model learns from its prediction of LOOK_AHEAD calls ago: each number in that sum moves a little against the error
+(least mean squares). It sees only the layer's own calls and needs neither training nor logits. How far it looks ahead
+depends on the slots: with few slots only the next calls matter. The larger a call, the less its experts say: the model
+looks at no pairs in a call of more than PAIRS_UP_TO experts, and counts a call of more than MOST_ASKED experts (a
+prompt) only as heat.
 
-Everything is whole numbers, 16384ths where they are shares, so that compiled code and the interpreter agree.
-docs/measurements.md says what it is worth and what it costs, docs/measurements/next-use.md what else was tried.
+All numbers are integers, and shares are 16384ths, so that compiled code and the interpreter agree. docs/measurements.md
+says what the policy gains and costs, docs/measurements/next-use.md what else was tried.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ MOST_PAIR_ROWS = 1024
 
 _ONE_BITS = 14
 _ONE = 1 << _ONE_BITS
-_LIMIT = 2 * _ONE - 1  # of what is said; twice that still fits 16 bits less the sign
+_LIMIT = 2 * _ONE - 1  # of a prediction; twice that still fits 16 bits without the sign
 
-# A step of learning is an error's 2^-n-th part: of single experts, of pairs; one finer where slots are many.
+# A step of learning is the 2^-n-th part of an error: n for single experts and n for pairs; 1 more where slots are many.
 _STEP_BITS, _PAIR_STEP_BITS = 9, 8
 _MANY_SLOTS = 4  # for each expert of a call
 
@@ -57,7 +58,7 @@ _WEIGHT_STEP_BITS = _ONE_BITS + 15 - _WEIGHT_BITS + 7
 _SINCE, _HEAT_WEIGHT, _RECENT_WEIGHT = range(3)
 _HEAD = 4
 
-# A rank is 1 + what was said * 2^28 + the call of the last use.
+# A rank is 1 + the prediction * 2^28 + the call of the last use.
 _USE_BITS = 28
 _LAST_USE = (1 << _USE_BITS) - 1
 _CALL = (1 << 31) - 1  # calls as int32
@@ -74,19 +75,19 @@ class Model(NamedTuple):
     last: I32
     """[width] the call of the last use."""
     said: I32
-    """[width] what was said in the last call."""
+    """[width] the predictions of the last call."""
     change: I16
     """[width] scratch."""
     asked: int
-    """Of the last LOOK_AHEAD calls: how many experts, and which; int32[1 + MOST_ASKED] each."""
+    """For each of the last LOOK_AHEAD calls: the number of its experts, and the experts; int32[1 + MOST_ASKED]."""
     errors: int
-    """Of the same calls: what came less what was said."""
+    """For each of the same calls: what came minus what was predicted."""
     seen: int
-    """Of every fourth of them: two rows, `recent` and heat as they were."""
+    """For every fourth of these calls: two rows, `recent` and heat as they were."""
     follows: int
-    """Row e: what it means for each expert that e is in this call."""
+    """Row e: what it says of each expert that e is in this call."""
     lags: int
-    """Row e: the same where e was in the call before."""
+    """Row e: what it says of each expert that e was in the call before."""
     pairs: int
 
 
@@ -97,7 +98,7 @@ def _padded(n_experts: int) -> int:
 
 @compiled
 def _pair_rows(width: int) -> int:
-    """Return a power of two: enough for all pairs of 45 experts, and no more numbers than MOST_PAIR_ROWS * 256."""
+    """Return a power of two: rows for all pairs of 45 experts, with at most MOST_PAIR_ROWS * 256 numbers in all."""
     return MOST_PAIR_ROWS if width <= 256 else MOST_PAIR_ROWS >> 1
 
 
@@ -168,7 +169,7 @@ def _fade(view: LayerView, model: Model) -> None:
 
 @compiled
 def _note_uses(view: LayerView, model: Model, experts: I32, n: int, now: int) -> None:
-    """Tell the calls before how near a use was, for whose experts it is the first since."""
+    """Write into the errors of earlier calls how near this call's uses were, where they are the first uses since."""
     fading = max(_ONE - _ONE * n // (2 * len(view.owner)), _ONE >> 1)
     for i in range(n):
         expert = int(experts[i])
@@ -193,7 +194,7 @@ def _scale(model: Model, error: I16, bits: int) -> None:
 
 @compiled
 def _move(row: I16, change: I16) -> None:
-    """Add `change`; what leaves 16 bits comes in at the other end, which a bounded error does not bring about."""
+    """Add `change`. Sums wrap around at 16 bits; bounded errors never get that far."""
     for expert in range(len(change)):
         row[expert] = ((int(row[expert]) + int(change[expert]) + 32768) & 65535) - 32768
 
@@ -215,7 +216,7 @@ def _learn(view: LayerView, model: Model, turn: int, finer: int) -> None:
             for j in range(i):
                 number = _pair(model, int(then[1 + i]), int(then[1 + j]))
                 _move(_row(model, model.pairs, number), model.change)
-    # It was the call before the next one, whose error is known but for the farthest use.
+    # It was the last call before the next turn's, whose error is known except for the farthest use.
     _scale(model, _row(model, model.errors, (turn + 1) % LOOK_AHEAD), _STEP_BITS + finer)
     for i in range(n_then):
         _move(_row(model, model.lags, int(then[1 + i])), model.change)
@@ -237,7 +238,7 @@ def _learn_weight(view: LayerView, model: Model, error: I16, turn: int, weight: 
 
 @compiled
 def _say(view: LayerView, model: Model, experts: I32, n: int, turn: int) -> None:
-    """Say of each expert how near its next use is."""
+    """Predict how near each expert's next use is."""
     said = model.said
     recent_weight, heat_weight = int(view.notes[_RECENT_WEIGHT]), int(view.notes[_HEAT_WEIGHT])
     for expert in range(len(view.heat)):
@@ -266,7 +267,7 @@ def _add(said: I32, row: I16) -> None:
 
 @compiled
 def _remember(view: LayerView, model: Model, experts: I32, n: int, turn: int) -> None:
-    """Keep what learning from this call takes."""
+    """Save what learning from this call needs."""
     error = _row(model, model.errors, turn)
     for expert in range(model.width):
         error[expert] = -min(max(int(model.said[expert]), -_LIMIT), _LIMIT)
@@ -290,7 +291,7 @@ def _rank(said: int, call: int) -> int:
 
 @compiled
 def step(view: LayerView, experts: I32, n: int, n_missing: int, now: int) -> None:
-    """Learn from what came, and say anew how near each expert's next use is."""
+    """Learn from the call, and predict anew how near each expert's next use is."""
     model = _model(view)
     if now == 1:
         view.notes[_HEAT_WEIGHT] = _FIRST_WEIGHT
@@ -317,7 +318,7 @@ def use(view: LayerView, expert: int, now: int) -> int:
 
 
 def reheated(ranks: I64, heat: I64) -> I64:
-    """Let the heat stand for what was said, as nothing was yet of residents that nobody used."""
+    """Take the heat for the prediction, as there is none yet of residents that no call has used."""
     return 1 + (((heat * _ONE // HEAT_LIMIT + _LIMIT) << _USE_BITS) | ((ranks - 1) & _LAST_USE))
 
 

@@ -1,1 +1,1 @@
-"""The command line: app.py has the commands and their exit codes; one file for each larger one, and what they print."""
+"""The command line: app.py has the commands and exit codes; larger commands and reports have own files."""

@@ -17,12 +17,14 @@ ExpertCacheMib = Annotated[
 HostPoolMib = Annotated[str | None, typer.Option(metavar="MIB|auto", help="L2 pool (MOE_HOST_POOL_MIB).")]
 HostPoolFrac = Annotated[
     str | None,
-    typer.Option(metavar="PERCENT", help="What auto takes of the expert bytes (MOE_HOST_POOL_FRAC)."),
+    typer.Option(
+        metavar="PERCENT", help="Share of the expert bytes that auto takes for L2 (MOE_HOST_POOL_FRAC)."
+    ),
 ]
 Policy = Annotated[str | None, typer.Option(help=f"{one_of(PolicyKind)} (MOE_POLICY).")]
 FileMode = Annotated[str | None, typer.Option(help=f"{one_of(Modes)} (MOE_FILE_MODE).")]
 SlabVmm = Annotated[
-    str | None, typer.Option(metavar="0|1", help="A slab on a GPU that can be resized (MOE_SLAB_VMM).")
+    str | None, typer.Option(metavar="0|1", help="1: the slab on a GPU can be resized (MOE_SLAB_VMM).")
 ]
 
 Device = Annotated[

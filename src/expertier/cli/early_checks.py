@@ -12,7 +12,7 @@ _METRICS_HOST = "127.0.0.1"
 
 
 def check_threads(n_threads: int) -> None:
-    """Raise ConfigError for more threads than processors: the engine's wait for each other, turning."""
+    """Raise ConfigError for more threads than processors: the engine's threads would spin, waiting for each other."""
     processors = len(os.sched_getaffinity(0))
     if n_threads > processors:
         raise ConfigError(
@@ -32,7 +32,7 @@ def check_prompt(prompt: str) -> None:
 
 
 def require_context(n_ctx: int, n_prompt: int, n_new: int) -> None:
-    """Raise ConfigError where a context is too short for a prompt of so many tokens and what follows it."""
+    """Raise ConfigError where a context is too short for a prompt and the tokens that follow it."""
     if n_ctx < n_prompt + n_new:
         raise ConfigError(
             f"--ctx {n_ctx} is too small for {n_prompt} prompt tokens and {n_new} new ones; "
@@ -41,7 +41,7 @@ def require_context(n_ctx: int, n_prompt: int, n_new: int) -> None:
 
 
 def check_metrics(port: int | None, server: ServerOptions) -> None:
-    """Raise ConfigError where metrics cannot be served: the package is missing, or the port is not to be had."""
+    """Raise ConfigError where metrics cannot be served: the package is missing, or the port cannot be listened on."""
     if port is None:
         return
     if importlib.util.find_spec("prometheus_client") is None:

@@ -22,7 +22,8 @@ def exec_tool(
     llama_cpp: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="The llama.cpp that the tool belongs to; else the folder it lies in."
+            metavar="DIR",
+            help="The llama.cpp that the tool belongs to; by default the folder that it lies in.",
         ),
     ] = None,
 ) -> None:

@@ -34,23 +34,30 @@ _KV_TYPES = {"f16": (2, 1), "q8_0": (34, 32), "q4_0": (18, 32), "f32": (4, 1)}
 _CARD = {"vram_gbs": 450.0, "link_gbs": 20.0, "disk_gbs": 3.0}
 
 _CARD_LAYER_S = 9e-5  # a layer through the proxy on an H200 took 80 to 110 us, weights included
-_CARD_PREFILL = (
-    6  # wide batches use a byte of weights so many times in the time that decode reads it once: a guess
-)
+# In the time that decode reads a byte of weights once, wide batches use it so many times: a guess.
+_CARD_PREFILL = 6
 
 
 def plan(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)],
     vram: Annotated[
         str | None,
-        typer.Option(metavar="SIZE", help="All memory of a card, such as 16GiB; none: the host computes."),
+        typer.Option(
+            metavar="SIZE", help="All memory of a card, such as 16GiB. Without a card the host computes."
+        ),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Or: what is free on this one: auto, hip:N or cuda:N.")
+        str | None,
+        typer.Option(
+            metavar="NAME", help="Instead of --vram: the free memory of this device: auto, hip:N or cuda:N."
+        ),
     ] = None,
-    devices: Annotated[int, typer.Option(min=1, help="So many such cards share the layers.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, help="How many such cards share the layers.")] = 1,
     ram: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="All RAM that may be used; else what is available now.")
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="All RAM that may be used; by default the RAM that is available now."
+        ),
     ] = None,
     ctx: Annotated[int, typer.Option("--ctx", "-c", min=1, help="Context length in tokens.")] = 4096,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,
@@ -58,22 +65,23 @@ def plan(
     kv_type: Annotated[str, typer.Option(metavar="TYPE", help=", ".join(_KV_TYPES) + ".")] = "f16",
     full_windows: Annotated[
         bool,
-        typer.Option(help="Sliding blocks keep the whole context, as `run` has it and llama-server has not."),
+        typer.Option(help="Sliding blocks keep the full context, as in `run` but not in llama-server."),
     ] = False,
     trace: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Recorded routing of this model, replayed for the hit rate."),
     ] = None,
     profile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A routing profile: for the slots, and the hit rate.")
+        Path | None,
+        typer.Option(metavar="FILE", help="A routing profile, for the slots and for the hit rate."),
     ] = None,
     expert_cache_mib: Annotated[str | None, typer.Option(metavar="MIB|auto", help="L1 arena.")] = None,
     host_pool_mib: Annotated[str | None, typer.Option(metavar="MIB|auto", help="L2 pool.")] = None,
     headroom_mib: Annotated[
-        str | None, typer.Option(metavar="MIB", help="Left to the driver (MOE_SLAB_HEADROOM_MIB).")
+        str | None, typer.Option(metavar="MIB", help="Memory to leave to the driver (MOE_SLAB_HEADROOM_MIB).")
     ] = None,
     rail_mib: Annotated[
-        str | None, typer.Option(metavar="MIB", help="Left free (MOE_POOL_RAIL_MIB).")
+        str | None, typer.Option(metavar="MIB", help="Memory to leave free (MOE_POOL_RAIL_MIB).")
     ] = None,
     cap_mib: Annotated[
         str | None, typer.Option(metavar="MIB", help="Most for L1 (MOE_POOL_CAP_MIB).")
@@ -169,7 +177,7 @@ def _card_here(name: str, threads: int) -> tuple[tuple[int, ...], MachineRates |
 def _routing(
     table: ExpertTable, trace: Path | None, profile: Path | None, policy: str
 ) -> tuple[HitRates, HitRates | None, Any]:
-    """Return where hit rates come from, the optimum beside it where there is a recording, and uses for the slots."""
+    """Return where hit rates come from, the optimum of a recording, and the uses that slots are planned by."""
     demands = table.layer_demands()
     blocks, n_experts = [layer.block for layer in table.layers], [layer.n_experts for layer in table.layers]
     hits: HitRates = FromExperience(demands)
@@ -194,7 +202,7 @@ def _routing(
 def _rates(
     machine: Machine, threads: int, vram_gbs: float, link_gbs: float, disk_gbs: float
 ) -> tuple[MachineRates, str]:
-    """Return the rates to predict with, and where they are from."""
+    """Return the rates to predict with, and where these rates come from."""
     host = saved_probe(machine_key("host", threads))
     if machine.vram_bytes:
         rates = _card(vram_gbs, link_gbs, disk_gbs)

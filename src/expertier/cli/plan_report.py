@@ -1,4 +1,4 @@
-"""What `expertier plan` says: one document, and the same for a person."""
+"""What `expertier plan` prints: one document, or the same as text for a person."""
 
 from __future__ import annotations
 

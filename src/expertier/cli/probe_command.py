@@ -35,7 +35,10 @@ _NAMES = {
 def probe(
     model: Annotated[
         Path | None,
-        typer.Argument(metavar="[MODEL]", help="Read this file for the disk, not one in the cache folder."),
+        typer.Argument(
+            metavar="[MODEL]",
+            help="Read this file to measure the disk, instead of a file in the cache folder.",
+        ),
     ] = None,
     device: Annotated[str, typer.Option(metavar="NAME", help="host, auto, hip:N or cuda:N.")] = "host",
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
@@ -44,7 +47,7 @@ def probe(
         Path | None,
         typer.Option(metavar="DIR", help="A llama.cpp that you built: its engine, not the wheel's."),
     ] = None,
-    again: Annotated[bool, typer.Option("--again", help="Measure even where it was done before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure even where a saved result exists.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:
     """Measure this machine's paths once: page cache, disk, slots, link, engine; takes seconds; the result is saved."""
@@ -68,7 +71,7 @@ def probe(
 
 
 def _engine(llama_cpp: Path | None, device: Device, say: Any) -> tuple[LoadedEngine | None, str]:
-    """Return the engine and its own name of the device; no engine where it has none of that name."""
+    """Return the engine and its own name of the device; None for an engine that lacks the device."""
     name = engine_name(device.name)
     try:
         engine = open_engine(llama_cpp, say)

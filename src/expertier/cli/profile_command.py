@@ -1,4 +1,4 @@
-"""`expertier profile make` and `show`: routing profiles from recordings, and what they say."""
+"""`expertier profile make` and `show`: make routing profiles from recordings, and show their numbers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def make(
     output: Annotated[Path, typer.Option("--output", "-o", metavar="PROFILE", help="The file to write.")],
     phase: Annotated[
         str | None,
-        typer.Option(metavar="|".join(_PHASES), help="What to count; else decode where there is some."),
+        typer.Option(
+            metavar="|".join(_PHASES),
+            help="The steps to count; by default decode, where the recording has decode.",
+        ),
     ] = None,
     experts: Annotated[
         int | None,

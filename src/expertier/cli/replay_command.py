@@ -29,21 +29,30 @@ def replay(
     ],
     slots: Annotated[int | None, typer.Option(metavar="N", help="Slots a layer.")] = None,
     budget_mib: Annotated[
-        float | None, typer.Option(metavar="MIB", help="Or: L1 in all, as equal numbers of slots.")
+        float | None,
+        typer.Option(
+            metavar="MIB", help="Instead of --slots: the size of L1, shared out as equal numbers of slots."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help=f"{_KINDS}, lru-global, belady; several times; else all."),
+        typer.Option(
+            metavar="NAME",
+            help=f"{_KINDS}, lru-global or belady; may be given several times; by default all.",
+        ),
     ] = None,
     pool_mib: Annotated[float, typer.Option(metavar="MIB", help="L2 under L1.")] = 0,
     sequence: Annotated[
         int | None, typer.Option(metavar="N", help="Only this sequence of the file, counted from 0.")
     ] = None,
     cold: Annotated[
-        bool, typer.Option("--cold", help="Empty all tiers before each sequence; else one follows another.")
+        bool,
+        typer.Option(
+            "--cold", help="Empty all tiers before each sequence, instead of playing one after another."
+        ),
     ] = False,
     prefill_rows: Annotated[
-        int, typer.Option(metavar="N", help="Join so many recorded steps of a prompt in one.")
+        int, typer.Option(metavar="N", help="Join so many recorded steps of a prompt into one.")
     ] = 1,
     decode_rows: Annotated[
         int, typer.Option(metavar="N", help="The same for decode: several rows a step.")
@@ -87,7 +96,7 @@ def _prepared(
     prefill_rows: int,
     decode_rows: int,
 ) -> Trace:
-    """Return what of the file is to be played, with its rows joined."""
+    """Return the part of the recording that is to be played, with its rows joined."""
     calls = recording
     if sequence is not None:
         if not 0 <= sequence < recording.n_sequences:
@@ -139,7 +148,7 @@ def _document(
     longest = int(calls.lengths.max())
     if longest > min(n_slots):
         document["notes"].append(
-            f"calls of up to {longest} experts do not fit {min(n_slots)} slots and run in parts, for which "
+            f"calls of up to {longest} experts do not fit {min(n_slots)} slots and run in groups, for which "
             "belady is a lower bound of misses that no policy may reach"
         )
     return {**policies[0], **document} if len(policies) == 1 else document

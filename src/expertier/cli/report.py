@@ -31,7 +31,7 @@ __all__ = [
 
 @contextmanager
 def progress(console: Console) -> Iterator[Callable[[str], None]]:
-    """Show what is going on, one line a step, with a spinner on the running one where there is a terminal."""
+    """Show the progress, one line a step, with a spinner for the running step where there is a terminal."""
     start = time.monotonic()
     with console.status("starting") as status:
 
@@ -162,7 +162,7 @@ def print_demo(document: dict[str, Any], console: Console) -> None:
 
 
 def spread(numbers: Sequence[int]) -> str:
-    """Return the number that all of some are, or from which to which they go."""
+    """Return the number where all of `numbers` are equal, else the smallest and the largest."""
     first, last = min(numbers), max(numbers)
     return str(first) if first == last else f"{first} to {last}"
 
@@ -207,7 +207,7 @@ def _print_tiers(document: dict[str, Any], console: Console) -> None:
 
 
 def _runs_of_like_layers(layers: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (block numbers, layer) for each run of layers that differ in nothing but their number."""
+    """Yield (block numbers, layer) for each run of layers that differ only in their number."""
     start = 0
     for end in range(1, len(layers) + 1):
         if end < len(layers) and _shape(layers[end]) == _shape(layers[start]):

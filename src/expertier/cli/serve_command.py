@@ -38,20 +38,21 @@ from expertier.tiers.model.table import ExpertTable
 def serve(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="A GGUF file.", show_default=False)],
     host: Annotated[
-        str, typer.Option(help="Address to listen on; others than loopback let other machines in.")
+        str,
+        typer.Option(help="Address to listen on. Other machines can reach any address but a loopback one."),
     ] = "127.0.0.1",
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A name or address besides --host that clients ask for; may be given again. Others are refused.",
+            help="A name or address besides --host that clients ask for; may be given several times.",
             show_default=False,
         ),
     ] = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8080,
     parallel: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 1,
     ctx: Annotated[
-        int, typer.Option("--ctx", "-c", min=1, help="Tokens of context for each of them.")
+        int, typer.Option("--ctx", "-c", min=1, help="Tokens of context for each request.")
     ] = 4096,
     threads: Annotated[int, typer.Option("--threads", "-t", min=0, help="0: one a processor.")] = 0,
     ubatch: Annotated[int, typer.Option(min=1, help="Tokens of a prompt that run at once.")] = 512,

@@ -1,4 +1,4 @@
-"""Standard output that says when it cannot be written, and standard error that never ends a command."""
+"""Standard output that raises our error where it cannot be written, and standard error that never ends a command."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class StandardOutputError(ExpertierError):
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Put guards in the place of both streams for the block, and print at its end what was held back until then.
+    """Put guards in the place of both streams for the block, and flush standard output at its end.
 
-    Raises StandardOutputError in the block, from whatever prints, and at its end.
+    Raises StandardOutputError in the block, where it prints, and at its end.
     """
     before = sys.stdout, sys.stderr
     sys.stdout = cast(TextIO, _Output(sys.stdout))
@@ -57,7 +57,7 @@ class _Stream:
         return self._stream is not None and self._stream.isatty()
 
     def _drop_the_rest(self) -> None:
-        """Send to nowhere what is still held back, so that the interpreter's end does not fail once more."""
+        """Discard the output that is still buffered, so that flushing at the interpreter's end does not fail again."""
         with suppress(OSError, AttributeError, ValueError):
             assert self._stream is not None
             nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -77,7 +77,7 @@ class _Output(_Stream):
             raise _failed(error) from error
 
     def flush(self) -> None:
-        """Print what was held back. Raises StandardOutputError."""
+        """Flush the buffer. Raises StandardOutputError."""
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -88,7 +88,7 @@ class _Output(_Stream):
 
 class _Messages(_Stream):
     def write(self, text: str) -> int:
-        """Say something where somebody can hear it."""
+        """Print, unless standard error is closed or broken."""
         try:
             return len(text) if self._stream is None else self._stream.write(text)
         except OSError:
@@ -96,7 +96,7 @@ class _Messages(_Stream):
             return len(text)
 
     def flush(self) -> None:
-        """Say what was held back."""
+        """Flush the buffer, unless standard error is broken."""
         try:
             if self._stream is not None:
                 self._stream.flush()

@@ -35,32 +35,40 @@ def synth(
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL", help="The GGUF to write.")],
     sequence: Annotated[
-        int | None, typer.Option(min=0, help="Which sequence of the file; else one after another.")
+        int | None,
+        typer.Option(min=0, help="The sequence of the file to replay; by default all, one after another."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to replay, at most.")] = 1000,
     architecture: Annotated[str, typer.Option(metavar="NAME", help=f"{_ARCHITECTURES}.")] = "qwen3moe",
     layout: Annotated[str, typer.Option(help="Matrices of an expert: split, fused, or no gate.")] = "split",
     experts: Annotated[
-        int | None, typer.Option(min=1, help="Experts a layer; else the next power of two above the ids.")
+        int | None,
+        typer.Option(min=1, help="Experts a layer; by default the next power of two above the ids."),
     ] = None,
     n_embd: Annotated[
-        int | None, typer.Option(min=32, help="Width of the model; else what any number of steps needs.")
+        int | None,
+        typer.Option(min=32, help="Width of the model; by default the width that any number of steps needs."),
     ] = None,
     n_ff: Annotated[int, typer.Option(min=1, help="Width of an expert.")] = 256,
     gate_up_type: Annotated[str, typer.Option(metavar="TYPE", help=f"One of {_TYPES}.")] = "Q4_K",
-    down_type: Annotated[str, typer.Option(metavar="TYPE", help="As above.")] = "Q6_K",
-    dense_type: Annotated[str, typer.Option(metavar="TYPE", help="Of all that is no expert.")] = "Q8_0",
+    down_type: Annotated[str, typer.Option(metavar="TYPE", help=f"One of {_TYPES}.")] = "Q6_K",
+    dense_type: Annotated[
+        str, typer.Option(metavar="TYPE", help="Type of all tensors that are not experts.")
+    ] = "Q8_0",
     heads: Annotated[
-        int | None, typer.Option(min=1, help=f"Attention heads; else n_embd / {_HEAD_DIM}.")
+        int | None, typer.Option(min=1, help=f"Attention heads; by default n_embd / {_HEAD_DIM}.")
     ] = None,
-    kv_heads: Annotated[int | None, typer.Option(min=1, help="Else as many as heads.")] = None,
+    kv_heads: Annotated[
+        int | None, typer.Option(min=1, help="Heads of keys and values; by default as many as --heads.")
+    ] = None,
     head_dim: Annotated[int, typer.Option(min=2, help="Width of a head.")] = _HEAD_DIM,
     ctx: Annotated[
-        int, typer.Option(min=1, help="Context length to write; twice the steps at least.")
+        int, typer.Option(min=1, help="Context length to write; at least twice the steps.")
     ] = 4096,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights.")] = 0,
     repeat: Annotated[
-        bool, typer.Option(help="Repeat a block of 32 MiB in the experts: as fast as the disk writes.")
+        bool,
+        typer.Option(help="Repeat a block of 32 MiB in the experts, which is as fast as the disk writes."),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""How fast a device copies: over its link from pinned memory, between slots, and a few ids back."""
+"""How fast a device copies: from pinned memory over its link, between slots, and a few ids back to the host."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def measure_device(device: Device) -> DeviceRates:
 
 
 def _seconds(work: Callable[[], None]) -> float:
-    """Return the median time of some calls, after one that counts for nothing."""
+    """Return the median time of some calls, after one call that is not counted."""
     work()
     times = []
     for _ in range(_ROUNDS):

@@ -1,13 +1,13 @@
 """The engine's own rates, from two small models whose routing is known: one of small experts, one of large.
 
-Each is decoded with a slot for every expert, with fewer over the page cache, and with fewer over L2. What
-differs between the two models tells what a layer costs from what a byte costs, and what differs between their runs
-what a missed expert costs.
+Each model is decoded with a slot for every expert, with fewer slots over the page cache, and with fewer slots over L2.
+The difference between the two models separates the cost of a layer from the cost of a byte, and the difference between
+their runs is the cost of missed experts.
 
-On a GPU two costs more are not small beside these. A token has one of its own (launches, a synchronisation), which two
-models would have to put down to their layers and bytes: so there is a third, shallow one. And layers that have not a
-slot for every expert look ids up, missed or not: so there is a run in which they hardly miss. Nothing is fetched ahead
-in any of them: how much of that comes in time is the model's affair, which made-up models do not tell.
+On a GPU two more costs matter. Each token has a cost of its own (launches, a synchronisation), which two models would
+attribute to their layers and bytes; so there is a third, shallow model. And layers without a slot for every expert look
+ids up, even if nothing is missing; so there is a run in which such layers hardly miss. No run fetches experts ahead:
+how many of those come in time depends on the real model, and made-up models do not show it.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _LEAST_SPREAD = 0.1
 
 _LAYERS = {"small": 12, "large": 6, "shallow": 3}
 _EXPERTS = {"small": 64, "large": 32, "shallow": 64}
-"""So many that they do not stay in the processor's own caches."""
+"""So many experts that the processor's own caches do not hold them."""
 
 _WIDTHS = {"small": (512, 256), "large": (1024, 1024)}
 _GPU_WIDTHS = {"small": (512, 256), "large": (2048, 2048), "shallow": (512, 256)}
-"""Of a model and its experts. On a GPU kernels over little take as long as those over nothing."""
+"""Widths of each model and of its experts. On a GPU, kernels over small matrices take as long as empty kernels."""
 
 _NAMES = ("small", "large")
 
@@ -178,7 +178,7 @@ def _run(
         tiered.model.context(n_ctx=2 * (_PROMPT + steps), n_threads=n_threads) as context,
     ):
         prompt = [FIRST_TOKEN + i for i in range(_PROMPT)]
-        context.decode(prompt, 0)  # every expert was used once: all are in the page cache, and in L2
+        context.decode(prompt, 0)  # every expert is used once here, so all are in the page cache and in L2
         start = clock()
         context.forget()
         context.decode(prompt, 0)
@@ -222,7 +222,7 @@ def _solve(runs: dict[tuple[str, str], list[_Run]], sizes: dict[str, _Sizes]) ->
 
 
 def _computing(decode: dict[str, float], sizes: dict[str, _Sizes]) -> tuple[float, float, float]:
-    """Return the seconds of a token, of a layer and of a byte; of a token 0 without a shallow model."""
+    """Return the seconds of a token, of a layer and of a byte; those of a token are 0 without a shallow model."""
     if "shallow" in sizes:
         rows = np.array([[1.0, size.layers, size.token_bytes] for size in sizes.values()])
         found = np.linalg.solve(rows, np.array([decode[name] for name in sizes]))
@@ -235,7 +235,7 @@ def _computing(decode: dict[str, float], sizes: dict[str, _Sizes]) -> tuple[floa
 
 
 def _lookup_s(runs: dict[tuple[str, str], list[_Run]], name: str) -> float:
-    """Return what a token's look-ups take in all: what is left of a run with few misses when these are taken off."""
+    """Return the time of all look-ups of a token: a run with few misses, without the time of its misses."""
     if (name, "looked up") not in runs:
         return 0.0
     none, many, few = (
@@ -253,7 +253,7 @@ def _two_unknowns(
     (a, b, s), (c, d, t) = first, second
     found = np.linalg.solve(np.array([[a, b], [c, d]]), np.array([s, t]))
     x, y = float(found[0]), float(found[1])
-    if x < 0 or y <= 0:  # noise: all of it is the bytes', of the larger model
+    if x < 0 or y <= 0:  # noise: attribute all of the larger model's time to bytes
         return 0.0, t / d
     return x, y
 

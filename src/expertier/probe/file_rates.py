@@ -12,7 +12,7 @@ from pathlib import Path
 from expertier.units import MIB
 
 CHUNK_BYTES = 2 * MIB
-"""What one read takes: about an expert's matrix."""
+"""The size of one read, about that of an expert's matrix."""
 
 _MOST_BYTES = 192 * MIB
 _MOST_S = 1.5
@@ -40,7 +40,7 @@ def measure_file(path: Path) -> FileRates:
         return FileRates(None, None, None)
     buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
     with open(path, "rb", buffering=0) as file:
-        for place in places:  # so that what was just written does not stay dirty, and cannot be dropped
+        for place in places:  # pages that were just written are dirty, and cannot be dropped before
             os.posix_fadvise(file.fileno(), place * CHUNK_BYTES, CHUNK_BYTES, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         cold = _rate(file.fileno(), places, buffer)

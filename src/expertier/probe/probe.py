@@ -35,19 +35,19 @@ _SAMPLE_BYTES = 128 * MIB
 _FILE_SPREAD = 0.3
 _LINK_SPREAD = 0.15
 _READ_SHARE = 0.6
-"""What matrix kernels reach of the rate of a copy, both its reads and its writes counted: a guess."""
+"""The share of a copy's rate, its reads and writes counted, that matrix kernels reach: a guess."""
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was measured, and the rates that follow; `key` names the machine, the device and the engine."""
+    """The measurements and the rates that follow from them; `key` names the machine, the device and the engine."""
 
     key: dict[str, Any]
     rates: MachineRates
     details: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it by name, for `--json` and for the file."""
+        """Return all fields by name, for `--json` and for the file."""
         return {"format": FORMAT, "machine": self.key, "rates": self.rates.as_dict(), **self.details}
 
 

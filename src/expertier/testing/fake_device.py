@@ -44,10 +44,10 @@ class _Wait:
 class FakeDevice:
     """Device memory and pinned memory as plain memory of this process, and streams as queues. A `Device`.
 
-    Work lies in its stream's queue until `advance` runs it, or until someone waits for it; streams advance
-    independently, a wait runs no more than what it waits for, and copies read their source when they run and not
-    when they are queued. So a slot that is
-    overwritten too early, or a block that is used again too early, shows as wrong bytes. Memory that is freed while
+    Work lies in its stream's queue until `advance` runs it, or until a caller waits for it. Streams advance
+    independently, a wait runs only the work that it waits for, and copies read their source when they run, not when
+    they are queued. So a slot that is overwritten too early, or a block that is used again too early, shows as wrong
+    bytes. Memory that is freed while
     queued work still touches it raises `AssertionError`, as does a wait that nothing can end.
 
     `capacity_bytes` limits device memory, `page_bytes` is what allocations are rounded to, and

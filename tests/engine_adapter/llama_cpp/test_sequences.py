@@ -1,4 +1,4 @@
-"""A token each of several sequences in one batch: as stock has them, refused whole, and undone whole where it fails."""
+"""Several sequences in one context, each decoded by itself: as stock decodes them, and lost one by one."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def begin(context: LlamaContext) -> list[int]:
 
 def step(context: LlamaContext, following: list[int], n: int, order: list[int]) -> np.ndarray:
     """Run step `n` of all sequences, in this order; returns logits by sequence."""
-    tokens, positions = [following[i] for i in order], [LENGTHS[i] + n for i in order]
-    context.decode_each(tokens, positions, order)
-    rows = {sequence: context.logits(i) for i, sequence in enumerate(order)}
+    rows = {}
+    for sequence in order:
+        context.decode([following[sequence]], LENGTHS[sequence] + n, sequence=sequence)
+        rows[sequence] = context.logits()
     return np.stack([rows[sequence] for sequence in range(len(LENGTHS))])
 
 
@@ -69,20 +70,8 @@ def test_each_goes_on_as_in_stock(loaded_engine, path, stock, n_slots):
         assert not (stock[:, 0] == stock[:, 1]).all(), "the sequences differ"
 
 
-def test_rows_are_those_of_their_sequences(loaded_engine, path):
-    """Of stock: a batch of one is rounded otherwise, and is nearer to its own row by far than to any other."""
-    with LlamaModel.open(loaded_engine, path, repack=False) as model, open_context(model) as context:
-        following = begin(context)
-        together = step(context, following, 0, [1, 2, 0])
-        begin(context)
-        for sequence, length in enumerate(LENGTHS):
-            context.decode([following[sequence]], length, sequence=sequence)
-            apart = np.abs(context.logits() - together).mean(axis=1)
-            assert apart[sequence] < 0.1 * np.delete(apart, sequence).min(), apart
-
-
 @pytest.mark.parametrize("nth", [1, 2, 5])
-def test_a_batch_that_fails_is_undone_in_every_sequence(loaded_engine, path, stock, monkeypatch, nth):
+def test_a_batch_that_fails_is_undone_in_its_sequence(loaded_engine, path, stock, monkeypatch, nth):
     reads = FailingReads(monkeypatch)
     with (
         make_tiers(path, SMALL.top_k) as tiers,
@@ -91,15 +80,15 @@ def test_a_batch_that_fails_is_undone_in_every_sequence(loaded_engine, path, sto
     ):
         following = begin(context)
         reads.fail_call(nth)
-        with pytest.raises(DecodeError, match=r"a token each of sequences \[0, 1, 2\]") as caught:
+        with pytest.raises(DecodeError, match="1 tokens at position 5") as caught:
             step(context, following, 0, [0, 1, 2])
         assert isinstance(caught.value.__cause__, SourceError)
         assert_nothing_held(tiers)
         assert step(context, following, 0, [0, 1, 2]).tobytes() == stock[0].tobytes()
 
 
-def test_sequences_that_were_lost_are_refused_until_they_begin_anew(loaded_engine, tmp_path, monkeypatch):
-    """A recurrent model's cache goes back to nothing: the other sequences of the batch are lost, too."""
+def test_a_sequence_that_was_lost_is_refused_until_it_begins_anew(loaded_engine, tmp_path, monkeypatch):
+    """A recurrent model's cache keeps one state, so all of the sequence is lost; the other sequences go on."""
     reads = FailingReads(monkeypatch)
     written = write_model(tmp_path / "model.gguf", MODELS["qwen4exp"])
     with (
@@ -110,27 +99,9 @@ def test_sequences_that_were_lost_are_refused_until_they_begin_anew(loaded_engin
         following = begin(context)
         reads.fail_call(1)
         with pytest.raises(DecodeError, match="could not be read"):
-            context.decode_each(following[:2], LENGTHS[:2], [0, 1])
-        for sequences in ([0], [1], [2, 1]):
-            with pytest.raises(DecodeError, match="start it anew, at position 0"):
-                context.decode_each(
-                    [following[i] for i in sequences], [LENGTHS[i] for i in sequences], sequences
-                )
-        context.decode_each(following[2:], LENGTHS[2:], [2])
+            context.decode([following[0]], LENGTHS[0], sequence=0)
+        with pytest.raises(DecodeError, match="start it anew, at position 0"):
+            context.decode([following[0]], LENGTHS[0], sequence=0)
+        for sequence in (1, 2):
+            context.decode([following[sequence]], LENGTHS[sequence], sequence=sequence)
         assert begin(context) == following
-
-
-def test_batches_that_make_no_sense_are_refused(loaded_engine, path):
-    with LlamaModel.open(loaded_engine, path, repack=False) as model, open_context(model) as context:
-        for tokens, positions, sequences in (
-            ([1, 2], [0, 0], [0, 0]),
-            ([1], [0, 0], [0, 1]),
-            ([1, 2], [0], [0, 1]),
-        ):
-            with pytest.raises(DecodeError, match="no sequence twice"):
-                context.decode_each(tokens, positions, sequences)
-        with pytest.raises(DecodeError, match="takes 1 to"):
-            context.decode_each([], [], [])
-        with pytest.raises(DecodeError, match="an invalid batch"):
-            context.decode_each([1, 1], [0, 0], [0, 3])
-        context.decode_each([1, 1], [0, 0], [0, 1])

@@ -161,8 +161,10 @@ def run_four(context: LlamaContext) -> Logits:
         found += [context.logits(i) for i in range(length)]
         following.append(int(found[-1].argmax()))
     for step in range(TOKENS):
-        context.decode_each(following, [length + step for length in lengths], range(4))
-        rows = [context.logits(i) for i in range(4)]
+        rows = []
+        for sequence, length in enumerate(lengths):
+            context.decode([following[sequence]], length + step, sequence=sequence)
+            rows.append(context.logits())
         found += rows
         following = [int(row.argmax()) for row in rows]
     return np.stack(found)

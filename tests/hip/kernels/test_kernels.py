@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from devices.device_contract import random_bytes, read, rows, write
-from devices.kernel_checks import BLOCK_SUMS
+from devices.kernel_checks import BLOCK_SUMS, WARP_SIZE_ATTRIBUTE
 from expertier.errors import DeviceError, DriverError
 from expertier.hip.driver.gpu import Gpu
 from expertier.hip.driver.libraries import load_compiler
@@ -40,7 +40,7 @@ def test_threads_of_a_block_wait_for_each_other(
     fake: FakeDriver, gpu: Gpu, compiler: RuntimeCompiler, wave: int
 ) -> None:
     fake.set("warp_size", wave)
-    assert gpu.attribute(gpu.driver.traits.attr_warp_size) == wave
+    assert gpu.attribute(WARP_SIZE_ATTRIBUTE[gpu.driver.vendor]) == wave
     blocks = 5
     code = compiled(compiler, BLOCK_SUMS, gpu.architecture())
     with (

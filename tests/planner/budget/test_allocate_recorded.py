@@ -10,7 +10,6 @@ import pytest
 
 from expertier.planner import LayerDemand, plan_layers
 from expertier.planner.budget.allocate_by_profile import marginal_gains, saved_bytes
-from expertier.planner.budget.allocate_pair import plan_pair
 from expertier.planner.profiles.of_trace import count_uses
 from expertier.planner.traces.file import read_trace
 
@@ -61,14 +60,3 @@ def test_a_plan_saves_what_the_optimum_saves(name: str, sizes: tuple[int, ...]) 
         assert best - slack <= found <= best + 1e-6
         uniform = plan_layers(demands, budget_bytes=budget)
         assert found > saved_bytes(demands, gains, uniform.slots)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_the_wide_plan_of_a_pair_saves_what_the_optimum_saves(name: str) -> None:
-    demands, uses = recorded(name, (1,))
-    gains = marginal_gains(demands, uses)
-    full = sum(demand.n_experts for demand in demands)
-    pair = plan_pair(demands, int(0.5 * full), int(0.4 * full), uses)
-    best = optimum(demands, uses, int(0.4 * full))
-    assert saved_bytes(demands, gains, pair.wide.slots) == pytest.approx(best)
-    assert pair.move_bytes == int(0.5 * full) - int(0.4 * full)

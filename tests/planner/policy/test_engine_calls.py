@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from expertier.planner import PolicyKind
 from expertier.planner.policy.calls.native import entry_points
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
@@ -38,17 +39,17 @@ class Calls:
     def begin(self, layer: int, *experts: int) -> list[int]:
         slots = np.zeros(len(experts), np.int32)
         misses = np.zeros(len(experts), np.int32)
-        assert self.residency.begin(layer, np.array(experts, np.int32), slots, misses) >= 0
+        assert unlocked(self.residency).begin(layer, np.array(experts, np.int32), slots, misses) >= 0
         return slots.tolist()
 
     def bring(self, layer: int, *experts: int) -> list[int]:
         slots = self.begin(layer, *experts)
-        self.residency.complete(layer, np.array(slots, np.int32))
+        unlocked(self.residency).complete(layer, np.array(slots, np.int32))
         self.release(layer, slots)
         return slots
 
     def release(self, layer: int, slots: list[int]) -> None:
-        assert self.residency.release(layer, np.array(slots, np.int32)) == 0
+        assert unlocked(self.residency).release(layer, np.array(slots, np.int32)) == 0
 
     def hold(self, layer: int, *experts: int) -> tuple[int, list[int]]:
         wanted = np.array(experts, np.int32)
@@ -108,7 +109,7 @@ def test_with_a_slot_for_every_expert_each_gets_the_slot_of_its_number(calls: Ca
         assert calls.is_fully_resident(WHOLE) == 0
     calls.begin(WHOLE, 3)
     assert calls.is_fully_resident(WHOLE) == 0, "its last expert is still being read"
-    calls.residency.complete(WHOLE, np.array([3], np.int32))
+    unlocked(calls.residency).complete(WHOLE, np.array([3], np.int32))
     assert calls.is_fully_resident(WHOLE) == 1
 
 
@@ -128,7 +129,7 @@ def test_the_version_changes_exactly_when_the_experts_in_slots_do(actions: list[
     for action, expert in actions:
         before = calls.residency.residents(PART), calls.version(PART)
         if action == "abort" and expert not in before[0]:
-            calls.residency.abort(PART, np.array(calls.begin(PART, expert), np.int32))
+            unlocked(calls.residency).abort(PART, np.array(calls.begin(PART, expert), np.int32))
         elif action == "bring" or expert in before[0]:
             calls.bring(PART, expert)
         after = calls.residency.residents(PART), calls.version(PART)

@@ -17,6 +17,7 @@ from expertier.planner.policy.calls.locked_calls import locked_calls
 from expertier.planner.policy.repack import choose_survivors
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import COMPILED
+from expertier.testing.unlocked_calls import unlocked
 from expertier.tiers.shared.layer_locks import LayerLocks
 from policy_runs.residency_arrays import ARRAYS
 
@@ -42,36 +43,38 @@ def run(seed: int, kind: str) -> dict[str, object]:
         slots = np.full(len(experts), -1, np.int32)
         action = rng.random()
         if action < 0.15:
-            slot = residency.begin_prefetch(layer, int(experts[0]))
+            slot = unlocked(residency).begin_prefetch(layer, int(experts[0]))
             answers.append(slot)
             slots = np.array([slot], np.int32)
         elif action < 0.4:
             marked = np.append(slots, np.int32(0))
             answers.append(
-                calls.take_hits(residency.directory_address, locks.address, layer, experts, marked)
+                calls.try_pin_hits(residency.directory_address, locks.address, layer, experts, marked)
             )
             if answers[-1] == 0:
                 held.append((layer, marked[:-1]))
             continue
         else:
-            answers.append(residency.resident_first(layer, experts))
-            answers.append(residency.begin(layer, experts, slots, np.zeros(len(experts), np.int32)))
+            answers.append(unlocked(residency).resident_first(layer, experts))
+            answers.append(unlocked(residency).begin(layer, experts, slots, np.zeros(len(experts), np.int32)))
         if answers[-1] >= 0:
             victims += residency.experts_evicted_by(layer, slots)
             if rng.random() < 0.9:
-                answers.append(residency.complete(layer, slots))
+                answers.append(unlocked(residency).complete(layer, slots))
                 held.append((layer, slots))
             else:
-                answers.append(residency.abort(layer, slots))
+                answers.append(unlocked(residency).abort(layer, slots))
         while len(held) > 2:
             taken = held.pop(int(rng.integers(len(held))))
             marked = np.append(taken[1], np.int32(1))
-            answers.append(calls.give_back(residency.directory_address, locks.address, taken[0], marked))
+            answers.append(
+                calls.try_release_held(residency.directory_address, locks.address, taken[0], marked)
+            )
         if rng.random() < 0.02:
-            answers.append(residency.release(0, np.array([99], np.int32)))
+            answers.append(unlocked(residency).release(0, np.array([99], np.int32)))
         if step % 200 == 199:
             for taken in held:
-                answers.append(residency.release(*taken))
+                answers.append(unlocked(residency).release(*taken))
             held.clear()
             n_slots = [int(n) for n in rng.integers((4, 2), (12, 6))]
             shift = int(rng.integers(-2, 3))

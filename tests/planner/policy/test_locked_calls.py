@@ -12,9 +12,9 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.locked_calls import CONDITION_OFFSET, LOCK_BYTES, locked_calls
-from expertier.planner.policy.calls.python_calls import python_calls
 from expertier.planner.policy.outcome import COMPLETE_AND_RELEASE
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import python_calls, unlocked
 from expertier.tiers.shared import layer_locks
 from expertier.tiers.shared.layer_locks import LayerLocks
 from limits.waits import joined
@@ -39,16 +39,16 @@ def filled(kind: PolicyKind = PolicyKind.LFU_DECAY) -> Residency:
     """Experts 0 to 2 in layer 1's four slots; 3 is being filled."""
     residency = Residency([8, 8], [2, 4], kind)
     slots = array(-1, -1, -1)
-    residency.begin(1, array(0, 1, 2), slots, slots.copy())
-    residency.complete(1, slots)
-    residency.release(1, slots)
-    residency.begin(1, array(3), array(-1), array(-1))
+    unlocked(residency).begin(1, array(0, 1, 2), slots, slots.copy())
+    unlocked(residency).complete(1, slots)
+    unlocked(residency).release(1, slots)
+    unlocked(residency).begin(1, array(3), array(-1), array(-1))
     return residency
 
 
 def take(residency: Residency, locks: LayerLocks, experts: I32, slots: I32, layer: int = 1) -> int:
     held = np.append(slots, np.int32(0))
-    status = CALLS.take_hits(residency.directory_address, locks.address, layer, experts, held)
+    status = CALLS.try_pin_hits(residency.directory_address, locks.address, layer, experts, held)
     assert held[-1] == (status == 0), "what is pinned is marked, and nothing else"
     slots[:] = held[:-1]
     return status
@@ -56,7 +56,7 @@ def take(residency: Residency, locks: LayerLocks, experts: I32, slots: I32, laye
 
 def give(residency: Residency, locks: LayerLocks, slots: I32, layer: int = 1) -> int:
     held = np.append(slots, np.int32(1))
-    status = CALLS.give_back(residency.directory_address, locks.address, layer, held)
+    status = CALLS.try_release_held(residency.directory_address, locks.address, layer, held)
     assert held[-1] == (status != 0), "what is not pinned any more is marked as that"
     return status
 
@@ -70,11 +70,13 @@ def test_hits_are_taken_as_begin_takes_them(kind: PolicyKind, locks: LayerLocks)
     short, long = filled(kind), filled(kind)
     for experts in (array(2, 0), array(1), array(), array(0, 1, 2), array(1, 1)):
         slots, other = np.full(len(experts), -1, np.int32), np.full(len(experts), -1, np.int32)
-        assert take(short, locks, experts, slots) == long.begin(1, experts, other, other.copy()) == 0
+        assert (
+            take(short, locks, experts, slots) == unlocked(long).begin(1, experts, other, other.copy()) == 0
+        )
         assert slots.tolist() == other.tolist()
         for name in ARRAYS:
             assert np.array_equal(getattr(short, name), getattr(long, name)), name
-        assert give(short, locks, slots) == long.release(1, other) == 0
+        assert give(short, locks, slots) == unlocked(long).release(1, other) == 0
     short.check_valid()
 
 
@@ -169,7 +171,7 @@ def test_arrays_of_another_kind_are_refused() -> None:
         pytest.skip("NUMBA_DISABLE_JIT is set: the interpreter takes any array")
     for slots in (np.zeros(4, np.int64), np.zeros(4, np.int32)[::2], np.zeros((1, 1), np.int32)):
         with pytest.raises(TypeError):
-            residency.release(1, slots)
+            unlocked(residency).release(1, slots)
 
 
 def test_what_is_not_pinned_is_let_go_of_once() -> None:
@@ -214,7 +216,7 @@ def test_a_call_that_cannot_be_had_waits_for_a_fill_and_then_says_so() -> None:
         )
 
     assert ask() == Outcome.LOOK_AGAIN  # a slot is being filled
-    residency.complete(1, array(3))
+    unlocked(residency).complete(1, array(3))
     assert ask() == Outcome.BUSY  # all four are pinned
     assert held[-1] == 0
     assert residency.release_held(locks.address, 1, taken) == 0

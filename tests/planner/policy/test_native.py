@@ -15,6 +15,7 @@ import pytest
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.native import entry_points
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 from limits.waits import joined
 from policy_runs.residency_arrays import ARRAYS
 
@@ -70,11 +71,11 @@ def test_native_and_python_calls_do_the_same(kind: PolicyKind) -> None:
             layer, slots = held.pop(int(rng.integers(len(held))))
             name = "release" if rng.random() < 0.8 else "abort"
             if name == "release":
-                assert python.complete(layer, slots) == native.call("complete", layer, slots)
-            assert getattr(python, name)(layer, slots) == native.call(name, layer, slots) == 0
+                assert unlocked(python).complete(layer, slots) == native.call("complete", layer, slots)
+            assert getattr(unlocked(python), name)(layer, slots) == native.call(name, layer, slots) == 0
         elif rng.random() < 0.2:
             expert = int(rng.integers(-1, 17))
-            slot = python.begin_prefetch(layer, expert)
+            slot = unlocked(python).begin_prefetch(layer, expert)
             assert slot == native.begin_prefetch(layer, expert)
             outcomes.add(min(slot, 0))
             if slot >= 0:
@@ -82,10 +83,12 @@ def test_native_and_python_calls_do_the_same(kind: PolicyKind) -> None:
         else:
             experts = rng.permutation(17)[: int(rng.integers(0, 7))].astype(np.int32)
             first, second = experts.copy(), experts.copy()
-            assert python.resident_first(layer, first) == native.call("resident_first", layer, second)
+            assert unlocked(python).resident_first(layer, first) == native.call(
+                "resident_first", layer, second
+            )
             assert np.array_equal(first, second)
             results = []
-            for begin in (python.begin, native.begin):
+            for begin in (unlocked(python).begin, native.begin):
                 slots = np.full(len(experts), -1, np.int32)
                 miss_index = np.full(len(experts), -1, np.int32)
                 results.append(
@@ -166,9 +169,10 @@ def test_the_second_start_compiles_nothing() -> None:
     program = (
         "import dataclasses\n"
         "from expertier.planner import PolicyKind\n"
-        "from expertier.planner.policy.calls import locked_calls, native, python_calls\n"
+        "from expertier.planner.policy.calls import locked_calls, native\n"
+        "from expertier.testing import unlocked_calls\n"
         "owners = [*native.entry_points()._owners, *(native.begin_of(kind) for kind in PolicyKind)]\n"
-        "calls = [*python_calls.python_calls().values(), *dataclasses.astuple(locked_calls.locked_calls())]\n"
+        "calls = [*unlocked_calls.python_calls().values(), *dataclasses.astuple(locked_calls.locked_calls())]\n"
         "misses = {sum(call.stats.cache_misses.values()) for call in calls}\n"
         "print({owner.cache_hits for owner in owners}, misses, len(calls))\n"
     )

@@ -13,6 +13,7 @@ from expertier.planner.policy.policies import next_use
 from expertier.planner.policy.residency import Residency
 from expertier.planner.replay.run import BELADY, compare, l1_of_slots
 from expertier.planner.traces.trace import trace_from_ids
+from expertier.testing.unlocked_calls import unlocked
 from policy_runs.played_steps import play
 
 KIND = PolicyKind("next-use")
@@ -134,11 +135,11 @@ def test_the_same_experts_leave(seed: int, n_experts: int, n_slots: int, most: i
     for number, experts in enumerate(routing(seed, n_experts, most)):
         slots = np.full(len(experts), -1, np.int32)
         miss_index = np.full(len(experts), -1, np.int32)
-        n_misses = residency.begin(0, experts, slots, miss_index)
+        n_misses = unlocked(residency).begin(0, experts, slots, miss_index)
         assert n_misses >= 0
         left = residency.experts_evicted_by(0, slots[miss_index[:n_misses]])
-        residency.complete(0, slots)
-        residency.release(0, slots)
+        unlocked(residency).complete(0, slots)
+        unlocked(residency).release(0, slots)
         assert left == expected.call(experts.tolist()), number
         n_left += len(left)
     residency.check_valid()
@@ -190,9 +191,9 @@ def test_a_prompt_is_not_learnt_from_and_does_not_stop_it() -> None:
     for n in (8, 90, 8, 16, 17, 64, 65, 8) * 20:
         experts = np.sort(rng.permutation(128)[:n]).astype(np.int32)
         slots = np.full(n, -1, np.int32)
-        assert residency.begin(0, experts, slots, slots.copy()) >= 0
-        residency.complete(0, slots)
-        residency.release(0, slots)
+        assert unlocked(residency).begin(0, experts, slots, slots.copy()) >= 0
+        unlocked(residency).complete(0, slots)
+        unlocked(residency).release(0, slots)
     residency.check_valid()
 
 

@@ -16,6 +16,7 @@ import expertier
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.planner.policy.tables import RANK_SPECULATIVE, SLOT_BITS
+from expertier.testing.unlocked_calls import unlocked
 from policy_runs.played_steps import play
 
 KINDS = list(PolicyKind)
@@ -38,9 +39,9 @@ def test_ranks_keep_their_bounds_and_what_was_used_is_not_lost(
     for experts in calls:
         slots = np.full(len(experts), -1, np.int32)
         asked = np.array(experts, np.int32)
-        assert residency.begin(0, asked, slots, slots.copy()) >= 0
-        residency.complete(0, slots)
-        residency.release(0, slots)
+        assert unlocked(residency).begin(0, asked, slots, slots.copy()) >= 0
+        unlocked(residency).complete(0, slots)
+        unlocked(residency).release(0, slots)
         residency.check_valid()
         assert set(experts) <= set(residency.residents(0)), "a call's own experts are its last victims"
         ranks = residency.order[residency.owner >= 0] >> SLOT_BITS

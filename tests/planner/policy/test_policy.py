@@ -10,6 +10,7 @@ import pytest
 
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 from policy_runs.residency_arrays import ARRAYS
 
 I32 = npt.NDArray[np.int32]
@@ -25,7 +26,7 @@ class Layer:
     def begin(self, experts: Sequence[int]) -> tuple[int, list[int], list[int]]:
         slots = np.full(len(experts), -1, np.int32)
         miss_index = np.full(len(experts), -1, np.int32)
-        status = self.residency.begin(1, np.array(experts, np.int32), slots, miss_index)
+        status = unlocked(self.residency).begin(1, np.array(experts, np.int32), slots, miss_index)
         return status, slots.tolist(), miss_index[: max(status, 0)].tolist()
 
     def use(self, experts: Sequence[int]) -> list[int]:
@@ -38,13 +39,13 @@ class Layer:
         return slots
 
     def complete(self, slots: Sequence[int]) -> int:
-        return self.residency.complete(1, np.array(slots, np.int32))
+        return unlocked(self.residency).complete(1, np.array(slots, np.int32))
 
     def abort(self, slots: Sequence[int]) -> int:
-        return self.residency.abort(1, np.array(slots, np.int32))
+        return unlocked(self.residency).abort(1, np.array(slots, np.int32))
 
     def release(self, slots: Sequence[int]) -> int:
-        return self.residency.release(1, np.array(slots, np.int32))
+        return unlocked(self.residency).release(1, np.array(slots, np.int32))
 
     @property
     def residents(self) -> set[int]:
@@ -219,11 +220,11 @@ def test_release_of_what_is_not_pinned_is_refused_whole(slots: list[int]) -> Non
 def test_a_layer_that_is_not_there_is_refused(number: int) -> None:
     residency = Layer(8, 3).residency
     one = np.zeros(1, np.int32)
-    assert residency.begin(number, one, one.copy(), one.copy()) == Outcome.BAD_CALL
-    assert residency.complete(number, one) == Outcome.BAD_CALL
-    assert residency.release(number, one) == Outcome.BAD_CALL
-    assert residency.abort(number, one) == Outcome.BAD_CALL
-    assert residency.resident_first(number, one) == Outcome.BAD_CALL
+    assert unlocked(residency).begin(number, one, one.copy(), one.copy()) == Outcome.BAD_CALL
+    assert unlocked(residency).complete(number, one) == Outcome.BAD_CALL
+    assert unlocked(residency).release(number, one) == Outcome.BAD_CALL
+    assert unlocked(residency).abort(number, one) == Outcome.BAD_CALL
+    assert unlocked(residency).resident_first(number, one) == Outcome.BAD_CALL
 
 
 def test_resident_first_is_a_stable_partition() -> None:
@@ -231,10 +232,10 @@ def test_resident_first_is_a_stable_partition() -> None:
     layer.use([6, 1])
     layer.begin([4])
     experts = np.array([0, 1, 2, 4, 5, 6, 7], np.int32)
-    assert layer.residency.resident_first(1, experts) == 3
+    assert unlocked(layer.residency).resident_first(1, experts) == 3
     assert experts.tolist() == [1, 4, 6, 0, 2, 5, 7]
     bad = np.array([1, 8], np.int32)
-    assert layer.residency.resident_first(1, bad) == Outcome.BAD_EXPERT
+    assert unlocked(layer.residency).resident_first(1, bad) == Outcome.BAD_EXPERT
     assert bad.tolist() == [1, 8]
 
 

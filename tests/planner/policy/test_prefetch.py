@@ -9,6 +9,7 @@ import pytest
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.repack import Survivors
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 
 I32 = npt.NDArray[np.int32]
 
@@ -24,21 +25,21 @@ def array(*numbers: int) -> I32:
 def use(residency: Residency, *experts: int) -> int:
     """Take, fill and release; returns the misses."""
     slots = np.full(len(experts), -1, np.int32)
-    misses = residency.begin(0, array(*experts), slots, slots.copy())
+    misses = unlocked(residency).begin(0, array(*experts), slots, slots.copy())
     assert misses >= 0
-    residency.complete(0, slots)
-    assert residency.release(0, slots) == 0
+    unlocked(residency).complete(0, slots)
+    assert unlocked(residency).release(0, slots) == 0
     residency.check_valid()
     return misses
 
 
 def prefetch(residency: Residency, expert: int) -> int:
     """Prefetch to the end; returns the slot."""
-    slot = residency.begin_prefetch(0, expert)
+    slot = unlocked(residency).begin_prefetch(0, expert)
     assert slot >= 0
     residency.check_valid()
-    assert residency.complete(0, array(slot)) == 1
-    assert residency.release(0, array(slot)) == 0
+    assert unlocked(residency).complete(0, array(slot)) == 1
+    assert unlocked(residency).release(0, array(slot)) == 0
     residency.check_valid()
     return slot
 
@@ -105,26 +106,34 @@ def test_a_free_slot_goes_before_a_speculative_one() -> None:
 def test_outcomes_of_a_prefetch() -> None:
     residency = make()
     use(residency, 0)
-    slot = residency.begin_prefetch(0, 1)
+    slot = unlocked(residency).begin_prefetch(0, 1)
     before = {name: getattr(residency, name).copy() for name in ("owner", "order", "pins", "counters")}
-    assert residency.begin_prefetch(0, 0) == Outcome.PRESENT, "READY"
-    assert residency.begin_prefetch(0, 1) == Outcome.PRESENT, "FILLING"
-    assert residency.begin_prefetch(0, 8) == residency.begin_prefetch(0, -1) == Outcome.BAD_EXPERT
-    assert residency.begin_prefetch(2, 0) == residency.begin_prefetch(-1, 0) == Outcome.BAD_CALL
+    assert unlocked(residency).begin_prefetch(0, 0) == Outcome.PRESENT, "READY"
+    assert unlocked(residency).begin_prefetch(0, 1) == Outcome.PRESENT, "FILLING"
+    assert (
+        unlocked(residency).begin_prefetch(0, 8)
+        == unlocked(residency).begin_prefetch(0, -1)
+        == Outcome.BAD_EXPERT
+    )
+    assert (
+        unlocked(residency).begin_prefetch(2, 0)
+        == unlocked(residency).begin_prefetch(-1, 0)
+        == Outcome.BAD_CALL
+    )
     for name, value in before.items():
         assert np.array_equal(getattr(residency, name), value), name
     slots = array(-1, -1)
-    assert residency.begin(0, array(2, 3), slots, slots.copy()) == 2
-    assert residency.begin_prefetch(0, 4) == Outcome.BUSY, "every slot is pinned"
-    assert residency.begin(0, array(1), array(-1), array(0)) == Outcome.BUSY, "it is on its way"
-    residency.abort(0, array(slot))
-    assert residency.begin_prefetch(0, 4) == slot
+    assert unlocked(residency).begin(0, array(2, 3), slots, slots.copy()) == 2
+    assert unlocked(residency).begin_prefetch(0, 4) == Outcome.BUSY, "every slot is pinned"
+    assert unlocked(residency).begin(0, array(1), array(-1), array(0)) == Outcome.BUSY, "it is on its way"
+    unlocked(residency).abort(0, array(slot))
+    assert unlocked(residency).begin_prefetch(0, 4) == slot
 
 
 def test_a_prefetch_that_fails_leaves_nothing() -> None:
     residency = make()
-    slot = residency.begin_prefetch(0, 1)
-    assert residency.abort(0, array(slot)) == 0
+    slot = unlocked(residency).begin_prefetch(0, 1)
+    assert unlocked(residency).abort(0, array(slot)) == 0
     residency.check_valid()
     assert ended(residency) == (0, 0, 0)
     assert residency.residents(0) == {}
@@ -134,11 +143,11 @@ def test_a_prefetch_that_fails_leaves_nothing() -> None:
 
 def test_a_demand_hit_on_a_pinned_prefetch_is_a_use() -> None:
     residency = make()
-    slot = residency.begin_prefetch(0, 1)
-    residency.complete(0, array(slot))  # not released yet
+    slot = unlocked(residency).begin_prefetch(0, 1)
+    unlocked(residency).complete(0, array(slot))  # not released yet
     assert use(residency, 1) == 0
     assert ended(residency) == (1, 1, 0)
-    assert residency.release(0, array(slot)) == 0
+    assert unlocked(residency).release(0, array(slot)) == 0
     residency.check_valid()
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from expertier.planner import Outcome, PolicyKind
 from expertier.planner.policy.calls.native import entry_points
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="NUMBA_DISABLE_JIT is set")
 
@@ -46,13 +47,13 @@ def into(residency: Residency, expert: int, slot: int, layer: int = 0) -> int:
 
 def begin(residency: Residency, *experts: int) -> list[int]:
     slots = np.zeros(len(experts), np.int32)
-    assert residency.begin(0, np.array(experts, np.int32), slots, slots.copy()) >= 0
-    residency.complete(0, slots)
+    assert unlocked(residency).begin(0, np.array(experts, np.int32), slots, slots.copy()) >= 0
+    unlocked(residency).complete(0, slots)
     return slots.tolist()
 
 
 def release(residency: Residency, slots: list[int]) -> None:
-    assert residency.release(0, np.array(slots, np.int32)) == 0
+    assert unlocked(residency).release(0, np.array(slots, np.int32)) == 0
 
 
 def use(residency: Residency, *experts: int) -> None:
@@ -74,7 +75,7 @@ def test_the_list_is_the_order_in_which_experts_leave(
     assert victims(residency, 2) == listed[:2]
     new = [expert for expert in range(EXPERTS) if expert not in residents.values()]
     for (slot, _), expert in zip(listed, new, strict=False):
-        taken = residency.begin_prefetch(0, expert)  # no use, so the order of the others stays
+        taken = unlocked(residency).begin_prefetch(0, expert)  # no use, so the order of the others stays
         assert taken == slot
 
 
@@ -88,10 +89,10 @@ def test_a_prefetch_takes_the_slot_that_was_named() -> None:
     assert leaves not in residency.residents(0)
     assert slot not in dict(victims(residency)), "it is being filled"
     assert (
-        residency.begin(0, np.array([7], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
+        unlocked(residency).begin(0, np.array([7], np.int32), np.zeros(1, np.int32), np.zeros(1, np.int32))
         == Outcome.BUSY
     )
-    residency.complete(0, np.array([slot], np.int32))
+    unlocked(residency).complete(0, np.array([slot], np.int32))
     release(residency, [slot])
     residency.check_valid()
     assert victims(residency)[0] == (slot, 7), "what nobody asked for leaves first"
@@ -132,7 +133,7 @@ def test_one_that_fails_leaves_a_free_slot() -> None:
     use(residency, 0, 1, 2, 3)
     slot, _ = victims(residency)[0]
     assert into(residency, 6, slot) == slot
-    residency.abort(0, np.array([slot], np.int32))
+    unlocked(residency).abort(0, np.array([slot], np.int32))
     residency.check_valid()
     assert victims(residency)[0] == (slot, -1)
     assert residency.totals()["prefetches"] == 0

@@ -8,6 +8,7 @@ import pytest
 
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 
 N_EXPERTS = 20
 
@@ -92,10 +93,10 @@ def test_the_same_experts_leave(kind: PolicyKind, reference: type[Lru], seed: in
     for number, experts in enumerate(routing(seed)):
         slots = np.full(len(experts), -1, np.int32)
         miss_index = np.full(len(experts), -1, np.int32)
-        n_misses = residency.begin(0, experts, slots, miss_index)
+        n_misses = unlocked(residency).begin(0, experts, slots, miss_index)
         left = residency.experts_evicted_by(0, slots[miss_index[:n_misses]])
-        residency.complete(0, slots)
-        residency.release(0, slots)
+        unlocked(residency).complete(0, slots)
+        unlocked(residency).release(0, slots)
         assert left == expected.call(experts.tolist()), number
         assert residency.residents(0) == {e: i for i, e in enumerate(expected.slots) if e is not None}, number
         n_left += len(left)

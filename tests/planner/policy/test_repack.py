@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from expertier.planner import PolicyKind
 from expertier.planner.policy.repack import Survivors, choose_survivors
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 
 N_EXPERTS = (12, 5, 9)
 
@@ -31,20 +32,20 @@ def used_residencies(draw: st.DrawFn) -> Residency:
     for _ in range(draw(st.integers(0, 40))):
         layer = int(rng.integers(len(N_EXPERTS)))
         if rng.random() < 0.2:
-            slot = residency.begin_prefetch(layer, int(rng.integers(N_EXPERTS[layer])))
+            slot = unlocked(residency).begin_prefetch(layer, int(rng.integers(N_EXPERTS[layer])))
             slots = np.array([slot], np.int32)
         else:
             n = int(rng.integers(1, n_slots[layer] + 1))
             experts = rng.permutation(N_EXPERTS[layer])[:n].astype(np.int32)
             slots = np.full(len(experts), -1, np.int32)
-            slot = residency.begin(layer, experts, slots, slots.copy())
+            slot = unlocked(residency).begin(layer, experts, slots, slots.copy())
         if slot < 0:
             continue
         if rng.random() < 0.15:
-            residency.abort(layer, slots)
+            unlocked(residency).abort(layer, slots)
         else:
-            residency.complete(layer, slots)
-            residency.release(layer, slots)
+            unlocked(residency).complete(layer, slots)
+            unlocked(residency).release(layer, slots)
     residency.check_valid()
     return residency
 
@@ -188,7 +189,7 @@ def test_pinned_slots_and_wrong_numbers_are_refused() -> None:
         with pytest.raises(ValueError, match="2 layers need"):
             residency.repack(n_slots, Survivors.none())
     one = np.zeros(1, np.int32)
-    residency.begin(0, one, one.copy(), one.copy())
+    unlocked(residency).begin(0, one, one.copy(), one.copy())
     with pytest.raises(AssertionError, match="pinned"):
         choose_survivors(residency, [2, 2], [0, 0])
     with pytest.raises(AssertionError, match="pinned"):

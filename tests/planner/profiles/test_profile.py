@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.planner.profiles.profile import beyond_slots, scaled_heat, warm_order
+from expertier.testing.unlocked_calls import unlocked
 
 profiles = hnp.arrays(
     np.int64, st.tuples(st.integers(1, 5), st.integers(1, 9)), elements=st.integers(0, 1000)
@@ -30,7 +31,7 @@ def test_heat_is_in_proportion(counts: np.ndarray) -> None:
 
 @pytest.mark.parametrize("bad", [-1.0, np.nan, np.inf])
 def test_counts_are_numbers(bad: float) -> None:
-    with pytest.raises(ValueError, match="negative or no numbers"):
+    with pytest.raises(ValueError, match="negative or not numbers"):
         scaled_heat(np.array([[1.0, bad]]))
 
 
@@ -70,9 +71,9 @@ def test_beyond_the_slots_the_most_used_come_first(counts: np.ndarray, data: st.
 def test_seeded_heat_decides_who_leaves() -> None:
     residency = Residency([6, 6], [3, 3], PolicyKind.LFU_DECAY)
     slots = np.full(3, -1, np.int32)
-    residency.begin(0, np.array([0, 1, 2], np.int32), slots, slots.copy())
-    residency.complete(0, slots)
-    residency.release(0, slots)
+    unlocked(residency).begin(0, np.array([0, 1, 2], np.int32), slots, slots.copy())
+    unlocked(residency).complete(0, slots)
+    unlocked(residency).release(0, slots)
     counts = np.zeros((2, 6))
     counts[0] = [5, 1, 9, 7, 0, 0]
     before = residency.residents(0)
@@ -80,7 +81,7 @@ def test_seeded_heat_decides_who_leaves() -> None:
     residency.check_valid()
     assert residency.residents(0) == before
     one = np.full(1, -1, np.int32)
-    residency.begin(0, np.array([4], np.int32), one, one.copy())
+    unlocked(residency).begin(0, np.array([4], np.int32), one, one.copy())
     assert residency.experts_evicted_by(0, one) == [1]
 
 

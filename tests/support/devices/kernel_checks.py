@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from expertier.hip.driver.vendor import Vendor
+
+WARP_SIZE_ATTRIBUTE = {Vendor.HIP: 87, Vendor.CUDA: 10}
+"""The device attribute that holds the number of threads of a warp, by vendor."""
+
 BLOCK_SUMS = r"""
 extern "C" __global__ void block_sums(const unsigned* values, unsigned* sums) {
     __shared__ unsigned shared[256];

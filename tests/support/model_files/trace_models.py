@@ -17,6 +17,7 @@ from expertier.engine_adapter.models.trace_ids import read_trace_ids
 from expertier.engine_adapter.models.trace_model import default_width
 from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
+from expertier.testing.unlocked_calls import unlocked
 from expertier.tiers.manager import TierManager
 
 I32 = npt.NDArray[np.int32]
@@ -73,8 +74,8 @@ def replayed(ids: I32, n_experts: int, n_slots: int, kind: PolicyKind) -> tuple[
     slots, miss_index = np.zeros(top_k, np.int32), np.zeros(top_k, np.int32)
     for step in np.sort(ids, axis=2):
         for layer, experts in enumerate(step):
-            assert residency.begin(layer, experts, slots, miss_index) >= 0
-            residency.complete(layer, slots)
-            residency.release(layer, slots)
+            assert unlocked(residency).begin(layer, experts, slots, miss_index) >= 0
+            unlocked(residency).complete(layer, slots)
+            unlocked(residency).release(layer, slots)
     totals = residency.totals()
     return totals["hits"], totals["misses"]

@@ -16,6 +16,7 @@ from expertier.errors import BusyError, SourceError
 from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.planner.policy.calls.native import entry_points
+from expertier.testing.unlocked_calls import unlocked
 from expertier.tiers.engine.binding import EngineBinding
 from expertier.tiers.file.faulty_source import FaultySource
 from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
@@ -216,15 +217,15 @@ def test_a_fill_that_begin_did_not_ask_for_is_refused(
 ) -> None:
     residency = tiers._residency
     chosen = np.full(1, -1, np.int32)
-    assert residency.begin(0, np.array([3], np.int32), chosen, np.zeros(1, np.int32)) == 1
+    assert unlocked(residency).begin(0, np.array([3], np.int32), chosen, np.zeros(1, np.int32)) == 1
     assert chosen.tolist() == [0]
     with pytest.raises(ValueError, match="`begin` did not choose them for these"):
         tiers.engine.fill(layer, experts, slots)
     tiers.engine.fill(0, [3], [0])
-    residency.complete(0, chosen)
+    unlocked(residency).complete(0, chosen)
     with pytest.raises(ValueError, match="or they are complete"):
         tiers.engine.fill(0, [3], [0])
-    residency.release(0, chosen)
+    unlocked(residency).release(0, chosen)
     tiers.check_valid()
 
 

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from expertier.testing.tier_machine.model import I32
+from expertier.testing.unlocked_calls import unlocked
 from expertier.tiers.manager import TierManager
 
 
@@ -46,7 +47,7 @@ class TableEngine:
         """See `EngineCalls`."""
         slots, miss_index = np.full(len(experts), -1, np.int32), np.zeros(len(experts), np.int32)
         with self._locks.held(layer):
-            n_missing = self._residency.begin(layer, experts, slots, miss_index)
+            n_missing = unlocked(self._residency).begin(layer, experts, slots, miss_index)
         return None if n_missing < 0 else (slots, miss_index[:n_missing].copy())
 
     def fill(self, layer: int, experts: I32, slots: I32) -> None:
@@ -56,20 +57,20 @@ class TableEngine:
     def complete(self, layer: int, slots: I32) -> int:
         """See `EngineCalls`."""
         with self._locks.held(layer):
-            n_filled = self._residency.complete(layer, slots)
+            n_filled = unlocked(self._residency).complete(layer, slots)
             self._locks.notify_all(layer)
         return n_filled
 
     def abort(self, layer: int, slots: I32) -> None:
         """See `EngineCalls`."""
         with self._locks.held(layer):
-            status = self._residency.abort(layer, slots)
+            status = unlocked(self._residency).abort(layer, slots)
             self._locks.notify_all(layer)
         assert status == 0, f"abort of slots {slots.tolist()} of layer {layer} was refused"
 
     def release(self, layer: int, slots: I32) -> None:
         """See `EngineCalls`."""
         with self._locks.held(layer):
-            status = self._residency.release(layer, slots)
+            status = unlocked(self._residency).release(layer, slots)
             self._locks.notify_all(layer)
         assert status == 0, f"release of slots {slots.tolist()} of layer {layer} was refused"
