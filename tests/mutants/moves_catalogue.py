@@ -98,8 +98,11 @@ MOVES = (
     Mutant(
         "the layout of a move that failed is not taken over",
         f"{_PROXY}residency/moved_slots.cpp",
-        "            slots_.take_layout(*compute.binding);\n",
-        "            if (done == EXPERTIER_FILLED) {\n                slots_.take_layout(*compute.binding);\n            }\n",
+        "            tables_.take_layout(*compute.binding);\n            slots_.take_layout(*compute.binding);\n",
+        "            if (done == EXPERTIER_FILLED) {\n"
+        "                tables_.take_layout(*compute.binding);\n"
+        "                slots_.take_layout(*compute.binding);\n"
+        "            }\n",
         (f"{_COMPUTE}::test_a_move_that_fails", f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was"),
     ),
     Mutant(
