@@ -65,9 +65,11 @@ LOOKUP = (
     Mutant(
         "a fill that the look-up gave up is believed",
         f"{_PROXY}lookup/run.cpp",
-        "            tiers_.tables().policy().abort(tiers_.tables().directory(), layer, slots.data(), n);\n            falls_back_",
+        "            tiers_.tables().policy().abort(tiers_.tables().directory(), layer, slots.data(), n);\n"
+        "            falls_back_",
         "            tiers_.tables().policy().complete(tiers_.tables().directory(), layer, slots.data(), n);\n"
-        "            tiers_.tables().policy().release(tiers_.tables().directory(), layer, slots.data(), n);\n            falls_back_",
+        "            tiers_.tables().policy().release(tiers_.tables().directory(), layer, slots.data(), n);\n"
+        "            falls_back_",
         (f"{_LOOKUP}::test_logits_are_bit_identical",),
     ),
     Mutant(
