@@ -17,23 +17,23 @@ _SERVED = f"{_GRAPHS}::test_served_graphs_are_bit_identical"
 FILLS = (
     Mutant(
         "a slot is one stride too far",
-        f"{_PROXY}residency/tiers.cpp",
+        f"{_PROXY}residency/slot_tensors.cpp",
         "copy.offset + slot * copy.stride, copy.n_bytes);",
         "copy.offset + (slot + 1) * copy.stride, copy.n_bytes);",
         (_PARITY,),
     ),
     Mutant(
         "slots of a matrix lie without gaps",
-        f"{_PROXY}residency/tiers.cpp",
+        f"{_PROXY}residency/slot_tensors.cpp",
         "            tensor->nb[2] = matrix.stride;\n",
         "",
         (_PARITY,),
     ),
     Mutant(
         "a failed fill of the engine's is complete",
-        f"{_PROXY}residency/tiers.cpp",
-        "filled == Filled::yes ? policy_.complete : policy_.abort;",
-        "filled != Filled::zeros ? policy_.complete : policy_.abort;",
+        f"{_PROXY}residency/tables.cpp",
+        "is_filled ? policy_.complete : policy_.abort;",
+        "is_filled ? policy_.complete : policy_.complete;",
         (f"{_FAILURES}::test_a_failed_read_fails_the_batch",),
     ),
     Mutant(
@@ -59,7 +59,7 @@ FILLS = (
     ),
     Mutant(
         "who waits for slots is not told",
-        f"{_PROXY}residency/tiers.cpp",
+        f"{_PROXY}residency/tables.cpp",
         '": the residency tables refused the release of slots");\n    }\n    lock.notify_all();\n',
         '": the residency tables refused the release of slots");\n    }\n',
         (_ON_THREADS,),
@@ -67,21 +67,21 @@ FILLS = (
     ),
     Mutant(
         "a layer is whole when its slots are taken",
-        f"{_PROXY}residency/tiers.cpp",
+        f"{_PROXY}residency/tables.cpp",
         "policy_.is_fully_resident(directory_, layer) == 1;",
         "policy_.is_fully_resident(directory_, layer) >= 0;",
         (f"{_FAILURES}::test_while_all_reads_fail",),
     ),
     Mutant(
         "fills are refused while one runs",
-        f"{_PROXY}residency/tiers.cpp",
+        f"{_PROXY}residency/misses.cpp",
         "    while (fills_running_ > 0) {\n",
         "    while (fills_running_ > 1) {\n",
         ("tests/serve/test_misses_without_python.py",),
     ),
     Mutant(
         "zeros of a graph that nobody reads are taken for experts",
-        f"{_PROXY}residency/tiers.cpp",
+        f"{_PROXY}residency/tables.cpp",
         "    const auto end = bytes == PinnedSlots::Bytes::zero_filled ? policy_.abort : policy_.release;\n",
         "    if (bytes == PinnedSlots::Bytes::zero_filled) {\n"
         "        policy_.complete(directory_, layer, slots.data(), n);\n"

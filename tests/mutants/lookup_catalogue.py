@@ -65,9 +65,11 @@ LOOKUP = (
     Mutant(
         "a fill that the look-up gave up is believed",
         f"{_PROXY}lookup/run.cpp",
-        "            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);\n            falls_back_",
-        "            tiers_.policy().complete(tiers_.directory(), layer, slots.data(), n);\n"
-        "            tiers_.policy().release(tiers_.directory(), layer, slots.data(), n);\n            falls_back_",
+        "            tiers_.tables().policy().abort(tiers_.tables().directory(), layer, slots.data(), n);\n"
+        "            falls_back_",
+        "            tiers_.tables().policy().complete(tiers_.tables().directory(), layer, slots.data(), n);\n"
+        "            tiers_.tables().policy().release(tiers_.tables().directory(), layer, slots.data(), n);\n"
+        "            falls_back_",
         (f"{_LOOKUP}::test_logits_are_bit_identical",),
     ),
     Mutant(
@@ -101,16 +103,16 @@ LOOKUP = (
     Mutant(
         "several contexts on a device have look-ups",
         f"{_PROXY}lookup/run.cpp",
-        " || backend.device->n_backends > 1 || ",
-        " || ",
+        "backend.device->n_backends > 1 ||",
+        "",
         (f"{_LOOKUP}::test_two_contexts_do_without",),
     ),
     Mutant(
         "a device's table that others have changed is not brought",
         f"{_PROXY}lookup/run.cpp",
-        "                tiers_.device_table_version(layer) == tiers_.policy()",
-        "                tiers_.device_table_version(layer) > 0 ||\n"
-        "                tiers_.device_table_version(layer) == tiers_.policy()",
+        "                tiers_.tables().device_version(layer) ==\n",
+        "                tiers_.tables().device_version(layer) > 0 ||\n"
+        "                tiers_.tables().device_version(layer) ==\n",
         (f"{_LOOKUP}::test_prefetches_meanwhile",),
     ),
 )
@@ -179,9 +181,9 @@ AHEAD = (
     Mutant(
         "a prefetch that was given up counts as complete",
         f"{_PROXY}prefetch/run.cpp",
-        "            policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n",
-        "            policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n"
-        "            policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);\n",
+        "            policy.abort(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n",
+        "            policy.complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n"
+        "            policy.release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n",
         (f"{_PREFETCH}::test_matrices_of_several_pieces",),
     ),
     Mutant(

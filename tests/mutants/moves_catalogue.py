@@ -69,37 +69,40 @@ STAGED = (
 MOVES = (
     Mutant(
         "slot tensors stay where slots were before a move",
-        f"{_PROXY}residency/moved_slots.cpp",
+        f"{_PROXY}residency/slot_tensors.cpp",
         "            slots->data = static_cast<char *>(slab_base_) + from.matrices[j].offset;\n",
         "",
         (f"{_DEMAND}::test_slots_change_layers_where_the_engine_computes_elsewhere",),
     ),
     Mutant(
         "fills go where slots were before a move",
-        f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.copies.assign(from.copies, from.copies + from.n_copies);\n",
-        "",
+        f"{_PROXY}residency/slot_tensors.cpp",
+        "        layer.copies.assign(from.copies, from.copies + from.n_copies);\n        for (size_t",
+        "        for (size_t",
         (f"{_DEMAND}::test_slots_change_layers_where_the_engine_computes_elsewhere",),
     ),
     Mutant(
         "a layer that has lost slots is still whole",
-        f"{_PROXY}residency/moved_slots.cpp",
+        f"{_PROXY}residency/tables.cpp",
         "        layer.is_fully_resident = false;\n",
         "",
         (f"{_DEMAND}::test_slots_change_layers",),
     ),
     Mutant(
         "the device's table is the one from before a move",
-        f"{_PROXY}residency/moved_slots.cpp",
-        "        layer.device_table_version = -1;\n",
+        f"{_PROXY}residency/tables.cpp",
+        "        layer.device_version = -1;\n",
         "",
         (f"{_COMPUTE}::test_tables_on_the_device_follow",),
     ),
     Mutant(
         "the layout of a move that failed is not taken over",
         f"{_PROXY}residency/moved_slots.cpp",
-        "        take_layout(*compute.binding);\n",
-        "        if (done == EXPERTIER_FILLED) {\n            take_layout(*compute.binding);\n        }\n",
+        "            tables_.take_layout(*compute.binding);\n            slots_.take_layout(*compute.binding);\n",
+        "            if (done == EXPERTIER_FILLED) {\n"
+        "                tables_.take_layout(*compute.binding);\n"
+        "                slots_.take_layout(*compute.binding);\n"
+        "            }\n",
         (f"{_COMPUTE}::test_a_move_that_fails", f"{_DEMAND}::test_a_move_that_fails_leaves_all_as_it_was"),
     ),
     Mutant(

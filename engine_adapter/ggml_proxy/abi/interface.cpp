@@ -10,6 +10,7 @@
 #include "prefetch/predictor.h"
 #include "backend/wrapper_type.h"
 #include "residency/tiers.h"
+#include "residency/errors.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -143,7 +144,7 @@ EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {
 
 // The first expert tensor that the engine has not placed here though it should have; 0: there is none.
 EXPERTIER_EXPORT int32_t expertier_tiers_unplaced(expertier_tiers * self, char * name, size_t name_size) {
-    const std::string found = self->tiers->find_unplaced();
+    const std::string found = self->tiers->placement().find_unplaced();
     copy_text(found, name, name_size);
     return !found.empty();
 }
@@ -164,7 +165,7 @@ EXPERTIER_EXPORT void expertier_show_all(void) { show_all(); }
 // How misses are served from now on (expertier_fills); returns once no fill runs that began before. To be called
 // without the interpreter's lock, which such a fill may wait for.
 EXPERTIER_EXPORT void expertier_tiers_set_fills(expertier_tiers * self, int32_t fills) {
-    self->tiers->set_fills((expertier_fills) fills);
+    self->tiers->misses().set_fills((expertier_fills) fills);
 }
 
 // Names for the engine's own options: the device to place layers on and the buffer type to place experts in.
@@ -179,7 +180,7 @@ EXPERTIER_EXPORT void * expertier_tiers_buffer_type(expertier_tiers * self) { re
 
 // Copies and clears the calling thread's last error; 0 when there was none.
 EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
-    const std::string text = Tiers::take_error();
+    const std::string text = take_error();
     copy_text(text, error, error_size);
     return !text.empty();
 }

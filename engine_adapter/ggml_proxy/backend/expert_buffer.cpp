@@ -4,6 +4,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "backend/read_back.h"
+#include "residency/errors.h"
 
 #include <algorithm>
 #include <atomic>
@@ -60,7 +61,7 @@ ExpertBuffer * context(ggml_backend_buffer_t buffer) { return static_cast<Expert
 void free_buffer(ggml_backend_buffer_t buffer) {
     ExpertBuffer * self = context(buffer);
     for (const auto & [tensor, expert] : self->tensors) {
-        expert.tiers->place(expert.ref, -1);
+        expert.tiers->placement().count(expert.ref, -1);
     }
     placement_is_good = false;
     munmap(self->base, self->size);
@@ -72,8 +73,8 @@ void * get_base(ggml_backend_buffer_t buffer) { return context(buffer)->base; }
 // Nothing of the tiers is being loaded: another model's tensors, or an adapter's, which the engine puts where what they
 // change lies.
 void refuse_tensor(const ggml_tensor * tensor) {
-    const std::string reason = Tiers::why_unknown(tensor);
-    Tiers::fail(reason);
+    const std::string reason = Placement::why_unknown(tensor);
+    set_error(reason);
     if (!is_embedded()) {
         fprintf(stderr, "expertier: %s\n", reason.c_str());
     }
@@ -89,12 +90,12 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
         return GGML_STATUS_FAILED;
     }
     ExpertTensor expert{ self->tiers, {} };
-    if (!self->tiers->find(tensor, expert.ref)) { // find() has said why
+    if (!self->tiers->placement().find(tensor, expert.ref)) { // find() has said why
         return GGML_STATUS_FAILED;
     }
     if (self->tensors.emplace(tensor, expert).second) {
         self->readable.add(tensor, *self->tiers, expert.ref);
-        self->tiers->place(expert.ref, 1);
+        self->tiers->placement().count(expert.ref, 1);
     }
     placement_is_good = false;
     return GGML_STATUS_SUCCESS;
@@ -137,7 +138,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
     const size_t reserved = size > 0 ? size : 1;
     void * base = mmap(nullptr, reserved, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (base == MAP_FAILED) {
-        Tiers::fail("no address space for " + std::to_string(size) + " bytes of expert tensors");
+        set_error("no address space for " + std::to_string(size) + " bytes of expert tensors");
         return nullptr;
     }
     auto * self = new ExpertBuffer{ tiers, base, reserved, {}, {} }; // without tiers it refuses each tensor, by name
@@ -180,7 +181,7 @@ std::string find_outside(const ggml_cgraph * graph) {
         }
     }
     for (const ggml_tensor * tensor : others) {
-        if (tiers && tiers->has_matrix(tensor->name)) {
+        if (tiers && tiers->placement().has_matrix(tensor->name)) {
             return tensor->name;
         }
     }
@@ -232,7 +233,7 @@ std::string find_misplacement(const ggml_cgraph * graph) {
                "name one model, with -m, and none in llama.cpp's configuration file (config.ini)";
     }
     for (const std::shared_ptr<Tiers> & tiers : list) {
-        const std::string unplaced = tiers->find_unplaced();
+        const std::string unplaced = tiers->placement().find_unplaced();
         if (!unplaced.empty()) {
             return placed_outside(unplaced);
         }

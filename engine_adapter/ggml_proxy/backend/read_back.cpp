@@ -1,6 +1,7 @@
 #include "backend/read_back.h"
 
 #include "abi/embedded.h"
+#include "residency/errors.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -18,7 +19,7 @@ constexpr size_t most_at_once = 8u << 20; // bytes that rows are picked from
 [[noreturn]] void refuse(const ggml_tensor * tensor, const std::string & why) {
     const std::string message = std::string("the engine read expert tensor ") + tensor->name +
                                 " back for an operation of its own, and that failed: " + why;
-    Tiers::fail(message);
+    set_error(message);
     if (!is_embedded()) { // there the line above was the log's; here nobody may ask for it
         fprintf(stderr, "expertier: %s\n", message.c_str());
     }
@@ -46,7 +47,7 @@ void Readable::read(const ggml_tensor * tensor, void * out, size_t offset, size_
     const Matrix & matrix = found->second;
     const size_t begin = first - found->first;
     const auto copy = [&](size_t from, size_t n_bytes, void * to) {
-        if (!matrix.tiers->read(matrix.ref, begin + from, n_bytes, to)) {
+        if (!matrix.tiers->misses().read(matrix.ref, begin + from, n_bytes, to)) {
             refuse(tensor, "its bytes " + std::to_string(begin + from) + " to " +
                                std::to_string(begin + from + n_bytes) +
                                " could not be read from the model's file; check the file and its disk");

@@ -2,6 +2,7 @@
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "residency/errors.h"
 
 #include <cstring>
 
@@ -50,7 +51,7 @@ bool read_ids(ggml_backend_t backend, PinnedInts & room, ExpertCall & call) {
     }
     call.tiers->counters.id_reads += 1;
 
-    const int n_experts = call.tiers->n_experts(call.layer);
+    const int n_experts = call.tiers->slots().n_experts(call.layer);
     std::vector<char> chosen(n_experts, 0);
     call.expert_of_row.resize(call.n_used * call.n_tokens);
     for (int64_t token = 0; token < call.n_tokens; token++) {
@@ -58,8 +59,8 @@ bool read_ids(ggml_backend_t backend, PinnedInts & room, ExpertCall & call) {
             int32_t expert;
             memcpy(&expert, data + token * ids->nb[1] + k * ids->nb[0], sizeof(expert));
             if (expert < 0 || expert >= n_experts) {
-                Tiers::fail("layer " + std::to_string(call.layer) + ": the router chose expert " +
-                            std::to_string(expert) + " of " + std::to_string(n_experts));
+                set_error("layer " + std::to_string(call.layer) + ": the router chose expert " +
+                          std::to_string(expert) + " of " + std::to_string(n_experts));
                 return false;
             }
             call.expert_of_row[token * call.n_used + k] = expert;

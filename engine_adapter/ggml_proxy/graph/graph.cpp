@@ -16,6 +16,7 @@
 #include "lookup/run.h"
 #include "graph/path_choice.h"
 #include "graph/segments.h"
+#include "residency/errors.h"
 
 #include <cxxabi.h>
 #include <new>
@@ -120,7 +121,7 @@ class GraphRun : public SuspendedGraph {
     bool is_served() const {
         const std::string misplacement = find_misplacement(graph_);
         if (!misplacement.empty()) {
-            Tiers::fail(misplacement);
+            set_error(misplacement);
             return false;
         }
         for (int i = 0; i < graph_->n_nodes; i++) {
@@ -129,8 +130,8 @@ class GraphRun : public SuspendedGraph {
                 continue; // backends skip it
             }
             if (const ggml_tensor * source = find_unserved_source(node)) {
-                Tiers::fail(std::string("the engine runs ") + ggml_op_name(node->op) + " on " + source->name +
-                            ", but the tiers serve MUL_MAT_ID on full expert tensors only");
+                set_error(std::string("the engine runs ") + ggml_op_name(node->op) + " on " + source->name +
+                          ", but the tiers serve MUL_MAT_ID on full expert tensors only");
                 return false;
             }
         }

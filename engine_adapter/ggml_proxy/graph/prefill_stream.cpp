@@ -84,7 +84,7 @@ bool PrefillStream::upload(Place & place, int layer, const std::vector<int32_t> 
     others.reserve(experts.size());
     place.reads = HostReads(tiers_.host_copies(), experts.size());
     place.layer = layer;
-    place.held = tiers_.pin_ready(layer, experts);
+    place.held = tiers_.tables().pin_ready(layer, experts);
     char * base = static_cast<char *>(ggml_backend_buffer_get_base(place.buffer.get()));
 
     int64_t n_bytes = 0;
@@ -94,14 +94,14 @@ bool PrefillStream::upload(Place & place, int layer, const std::vector<int32_t> 
             others.push_back(experts[i]);
             continue;
         }
-        for (const expertier_copy & piece : tiers_.copies(layer)) {
+        for (const expertier_copy & piece : tiers_.slots().copies(layer)) {
             ggml_tensor target = bytes_at(
                 place.buffer.get(), base + piece.streamed_offset + experts[i] * piece.streamed_stride, piece.n_bytes);
             if (copy) {
                 ggml_backend_tensor_set_async(uploader, &target, copy + piece.source, 0, piece.n_bytes);
                 n_bytes += (int64_t) piece.n_bytes;
             } else {
-                ggml_tensor source = tiers_.slot_piece(layer, place.held[i], piece);
+                ggml_tensor source = tiers_.slots().piece(place.held[i], piece);
                 ggml_backend_tensor_copy_async(copier_.get(), copier_.get(), &source, &target);
             }
         }
@@ -111,8 +111,8 @@ bool PrefillStream::upload(Place & place, int layer, const std::vector<int32_t> 
         if (place.was_used && place.computed) {
             ggml_backend_event_synchronize(place.computed.get()); // Python's copies know nothing of our streams
         }
-        is_complete = tiers_.load(layer, others, place.address);
-        for (const expertier_copy & piece : tiers_.copies(layer)) {
+        is_complete = tiers_.misses().load(layer, others, place.address);
+        for (const expertier_copy & piece : tiers_.slots().copies(layer)) {
             n_bytes += (int64_t) (piece.n_bytes * others.size());
         }
     }
@@ -145,7 +145,7 @@ void PrefillStream::end_upload(Place & place) {
             ggml_backend_event_synchronize(done->get());
         }
     }
-    tiers_.release_held(place.layer, place.held);
+    tiers_.tables().release_held(place.layer, place.held);
     place.held.clear();
     place.reads.release();
 }

@@ -51,8 +51,8 @@ bool is_fit(LookupPlan & plan, const ggml_cgraph * graph) {
             ids = node->src[2];
             plan.calls.push_back({ i, layer, ids->ne[0], ids->ne[1], find_router(ids) });
         }
-        if (n_rows > DeviceLookup::max_rows || n_rows > plan.tiers->n_slots(layer) || ids->type != GGML_TYPE_I32 ||
-            (plan.tiers->prefill_stream() && ids->ne[1] >= plan.tiers->stream_tokens())) {
+        if (n_rows > DeviceLookup::max_rows || n_rows > plan.tiers->slots().n_slots(layer) ||
+            ids->type != GGML_TYPE_I32 || (plan.tiers->prefill_stream() && ids->ne[1] >= plan.tiers->stream_tokens())) {
             return false;
         }
         plan.nodes.push_back({ i, layer, expert->ref.matrix, (int) plan.calls.size() - 1 });
@@ -65,7 +65,7 @@ bool is_fit(LookupPlan & plan, const ggml_cgraph * graph) {
 void look_at(LookupPlan & plan, const ggml_cgraph * graph) {
     const uint64_t uid = graph_uid(graph);
     plan.n_of_uid = uid != 0 && uid == plan.uid ? plan.n_of_uid + 1 : 1;
-    if (uid != 0 && uid == plan.uid && (!plan.tiers || plan.tiers->epoch() == plan.epoch)) {
+    if (uid != 0 && uid == plan.uid && (!plan.tiers || plan.tiers->slots().epoch() == plan.epoch)) {
         plan.n_seen += 1;
         return;
     }
@@ -77,7 +77,7 @@ void look_at(LookupPlan & plan, const ggml_cgraph * graph) {
     plan.may_be_captured = true;
     plan.rare_miss_layers_are_chosen = false;
     plan.is_fit = uid != 0 && is_fit(plan, graph);
-    plan.epoch = plan.tiers ? plan.tiers->epoch() : 0;
+    plan.epoch = plan.tiers ? plan.tiers->slots().epoch() : 0;
     if (plan.is_fit) {
         plan.inputs.find(graph);
     }

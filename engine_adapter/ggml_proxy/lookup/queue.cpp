@@ -23,7 +23,7 @@ bool LookupQueue::can_capture(const LookupPlan & plan) {
 
 void LookupQueue::look_at_layers() {
     for (const LookupPlan::Call & call : plan_.calls) {
-        is_fully_resident_.push_back(tiers_.is_fully_resident(call.layer));
+        is_fully_resident_.push_back(tiers_.tables().is_fully_resident(call.layer));
     }
 }
 
@@ -55,8 +55,8 @@ bool LookupQueue::can_predict(size_t from, size_t to) const {
     }
     const LookupPlan::Call & call = plan_.calls[from];
     const LookupPlan::Call & next = plan_.calls[to];
-    const int n = tiers_.n_slots(next.layer);
-    return !tiers_.predictor()->rare_miss_layers.has(next.layer) && n < tiers_.n_experts(next.layer) &&
+    const int n = tiers_.slots().n_slots(next.layer);
+    return !tiers_.predictor()->rare_miss_layers.has(next.layer) && n < tiers_.slots().n_experts(next.layer) &&
            n > next.n_used * next.n_tokens && call.n_tokens == next.n_tokens &&
            Predictor::can(call.router, next.router, next.n_used, next.n_tokens);
 }
@@ -70,8 +70,8 @@ bool LookupQueue::find_lookups() {
         Step step;
         step.call = i;
         step.ids = graph_->nodes[call.first]->src[2];
-        step.slot_ids =
-            backend_.ids[tiers_.slots({ call.layer, 0 })].reserve(backend_.inner, step.ids->ne[0], step.ids->ne[1]);
+        step.slot_ids = backend_.ids[tiers_.slots().of({ call.layer, 0 })].reserve(backend_.inner, step.ids->ne[0],
+                                                                                   step.ids->ne[1]);
         if (step.slot_ids == nullptr) {
             return false;
         }
@@ -150,7 +150,7 @@ uint64_t LookupQueue::key_of_all() const {
     const auto address = [](const void * at) { return (uint64_t) reinterpret_cast<uintptr_t>(at); };
     uint64_t key = mixed(mixed(plan_.uid, (uint64_t) plan_.epoch), address(&lookup_));
     for (const LookupPlan::Node & at : plan_.nodes) {
-        const ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
+        const ggml_tensor * pool = tiers_.slots().of({ at.layer, at.matrix });
         key = mixed(mixed(key, address(pool->data)), (uint64_t) pool->ne[2]);
     }
     for (const Step & step : steps_) {
@@ -187,7 +187,7 @@ ggml_status LookupQueue::queue_all(GraphSegments & segments, const std::function
     for (const LookupPlan::Node & at : plan_.nodes) {
         ggml_tensor * node = graph_->nodes[at.index];
         const LookupPlan::Call & call = plan_.calls[at.call];
-        ggml_tensor * pool = tiers_.slots({ at.layer, at.matrix });
+        ggml_tensor * pool = tiers_.slots().of({ at.layer, at.matrix });
         if (is_fully_resident_[at.call]) {
             segments.redirect(node, pool, node->src[2]);
             continue;

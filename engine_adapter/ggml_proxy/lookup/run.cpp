@@ -8,6 +8,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "residency/layer_lock.h"
+#include "residency/errors.h"
 
 #include <algorithm>
 #include <numeric>
@@ -44,8 +45,8 @@ class LookupRun {
             backend_.deferred.reserve(1);
         }
         queue_.look_at_layers(); // takes their locks
-        for (int layer = 0; layer < tiers_.n_layers(); layer++) {
-            locks_.emplace_back(tiers_.locks(), layer);
+        for (int layer = 0; layer < tiers_.slots().n_layers(); layer++) {
+            locks_.emplace_back(tiers_.tables().locks(), layer);
         }
         bring_tables();
         open_prefetch_run();
@@ -80,7 +81,7 @@ class LookupRun {
             return {};                            // where the engine's backend failed, the next run shows that again
         }
         if (!held_.empty()) {
-            defer(backend_, PinnedSlots(tiers_, held_layer_, std::move(held_), PinnedSlots::Bytes::there));
+            defer(backend_, PinnedSlots(tiers_.tables(), held_layer_, std::move(held_), PinnedSlots::Bytes::there));
         }
         return GGML_STATUS_SUCCESS;
     }
@@ -92,15 +93,17 @@ class LookupRun {
         for (size_t i = 0; i < plan_.calls.size(); i++) {
             const int layer = plan_.calls[i].layer;
             if (queue_.is_fully_resident(i) ||
-                tiers_.device_table_version(layer) == tiers_.policy().version(tiers_.directory(), layer)) {
+                tiers_.tables().device_version(layer) ==
+                    tiers_.tables().policy().version(tiers_.tables().directory(), layer)) {
                 continue;
             }
             std::vector<int32_t> & table = lookup_.table(layer);
             std::vector<int32_t> all(table.size()), held;
             std::iota(all.begin(), all.end(), 0);
-            tiers_.policy().pin_ready(tiers_.directory(), layer, all.data(), (int32_t) all.size(), table.data());
+            tiers_.tables().policy().pin_ready(tiers_.tables().directory(), layer, all.data(), (int32_t) all.size(),
+                                               table.data());
             std::copy_if(table.begin(), table.end(), std::back_inserter(held), [](int32_t slot) { return slot >= 0; });
-            tiers_.policy().release(tiers_.directory(), layer, held.data(), (int32_t) held.size());
+            tiers_.tables().policy().release(tiers_.tables().directory(), layer, held.data(), (int32_t) held.size());
             lookup_.upload_table(layer);
             note_version(layer);
             uploads = true;
@@ -120,8 +123,8 @@ class LookupRun {
         if (!plan_.rare_miss_layers_are_chosen) { // chosen only where the graph has to be captured anew anyway
             plan_.rare_miss_layers_are_chosen = true;
             std::vector<int64_t> expert_bytes;
-            for (int layer = 0; layer < tiers_.n_layers(); layer++) {
-                expert_bytes.push_back(tiers_.expert_bytes(layer));
+            for (int layer = 0; layer < tiers_.slots().n_layers(); layer++) {
+                expert_bytes.push_back(tiers_.slots().expert_bytes(layer));
             }
             predictor->rare_miss_layers.update(expert_bytes);
         }
@@ -184,8 +187,8 @@ class LookupRun {
             prefetch_run_->arrive(layer, experts, waits);
         }
         const auto begin = [&] {
-            return tiers_.policy().begin(tiers_.directory(), layer, experts.data(), n, slots.data(),
-                                         miss_index_.data());
+            return tiers_.tables().policy().begin(tiers_.tables().directory(), layer, experts.data(), n, slots.data(),
+                                                  miss_index_.data());
         };
         int32_t n_misses = begin();
         if (n_misses == EXPERTIER_BUSY && prefetch_run_ && prefetch_run_->make_room(layer)) {
@@ -196,16 +199,16 @@ class LookupRun {
             return false;
         }
         if (n_misses > 0 && !waits) {
-            Tiers::fail("layer " + std::to_string(layer) +
-                        ": the device's table of slots is not the policy's; restart, and "
-                        "set MOE_DECODE_GATE=0 if it happens again");
-            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
+            set_error("layer " + std::to_string(layer) +
+                      ": the device's table of slots is not the policy's; restart, and "
+                      "set MOE_DECODE_GATE=0 if it happens again");
+            tiers_.tables().policy().abort(tiers_.tables().directory(), layer, slots.data(), n);
             fails_ = true;
             return false;
         }
         if (waits && !fill(layer, experts, slots, miss_index_, n_misses)) {
             // The victims are evicted; the layer's version says that the device's table is old.
-            tiers_.policy().abort(tiers_.directory(), layer, slots.data(), n);
+            tiers_.tables().policy().abort(tiers_.tables().directory(), layer, slots.data(), n);
             falls_back_ = true;
             return false;
         }
@@ -229,8 +232,8 @@ class LookupRun {
         std::vector<int32_t> & table = lookup_.table(layer);
         for (int32_t i = 0; i < n_misses; i++) {
             const int32_t slot = slots[miss_index[i]];
-            for (const expertier_copy & piece : tiers_.copies(layer)) {
-                ggml_tensor target = tiers_.slot_piece(layer, slot, piece);
+            for (const expertier_copy & piece : tiers_.slots().copies(layer)) {
+                ggml_tensor target = tiers_.slots().piece(slot, piece);
                 ggml_backend_tensor_set_async(lookup_.uploads(), &target, copies_[i] + piece.source, 0, piece.n_bytes);
             }
             std::replace(table.begin(), table.end(), slot, -1);
@@ -244,7 +247,7 @@ class LookupRun {
         if (n_misses > 0) {
             tiers_.note_missed(layer, n_misses);
             reads_.release();
-            tiers_.policy().complete(tiers_.directory(), layer, slots.data(), (int32_t) slots.size());
+            tiers_.tables().policy().complete(tiers_.tables().directory(), layer, slots.data(), (int32_t) slots.size());
             tiers_.counters.host_fills += n_misses;
             touch_evicted(layer, slots, miss_index, n_misses);
             note_version(layer);
@@ -259,19 +262,21 @@ class LookupRun {
         for (int32_t i = 0; i < n_misses; i++) {
             filled_[i] = slots[miss_index[i]];
         }
-        tiers_.policy().evicted_by(tiers_.directory(), layer, filled_.data(), n_misses, evicted_.data());
+        tiers_.tables().policy().evicted_by(tiers_.tables().directory(), layer, filled_.data(), n_misses,
+                                            evicted_.data());
         tiers_.host_copies().touch(layer, evicted_);
     }
 
     void release_previous() {
         if (!held_.empty()) {
-            tiers_.policy().release(tiers_.directory(), held_layer_, held_.data(), (int32_t) held_.size());
+            tiers_.tables().policy().release(tiers_.tables().directory(), held_layer_, held_.data(),
+                                             (int32_t) held_.size());
             held_.clear();
         }
     }
 
     void note_version(int layer) {
-        tiers_.device_table_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
+        tiers_.tables().device_version(layer) = tiers_.tables().policy().version(tiers_.tables().directory(), layer);
     }
 
     ProxyBackend & backend_;
@@ -299,7 +304,8 @@ std::optional<ggml_status> try_device_lookup(ProxyBackend & backend, ggml_cgraph
         plan.pause -= 1;
         return {};
     }
-    if (!plan.is_fit || !plan.tiers->device_lookup() || backend.device->n_backends > 1 || !plan.tiers->serves_fills()) {
+    if (!plan.is_fit || !plan.tiers->device_lookup() || backend.device->n_backends > 1 ||
+        !plan.tiers->misses().serves_fills()) {
         return {};
     }
     const bool is_captured = LookupQueue::can_capture(plan);
@@ -307,7 +313,7 @@ std::optional<ggml_status> try_device_lookup(ProxyBackend & backend, ggml_cgraph
         return {};
     }
     const auto is_fully_resident = [&plan](const LookupPlan::Call & call) {
-        return plan.tiers->is_fully_resident(call.layer);
+        return plan.tiers->tables().is_fully_resident(call.layer);
     };
     if (std::all_of(plan.calls.begin(), plan.calls.end(), is_fully_resident)) {
         return {}; // there are no ids to look up: GraphRun queues all of it at once, too

@@ -38,15 +38,15 @@ void PrefetchRun::expect(int layer, int n_rows) {
     Prediction prediction;
     prediction.layer = layer;
     prediction.n_rows = n_rows;
-    const int n = tiers_.policy().victims(tiers_.directory(), layer, prediction.slots.data(), Predictor::n_candidates,
-                                          prediction.experts.data());
+    const int n = tiers_.tables().policy().victims(tiers_.tables().directory(), layer, prediction.slots.data(),
+                                                   Predictor::n_candidates, prediction.experts.data());
     predictor_.expect(layer, prediction.experts, std::max(n, 0)); // none where others hold all its slots
     predictions_.push_back(prediction);
 }
 
 bool PrefetchRun::queue(const Router & from, const Router & to, int64_t n_used) {
     const int layer = predictions_[n_launched_].layer;
-    if (!predictor_.queue(layer, from, to, n_used, tiers_.expert_bytes(layer))) {
+    if (!predictor_.queue(layer, from, to, n_used, tiers_.slots().expert_bytes(layer))) {
         return false;
     }
     n_launched_ += 1;
@@ -116,7 +116,8 @@ PrefetchRun::Prefetch * PrefetchRun::begin(const Wanted & wanted) {
     if (copy == nullptr) {
         return nullptr;
     }
-    if (tiers_.policy().begin_prefetch_into(tiers_.directory(), layer, wanted.expert, wanted.slot) < 0) {
+    if (tiers_.tables().policy().begin_prefetch_into(tiers_.tables().directory(), layer, wanted.expert, wanted.slot) <
+        0) {
         free->reads.release();
         return nullptr;
     }
@@ -141,14 +142,14 @@ PrefetchRun::Prefetch * PrefetchRun::begin(const Wanted & wanted) {
 
 // With the last of an expert's bytes goes its entry in the device's table, behind them.
 void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
-    const std::vector<expertier_copy> & pieces = tiers_.copies(prefetch.layer);
+    const std::vector<expertier_copy> & pieces = tiers_.slots().copies(prefetch.layer);
     expertier_copy piece = pieces[prefetch.piece];
     const char * source = prefetch.copy + piece.source + prefetch.offset;
     const size_t left = piece.n_bytes - prefetch.offset;
     const size_t n = is_paced ? std::min(left, piece_bytes) : left;
     piece.offset += prefetch.offset;
     piece.n_bytes = n;
-    ggml_tensor target = tiers_.slot_piece(prefetch.layer, prefetch.slot, piece);
+    ggml_tensor target = tiers_.slots().piece(prefetch.slot, piece);
     ggml_backend_tensor_set_async(lookup_.uploads(), &target, source, 0, n);
     is_dirty_ = true;
     tiers_.counters.prefetch_bytes += n;
@@ -171,19 +172,19 @@ void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
 
 // Ends what is complete.
 void PrefetchRun::land() {
-    const expertier_policy & policy = tiers_.policy();
+    const expertier_policy & policy = tiers_.tables().policy();
     for (Prefetch & prefetch : prefetches_) {
         if (prefetch.last > n_done_) {
             continue;
         }
         switch (prefetch.state) {
         case State::queued:
-            policy.complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
-            policy.release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            policy.complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
+            policy.release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
             prefetch.state = prefetch.is_over ? State::none : State::landed;
             break;
         case State::dropped:
-            policy.abort(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+            policy.abort(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
             prefetch.state = State::none;
             break;
         case State::arriving:
@@ -245,8 +246,8 @@ void PrefetchRun::end_at_lookup(Prefetch & prefetch, bool is_used) {
     }
     if (is_used && prefetch.state == State::queued) {
         // Nobody else sees the slot before the look-up has been answered, which waits for the bytes.
-        tiers_.policy().complete(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
-        tiers_.policy().release(tiers_.directory(), prefetch.layer, &prefetch.slot, 1);
+        tiers_.tables().policy().complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
+        tiers_.tables().policy().release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
         note_version(prefetch.layer);
         prefetch.state = State::arriving;
     }
@@ -301,7 +302,7 @@ void PrefetchRun::end() {
         while (!predictor_.has_arrived(layer)) {
             std::this_thread::yield();
         }
-        tiers_.device_table_version(layer) = -1;
+        tiers_.tables().device_version(layer) = -1;
     }
 }
 
@@ -339,7 +340,7 @@ void PrefetchRun::count(const Prediction & prediction, const std::vector<int32_t
 }
 
 void PrefetchRun::note_version(int layer) {
-    tiers_.device_table_version(layer) = tiers_.policy().version(tiers_.directory(), layer);
+    tiers_.tables().device_version(layer) = tiers_.tables().policy().version(tiers_.tables().directory(), layer);
 }
 
 } // namespace expertier

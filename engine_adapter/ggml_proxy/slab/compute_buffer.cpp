@@ -6,6 +6,7 @@
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
+#include "residency/errors.h"
 
 #include <mutex>
 #include <stdexcept>
@@ -233,7 +234,7 @@ bool make_room(const ggml_cgraph * graph) {
         std::string failure;
         self.region->make_room(*self.place);
         if (self.region->take_failure(*self.place, failure)) {
-            Tiers::fail(failure);
+            set_error(failure);
             return false;
         }
         self.region->lower_boundary();

@@ -1,4 +1,5 @@
 #include "graph/paths/looked_up.h"
+#include "residency/errors.h"
 
 #include <new>
 
@@ -10,7 +11,7 @@ ggml_status LookedUpPath::begin(ExpertCall & call) {
 }
 
 ggml_status LookedUpPath::upload_slot_ids(const ExpertCall & call) {
-    std::vector<int32_t> slot_of(call.tiers->n_experts(call.layer), 0);
+    std::vector<int32_t> slot_of(call.tiers->slots().n_experts(call.layer), 0);
     for (size_t i = 0; i < call.experts.size(); i++) {
         slot_of[call.experts[i]] = pinned_.slots()[i];
     }
@@ -18,17 +19,17 @@ ggml_status LookedUpPath::upload_slot_ids(const ExpertCall & call) {
     for (size_t i = 0; i < slots.size(); i++) {
         slots[i] = slot_of[call.expert_of_row[i]];
     }
-    LayerIds & ids = backend_.ids[call.tiers->slots({ call.layer, 0 })];
+    LayerIds & ids = backend_.ids[call.tiers->slots().of({ call.layer, 0 })];
     slot_ids_ = ids.upload(backend_.inner, slots, call.n_used, call.n_tokens);
     if (slot_ids_ == nullptr) {
-        Tiers::fail("no device memory for the slot ids of a batch");
+        set_error("no device memory for the slot ids of a batch");
         return GGML_STATUS_ALLOC_FAILED;
     }
     return GGML_STATUS_SUCCESS;
 }
 
 void LookedUpPath::redirect(ggml_tensor * node, const ExpertTensor & expert) {
-    segments_.redirect(node, expert.tiers->slots(expert.ref), slot_ids_);
+    segments_.redirect(node, expert.tiers->slots().of(expert.ref), slot_ids_);
 }
 
 void LookedUpPath::defer() {

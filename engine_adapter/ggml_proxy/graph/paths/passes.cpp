@@ -10,6 +10,7 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 #include "graph/paths/snapshots.h"
+#include "residency/errors.h"
 
 #include <algorithm>
 #include <cstring>
@@ -49,7 +50,7 @@ class PassRun {
         if (!chain.nodes.empty() && chain.inputs.size() <= Snapshots::max_inputs) {
             Snapshots snapshots;
             if (!snapshots.take(backend_.inner, chain)) {
-                Tiers::fail("no device memory for the rows of a pass");
+                set_error("no device memory for the rows of a pass");
                 return GGML_STATUS_ALLOC_FAILED;
             }
             for (size_t i = 0; i < chain.others.size();) { // neighbours together: the backend may fuse them
@@ -98,8 +99,8 @@ class PassRun {
 
     ggml_status run_chain(const ExpertChain & chain, const Snapshots & snapshots) {
         std::vector<int32_t> order = call_.experts;
-        tiers_.resident_first(call_.layer, order);
-        const size_t n_slots = tiers_.n_slots(call_.layer);
+        tiers_.tables().resident_first(call_.layer, order);
+        const size_t n_slots = tiers_.slots().n_slots(call_.layer);
         for (size_t begin = 0; begin < order.size(); begin += n_slots) {
             std::vector<int32_t> group(order.begin() + begin, order.begin() + std::min(order.size(), begin + n_slots));
             const PinnedSlots pinned = tiers_.acquire(backend_.inner, call_.layer, group);
@@ -115,7 +116,7 @@ class PassRun {
     }
 
     Rows rows_of(const std::vector<int32_t> & group, const std::vector<int32_t> & slots) const {
-        std::vector<int32_t> slot_of(tiers_.n_experts(call_.layer), -1);
+        std::vector<int32_t> slot_of(tiers_.slots().n_experts(call_.layer), -1);
         for (size_t i = 0; i < group.size(); i++) {
             slot_of[group[i]] = slots[i];
         }
@@ -162,7 +163,7 @@ class PassRun {
             backend_.pass_allocator = ggml_gallocr_new(ggml_backend_get_default_buffer_type(backend_.inner));
         }
         if (!ggml_gallocr_alloc_graph(backend_.pass_allocator, graph)) {
-            Tiers::fail("no device memory for the temporaries of a pass over " + std::to_string(n) + " rows");
+            set_error("no device memory for the temporaries of a pass over " + std::to_string(n) + " rows");
             return GGML_STATUS_ALLOC_FAILED;
         }
         set(slots, rows.slots);
@@ -181,7 +182,7 @@ class PassRun {
                           ggml_tensor * experts, int64_t n) {
         ggml_tensor * again = nullptr;
         if (const ExpertTensor * expert = find_expert_operand(node)) {
-            again = ggml_mul_mat_id(context, tiers_.slots(expert->ref), gathered[node->src[1]], slots);
+            again = ggml_mul_mat_id(context, tiers_.slots().of(expert->ref), gathered[node->src[1]], slots);
         } else if (node->op == GGML_OP_VIEW) { // some columns of a chain node's rows
             ggml_tensor * rows = gathered[node->src[0]];
             again = ggml_view_3d(context, rows, node->ne[0], 1, n, rows->nb[1], rows->nb[2], node->view_offs);

@@ -7,13 +7,13 @@ namespace expertier {
 bool StreamedPath::is_large_batch(const ExpertCall & call) {
     const Tiers & tiers = *call.tiers;
     return tiers.prefill_stream() && call.n_tokens >= tiers.stream_tokens() &&
-           tiers.n_slots(call.layer) < tiers.n_experts(call.layer);
+           tiers.slots().n_slots(call.layer) < tiers.slots().n_experts(call.layer);
 }
 
 ggml_status StreamedPath::begin(ExpertCall & call) {
     Tiers & tiers = *call.tiers;
     if (call.experts.empty()) { // its ids have not been read
-        call.experts.resize(tiers.n_experts(call.layer));
+        call.experts.resize(tiers.slots().n_experts(call.layer));
         std::iota(call.experts.begin(), call.experts.end(), 0);
     }
     if (!is_large_batch(call)) {
