@@ -27,6 +27,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.geometry import read_geometry
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from expertier.units import MIB
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
@@ -92,7 +93,7 @@ def main() -> None:
             config = TierConfig(expert_cache_bytes=floor_bytes(table.layer_demands()))
             with (
                 TierManager(table, device=open_device("host"), config=config) as tiers,
-                LlamaModel.open(engine, path, tiers=tiers) as model,
+                LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
             ):
                 for shape in SHAPES:
                     found = measure_context(engine, model, shape)

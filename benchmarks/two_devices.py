@@ -34,7 +34,8 @@ from expertier.hip.device import Device
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
-from expertier.tiers.tier_set import DeviceShare, TierSet
+from expertier.tiers.layer_division import DeviceShare, LayerDivision
+from expertier.tiers.tier_set import TierSet
 from expertier.units import GIB, MIB
 
 AT_ONCE = 8
@@ -111,7 +112,9 @@ def fills(
     )
     shares = [DeviceShare(device, (2 * i, 2 * i + 1)) for i, device in enumerate(devices)]
     with ExitStack() as undo:
-        tiers = undo.enter_context(TierSet(table, shares, config=config, source=PatternSource()))
+        tiers = undo.enter_context(
+            TierSet(LayerDivision(table, shares), config=config, source=PatternSource())
+        )
         batches = [
             (layer, list(range(begin, begin + AT_ONCE)))
             for begin in range(0, shape.n_experts - AT_ONCE + 1, AT_ONCE)

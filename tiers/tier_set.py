@@ -1,122 +1,117 @@
-"""The tiers of one model on several devices: a manager for each, over the layers that lie there.
+"""The tiers of one model: a manager a device, on one device or on several.
 
-    TierSet ─┬─► TierManager on the first device:  layers 0, 1, 2 ─┐
-             └─► TierManager on the second device: layers 3, 4 ────┴─► one open file, one budget of host memory
+    TierSet ─┬─► TierManager on the first device ──┐
+             └─► TierManager on the second device ─┴─► one open file, one budget of host memory
 
-Each expert belongs to one manager, so that it is read once and kept once in the host pools. A manager counts its
-layers from 0; tensors keep their names.
+A division decides what each manager holds: layers (`layer_division.py`), of which each is on one device, or shards
+of every expert (`shard_division.py`). A manager counts its layers from 0; tensors keep their names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 from expertier.errors import BudgetError, BusyError
-from expertier.hip.device import Device
 from expertier.interrupts import completing, not_interrupted_at_entry, opening
-from expertier.planner.budget.ledger import DeviceNeeds
-from expertier.planner.budget.sizing_split import wishes_by_layers
-from expertier.tiers.config.budget import all_copies_bytes
 from expertier.tiers.config.config import TierConfig
+from expertier.tiers.division import Division, Member
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.host_pool.pool_share import PoolShare
+from expertier.tiers.layer_division import LayerDivision
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.profile import ModelProfile
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.shared.stats import TierStats, summed
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceShare:
-    """A device and the layers whose experts it holds, with what an engine takes of it beside them.
-
-    `compute_bytes` of that are an engine's compute buffers in the slab, as `TierManager` takes them.
-    """
-
-    device: Device
-    layers: tuple[int, ...]
-    needs: DeviceNeeds | None = None
-    compute_bytes: int = 0
+from expertier.tiers.split.split_source import SplitSource
 
 
 class TierSet:
     """The managers of one model, opened and closed together. Thread-safe, as they are."""
 
     managers: tuple[TierManager, ...] = ()
-    """One for each device, in the order of the shares."""
+    """One for each device, in the order of the division."""
+
+    split_source: SplitSource | None = None
+    """What hands out shards of experts; None where experts are not cut."""
 
     _file: FileSource | None = None
 
     @opening
     def __init__(
-        self,
-        table: ExpertTable,
-        shares: Sequence[DeviceShare],
-        *,
-        config: TierConfig | None = None,
-        source: ByteSource | None = None,
+        self, division: Division, *, config: TierConfig | None = None, source: ByteSource | None = None
     ) -> None:
-        """Allocate the tiers of every device; each layer is in exactly one share, and each share has one.
+        """Allocate the tiers of every device.
 
-        Budgets in `config` are those of the whole: the bytes for slots are shared out as one plan over all layers has
-        them, the host pool's in proportion to the experts. `auto` is resolved device by device. Without `source`, the
-        table's file is opened and closed again here, once.
+        Budgets in `config` are those of the whole model, and the division shares them out. Without `source`, the
+        table's files are opened and closed again here, once.
 
-        Raises what `TierManager` does; a `BudgetError` names the device. On an error nothing stays allocated.
+        Raises what `TierManager` does; where there are several devices, a `BudgetError` names the device. On an error
+        nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
-        placed = sorted(layer for share in shares for layer in share.layers)
-        if placed != list(range(table.n_layers)) or not all(share.layers for share in shares):
-            raise ValueError(f"layers {placed} of {table.n_layers} in {len(shares)} shares, each needs some")
-        self._table = table
-        self._layers = tuple(share.layers for share in shares)
+        self._division: Division = division
+        table = division.table
         profile = ModelProfile.of(config.profile, table)
-        configs = _share_configs(table, config, self._layers, profile)
+        members = division.members(config, profile)
         with ExitStack() as undo:
             if source is None:
                 file = FileSource(table.files, config.file_mode, working_set_bytes=table.expert_bytes_total)
                 undo.callback(file.close)
                 self._file, source = file, file
+            self.split_source = split = division.split_source(source)
             managers: list[TierManager] = []
-            for share, own in zip(shares, configs, strict=True):
-                of_share = table.of_layers(share.layers)
-                try:
-                    manager = TierManager(
-                        of_share,
-                        device=share.device,
-                        config=own,
-                        source=source,
-                        needs=share.needs,
-                        compute_bytes=share.compute_bytes,
-                        profile=profile.of_layers(
-                            share.layers, max(layer.n_experts for layer in of_share.layers)
-                        ),
-                        share=PoolShare(self, of_share.expert_bytes_total / table.expert_bytes_total),
-                    )
-                except BudgetError as error:
-                    raise BudgetError(
-                        f"{share.device.name}, which has {len(share.layers)} of {table.n_layers} layers with "
-                        f"experts: {error}"
-                    ) from error
+            for number, member in enumerate(members):
+                read_from = split.of_device(number) if split is not None else source
+                manager = self._open(member, read_from, is_alone=len(members) == 1)
                 undo.callback(manager.close)
+                manager.engine.completes_layers = not division.completes_together
                 managers.append(manager)
             self.managers = tuple(managers)
             undo.pop_all()
 
+    @classmethod
+    def of(cls, manager: TierManager) -> TierSet:
+        """Return a set of one manager that is open already, for an engine that is to use it.
+
+        Closing the set closes the manager.
+        """
+        tiers = cls.__new__(cls)
+        tiers._division = LayerDivision.on_one(manager.table, manager.device)
+        tiers.managers = (manager,)
+        return tiers
+
+    def _open(self, member: Member, source: ByteSource, *, is_alone: bool) -> TierManager:
+        """Open the manager of one device."""
+        total = self.table.expert_bytes_total
+        try:
+            return TierManager(
+                member.table,
+                device=member.device,
+                config=member.config,
+                source=source,
+                needs=member.needs,
+                compute_bytes=member.compute_bytes,
+                profile=member.profile,
+                share=PoolShare(self, member.table.expert_bytes_total / total),
+            )
+        except BudgetError as error:
+            if is_alone:
+                raise
+            raise BudgetError(f"{member.device.name}, which has {member.holds}: {error}") from error
+
     @property
     def table(self) -> ExpertTable:
         """All of the model's experts."""
-        return self._table
+        return self._division.table
 
     @property
     def layers(self) -> tuple[tuple[int, ...], ...]:
         """The layers of each manager, by their number in the model."""
-        return self._layers
+        return self._division.layers
 
     @property
     def arena_bytes(self) -> int:
@@ -125,24 +120,30 @@ class TierSet:
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """How many slots each of the model's layers has."""
-        slots = [0] * self._table.n_layers
-        for manager, layers in zip(self.managers, self._layers, strict=True):
-            for layer, n_slots in zip(layers, manager.slots, strict=True):
-                slots[layer] = n_slots
-        return tuple(slots)
+        """How many slots each of the model's layers has: on the device that has the fewest, where several hold it."""
+        return self._division.slots(manager.slots for manager in self.managers)
 
-    def place_of(self, layer: int) -> tuple[TierManager, int]:
-        """Return the manager of one of the model's layers, and the number that it has there."""
-        for manager, layers in zip(self.managers, self._layers, strict=True):
-            if layer in layers:
-                return manager, layers.index(layer)
-        raise IndexError(f"asked for layer {layer}: the model has MoE layers 0 to {self._table.n_layers - 1}")
+    def places_of(self, layer: int) -> tuple[tuple[TierManager, int], ...]:
+        """Return the managers that hold experts of one of the model's layers, and the number that it has there.
+
+        Raises `IndexError` for a layer that the model does not have.
+        """
+        return tuple((self.managers[number], own) for number, own in self._division.places(layer))
 
     def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
         """Have experts of a layer of the model fetched in the background, as `TierManager.prefetch` does."""
-        manager, own = self.place_of(layer)
-        manager.prefetch(own, experts, into=into)
+        wanted = list(experts)
+        for manager, own in self.places_of(layer):
+            manager.prefetch(own, wanted, into=into)
+
+    def complete_layers(self) -> None:
+        """Have layers with a slot for every expert fetched in the background, once engines are bound to all managers.
+
+        Managers of which each has its own layers have done so as they were bound.
+        """
+        if self._division.completes_together:
+            for manager in self.managers:
+                manager.engine.complete_layers()
 
     def drain(self) -> None:
         """Wait until no prefetch waits or runs."""
@@ -159,9 +160,11 @@ class TierSet:
         return summed([manager.stats() for manager in self.managers])
 
     def check_valid(self) -> None:
-        """Assert every manager's invariants; call it while nothing else runs."""
+        """Assert the invariants of every manager, and of what they read from; call it while nothing else runs."""
         for manager in self.managers:
             manager.check_valid()
+        if self.split_source is not None:
+            self.split_source.check_valid()
 
     @completing
     def close(self) -> None:
@@ -170,6 +173,8 @@ class TierSet:
             manager.close()
         if self._file is not None:
             self._file.close()
+        if self.split_source is not None:
+            self.split_source.forget()
 
     def _free(self) -> None:
         """Free what is there, where opening has failed."""
@@ -191,21 +196,3 @@ class TierSet:
             if error is None:
                 raise
             error.add_note(f"the tiers stay allocated: {busy}")
-
-
-Tiers: TypeAlias = TierManager | TierSet
-"""A model's tiers, on one device or on several."""
-
-
-def managers(tiers: Tiers) -> tuple[TierManager, ...]:
-    """Return the managers, one a device."""
-    return tiers.managers if isinstance(tiers, TierSet) else (tiers,)
-
-
-def _share_configs(
-    table: ExpertTable, config: TierConfig, layers: Sequence[Sequence[int]], profile: ModelProfile
-) -> list[TierConfig]:
-    """Return the config of each share: the sizes that `config` gives as numbers, shared out."""
-    copies = [all_copies_bytes(table.of_layers(share)) for share in layers]
-    wishes = wishes_by_layers(config.wishes(), table.layer_demands(), layers, copies, profile.plan_uses)
-    return [config.with_wishes(own) for own in wishes]

@@ -24,7 +24,7 @@ from expertier.engine_adapter.open import open_engine
 from expertier.errors import DeviceError, ExpertierError
 from expertier.hip.device import Device
 from expertier.planner.budget.context_memory import ContextShape
-from expertier.tiers.tier_set import Tiers
+from expertier.tiers.tier_set import TierSet
 from expertier.units import MIB
 from gpu.child import tell
 from gpu.opening import Placement, opened
@@ -118,7 +118,7 @@ def measure(engine: LoadedEngine, options: MovesOptions) -> dict[str, Any]:
     return found
 
 
-def _counts(model: LlamaModel, tiers: Tiers) -> dict[str, int]:
+def _counts(model: LlamaModel, tiers: TierSet) -> dict[str, int]:
     """What of moves is counted, and how many bytes they moved."""
     return {**(compute_counts(model) or {}), "moved_bytes": tiers.stats().moves.moved_bytes}
 

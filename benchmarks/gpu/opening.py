@@ -8,13 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
+from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import Tiers
+from expertier.tiers.tier_set import TierSet
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Placement:
 @contextmanager
 def opened(
     engine: LoadedEngine, path: str | Path, placement: Placement, shape: ContextShape
-) -> Iterator[tuple[LlamaModel, Tiers | None]]:
+) -> Iterator[tuple[LlamaModel, TierSet | None]]:
     """Load the model, and close it and its tiers at the end.
 
     Where the engine computes in the slab, that has room for a context of `shape` beside the cache's bytes: as much as
@@ -63,10 +62,8 @@ def opened(
     if shares_tensors:  # guards and alignment are there once a device
         guards = placement.device.count(",") * sum(demand.fixed_bytes for demand in table.layer_demands())
         config = replace(config, expert_cache_bytes=placement.cache_bytes + guards)
-        tiers, placed = open_shard_tiers(engine, table, config)
+        tiers, placed = open_tiers(engine, table, config)
     else:
-        tiers, placed = open_engine_tiers(
-            engine.proxy, table, replace(config, split_mode=SplitMode.LAYER), shape
-        )
+        tiers, placed = open_tiers(engine, table, replace(config, split_mode=SplitMode.LAYER), shape)
     with tiers, LlamaModel.open(engine, path, tiers=tiers, placement=placed) as model:
         yield model, tiers

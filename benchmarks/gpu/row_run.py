@@ -21,7 +21,7 @@ from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedE
 from expertier.engine_adapter.open import open_engine
 from expertier.errors import ExpertierError
 from expertier.planner.budget.context_memory import ContextShape
-from expertier.tiers.tier_set import Tiers
+from expertier.tiers.tier_set import TierSet
 from gpu.child import tell
 from gpu.opening import Placement, opened
 
@@ -51,7 +51,7 @@ class RowOptions:
 class Counts:
     """What the tiers and the proxy count, as differences between two moments."""
 
-    def __init__(self, model: LlamaModel, tiers: Tiers | None) -> None:
+    def __init__(self, model: LlamaModel, tiers: TierSet | None) -> None:
         self._model = model
         self._tiers = tiers
         self._before = self._now()

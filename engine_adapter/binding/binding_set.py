@@ -1,11 +1,10 @@
-"""The bindings of a model whose tiers are on several devices: one a device, used as if they were one."""
+"""The binding of a model's tiers: one a device, on one device or on several, used as if they were one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import fields
-from typing import TypeAlias
 
 from expertier.engine_adapter.abi.counters import ProxyCounters
 from expertier.engine_adapter.binding.lookup_log import LookupLog
@@ -14,9 +13,7 @@ from expertier.engine_adapter.binding.tier_binding import ProxyHolder, TierBindi
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred
-from expertier.tiers.manager import TierManager
-from expertier.tiers.shard_set import ShardSet
-from expertier.tiers.tier_set import Tiers, TierSet
+from expertier.tiers.tier_set import TierSet
 
 
 class BindingSet:
@@ -34,15 +31,13 @@ class BindingSet:
         with ExitStack() as undo:
             bindings: list[TierBinding] = []
             for manager, device, layers in zip(tiers.managers, placement.devices, tiers.layers, strict=True):
-                logged = (
-                    lookups if not bindings or placement.tensors is None else None
-                )  # all look up the same there
+                # Devices that share every tensor look up the same experts, so one of them logs these.
+                logged = lookups if not bindings or placement.tensors is None else None
                 binding = TierBinding(engine, manager, device, logged, layers)
                 undo.callback(binding.close)
                 bindings.append(binding)
             undo.pop_all()
-        if isinstance(tiers, ShardSet):
-            tiers.complete_layers()
+        tiers.complete_layers()
         self.bindings = tuple(bindings)
         """The bindings of the single devices, in the order of the placement."""
 
@@ -126,9 +121,8 @@ class BindingSet:
             message = message or said
             if error is not None and cause is None:
                 cause = error
-                message += (
-                    f" (on {binding.device_name}, which has the model's layers {layers[0]} to {layers[-1]})"
-                )
+                if len(self.bindings) > 1:
+                    message += f" (on {binding.device_name}, which has the model's layers {layers[0]} to {layers[-1]})"
         return message.strip(), cause
 
     def close(self) -> None:
@@ -142,15 +136,9 @@ class BindingSet:
                 each.callback(binding.close)
 
 
-AnyBinding: TypeAlias = TierBinding | BindingSet
-"""The binding of a model's tiers, on one device or on several."""
-
-
 @closed_if_interrupted
 def bind(
-    engine: ProxyHolder, tiers: Tiers, placement: Placement, lookups: LookupLog | None = None
-) -> AnyBinding:
+    engine: ProxyHolder, tiers: TierSet, placement: Placement, lookups: LookupLog | None = None
+) -> BindingSet:
     """Bind tiers to the proxies over the devices that they were placed on. Raises what `TierBinding` does."""
-    if isinstance(tiers, TierManager):
-        return TierBinding(engine, tiers, placement.devices[0], lookups)
     return BindingSet(engine, tiers, placement, lookups)

@@ -28,8 +28,9 @@ from expertier.errors import EngineError, ExpertierError
 from expertier.failures import explain
 from expertier.hip import open_device
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.manager import TierManager
+from expertier.tiers.layer_division import LayerDivision
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 
 _STATUS = Path("/proc/self/status")
 
@@ -96,18 +97,18 @@ def run_in_child(options: RunOptions) -> RunResult:
 def run(options: RunOptions) -> RunResult:
     """Run `options` in this process."""
     engine = open_engine(options.llama_cpp)
-    manager = None
+    tiers = None
     if options.tiers:
-        manager = TierManager(
-            ExpertTable.from_gguf(options.model, EngineTypes(lambda: engine)),
-            device=open_device("host"),
+        table = ExpertTable.from_gguf(options.model, EngineTypes(lambda: engine))
+        tiers = TierSet(
+            LayerDivision.on_one(table, open_device("host")),
             config=TierConfig(
                 expert_cache_bytes=options.expert_cache_bytes, host_pool_bytes=options.host_pool_bytes
             ),
         )
     try:
         before_load = time.perf_counter()
-        with LlamaModel.open(engine, options.model, tiers=manager, repack=options.repack) as model:
+        with LlamaModel.open(engine, options.model, tiers=tiers, repack=options.repack) as model:
             load_s = time.perf_counter() - before_load
             with model.context(
                 n_ctx=options.n_ctx, n_ubatch=options.n_ubatch, n_threads=options.n_threads
@@ -116,8 +117,8 @@ def run(options: RunOptions) -> RunResult:
                     context, options.prompt, options.n_tokens, keep_logits=options.logits_path is not None
                 )
                 splits, flash = context.n_graph_splits, context.flash_attention_enabled
-            if manager is not None:
-                manager.check_valid()
+            if tiers is not None:
+                tiers.check_valid()
             result = RunResult(
                 tokens=done.tokens,
                 prefill_tokens_per_s=done.prefill_tokens_per_s,
@@ -126,16 +127,16 @@ def run(options: RunOptions) -> RunResult:
                 load_s=load_s,
                 n_graph_splits=splits,
                 flash_attention=flash,
-                stats=manager.stats().as_dict() if manager is not None else {},
+                stats=tiers.stats().as_dict() if tiers is not None else {},
                 proxy=model.binding.counters().as_dict() if model.binding is not None else {},
                 load=dataclasses.asdict(model.load_counts()),
                 plugin={"api_version": engine.api_version, "ggml_version": engine.ggml_version}
-                if manager is not None
+                if tiers is not None
                 else {},
             )
     finally:
-        if manager is not None:
-            manager.close()
+        if tiers is not None:
+            tiers.close()
     if options.logits_path is not None:
         with output(options.logits_path, "the logits") as unfinished, unfinished.open("xb") as file:
             np.save(file, np.stack(done.logits))

@@ -1,7 +1,7 @@
 """Runs llama.cpp inside this process, with or without the tiers.
 
     engine = LoadedEngine.load(engine_files, plugin)       one a process
-    model = LlamaModel.open(engine, path, tiers=manager)   tiers=None: the stock engine
+    model = LlamaModel.open(engine, path, tiers=tier_set)   tiers=None: the stock engine
     context = model.context(n_ctx=4096)
     context.decode(tokens)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
-from expertier.engine_adapter.binding.binding_set import AnyBinding
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.opening import close_after, closed_when_dropped
 from expertier.errors import DecodeError, EngineError
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
@@ -40,7 +40,7 @@ class LlamaContext:
         engine: LoadedEngine,
         model: int,
         n_vocab: int,
-        binding: AnyBinding | None,
+        binding: BindingSet | None,
         options: abi.ContextOptions,
         on_close: Callable[[], None],
     ) -> None:

@@ -15,15 +15,15 @@ from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.room import require_host_room
 from expertier.tiers.config.split_mode import SplitMode
-from expertier.tiers.manager import TierManager
+from expertier.tiers.layer_division import DeviceShare, LayerDivision
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import DeviceShare, Tiers, TierSet
+from expertier.tiers.tier_set import TierSet
 
 
 class EngineTiers(NamedTuple):
     """Tiers, and where the model's blocks are to be placed for them."""
 
-    tiers: Tiers
+    tiers: TierSet
     placement: Placement
 
 
@@ -49,23 +49,16 @@ def open_engine_tiers(
 
     if placement.is_split:
         choice = DeviceChoice.of(table, config, shape)
-        parts = []
-        for name, device, layers, blocks in zip(
-            placement.devices, devices, placement.layers(table), placement.blocks(), strict=True
-        ):
+        each = zip(placement.devices, devices, placement.layers(table), placement.blocks(), strict=True)
+        shares = []
+        for name, device, layers, blocks in each:
             needs = choice.needs_of_share(device, blocks)
-            parts.append(DeviceShare(device, layers, needs, compute_bytes(name, needs)))
-        return EngineTiers(TierSet(table, parts, config=config), placement)
+            shares.append(DeviceShare(device, layers, needs, compute_bytes(name, needs)))
+        return EngineTiers(TierSet(LayerDivision(table, shares), config=config), placement)
     (device,) = devices
     if not device.has_own_memory:
         require_host_room(config, table, shape)
-        return EngineTiers(TierManager(table, device=device, config=config), placement)
+        return EngineTiers(TierSet(LayerDivision.on_one(table, device), config=config), placement)
     needs = DeviceChoice.of(table, config, shape).needs_on_one_device(device)
-    manager = TierManager(
-        table,
-        device=device,
-        config=config,
-        needs=needs,
-        compute_bytes=compute_bytes(placement.devices[0], needs),
-    )
-    return EngineTiers(manager, placement)
+    division = LayerDivision.on_one(table, device, needs, compute_bytes(placement.devices[0], needs))
+    return EngineTiers(TierSet(division, config=config), placement)

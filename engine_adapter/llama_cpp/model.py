@@ -12,7 +12,7 @@ from types import TracebackType
 
 from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
-from expertier.engine_adapter.binding.binding_set import AnyBinding, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet, bind
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.llama_cpp.context import LlamaContext
 from expertier.engine_adapter.llama_cpp.load_watch import LoadWatch
@@ -29,7 +29,7 @@ from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry
 from expertier.tiers.model.file_identity import FileIdentity
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import Tiers
+from expertier.tiers.tier_set import TierSet
 
 _ERROR_BYTES = 1 << 14
 _FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
@@ -46,7 +46,7 @@ class LoadCounts:
 class LlamaModel:
     """A loaded model. Close its contexts first, then it, then its tiers."""
 
-    def __init__(self, engine: LoadedEngine, handle: int, binding: AnyBinding | None) -> None:
+    def __init__(self, engine: LoadedEngine, handle: int, binding: BindingSet | None) -> None:
         self._engine = engine
         self._handle: int | None = handle
         self._binding = binding
@@ -60,7 +60,7 @@ class LlamaModel:
         engine: LoadedEngine,
         path: str | os.PathLike[str],
         *,
-        tiers: Tiers | None = None,
+        tiers: TierSet | None = None,
         repack: bool | None = None,
         inner_device: str | None = None,
         placement: Placement | None = None,
@@ -180,7 +180,7 @@ class LlamaModel:
         return cls(engine, handle, binding)
 
     @property
-    def binding(self) -> AnyBinding | None:
+    def binding(self) -> BindingSet | None:
         """The tiers' binding to the proxy; None for the stock engine."""
         return self._binding
 

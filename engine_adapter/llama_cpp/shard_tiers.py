@@ -17,8 +17,9 @@ from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.planner.budget.sizing_split import require_a_share_each
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.shard_set import ShardSet
+from expertier.tiers.shard_division import ShardDivision
 from expertier.tiers.split.split_table import SplitTable
+from expertier.tiers.tier_set import TierSet
 
 
 def open_shard_tiers(
@@ -58,7 +59,7 @@ def open_shard_tiers(
         for shards, device in zip(divided.tables, devices, strict=True)
     ]
     placement = Placement(tuple(names), (ALL_UNITS,) * len(names), split)
-    return EngineTiers(ShardSet(divided, devices, config=config, needs=needs), placement)
+    return EngineTiers(TierSet(ShardDivision(divided, devices, needs), config=config), placement)
 
 
 def _needs(

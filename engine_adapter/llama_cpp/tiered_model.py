@@ -7,34 +7,31 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Any
 
-from expertier.engine_adapter.binding.binding_set import AnyBinding
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.llama_cpp.generation import Generation, generate
-from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
+from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
 from expertier.engine_adapter.opening import close_after, closed_if_interrupted, closed_when_dropped
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry, raise_pending
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.planner.traces.trace import Phase
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.shard_set import ShardSet
-from expertier.tiers.tier_set import Tiers, managers
+from expertier.tiers.tier_set import TierSet
 
 
 class TieredModel:
     """A loaded model and the tiers that serve its experts, closed together."""
 
-    def __init__(self, model: LlamaModel, tiers: Tiers, placement: Placement) -> None:
+    def __init__(self, model: LlamaModel, tiers: TierSet, placement: Placement) -> None:
         self.model = model
         self.tiers = tiers
         self.placement = placement
 
     @property
-    def binding(self) -> AnyBinding:
+    def binding(self) -> BindingSet:
         """The tiers' binding to the proxy."""
         assert self.model.binding is not None, "a tiered model is bound"
         return self.model.binding
@@ -60,10 +57,7 @@ class TieredModel:
             DeviceError: there is no such device, or it has no memory left. UnsupportedLayoutError: its experts cannot
                 be cut up for the devices.
         """
-        if config.split_mode is SplitMode.TENSOR:
-            tiers, placement = open_shard_tiers(engine, table, config, shape)
-        else:
-            tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+        tiers, placement = open_tiers(engine, table, config, shape)
         try:
             raise_pending()
             model = LlamaModel.open(engine, table.path, tiers=tiers, placement=placement, lookups=lookups)
@@ -98,10 +92,11 @@ class TieredModel:
         counters = self.binding.counters()
         devices = [
             {"device": name, "layers": manager.table.n_layers, **manager.stats().as_dict()}
-            for name, manager in zip(self.placement.devices, managers(self.tiers), strict=True)
+            for name, manager in zip(self.placement.devices, self.tiers.managers, strict=True)
         ]
         load = self.model.load_counts()
         compute = self.binding.compute_counts()
+        split = self.tiers.split_source
         return {
             **self.tiers.stats().as_dict(),
             "load": {
@@ -112,7 +107,7 @@ class TieredModel:
             "proxy": counters.as_dict(),
             **({"devices": devices} if len(devices) > 1 else {}),
             **({"slab_compute": asdict(compute)} if compute is not None else {}),
-            **({"shards": asdict(self.tiers.source.stats())} if isinstance(self.tiers, ShardSet) else {}),
+            **({"shards": asdict(split.stats())} if split is not None else {}),
         }
 
     def close(self) -> None:

@@ -18,13 +18,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from expertier.engine_adapter.binding.binding_set import AnyBinding
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.telemetry.signals import on_signal
 from expertier.planner.budget.allocate import plan_layers
 from expertier.tiers.config.budget import resolve
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.shared.stats import TierStats
-from expertier.tiers.tier_set import Tiers, managers
+from expertier.tiers.tier_set import TierSet
 
 Value = str | int | float
 
@@ -45,7 +45,7 @@ def event_line(event: str, **fields: Value) -> str:
 class Telemetry:
     """The events of one model's tiers."""
 
-    def __init__(self, manager: Tiers, config: TierConfig) -> None:
+    def __init__(self, manager: TierSet, config: TierConfig) -> None:
         """Begin to count: sums of a turn start here, or at the last summary."""
         self._manager = manager
         self._config = config
@@ -62,7 +62,7 @@ class Telemetry:
             model=manager.table.path.name,
             requested_slots=requested,
             slots=stats.l1.slots,
-            **({"devices": len(managers(manager))} if len(managers(manager)) > 1 else {}),
+            **({"devices": len(manager.managers)} if len(manager.managers) > 1 else {}),
             experts=sum(layer.n_experts for layer in manager.table.layers),
             l1_bytes=stats.l1.budget_bytes,
             l2_bytes=stats.l2.budget_bytes,
@@ -104,7 +104,7 @@ class Telemetry:
 
 
 @contextmanager
-def watched(binding: AnyBinding, config: TierConfig) -> Iterator[Telemetry]:
+def watched(binding: BindingSet, config: TierConfig) -> Iterator[Telemetry]:
     """Log a bound model's events while the block runs: now, at SIGUSR1 and at the end. On the main thread only."""
     telemetry = Telemetry(binding.manager, config)
     binding.on_fill = telemetry.note_fill
@@ -122,13 +122,13 @@ def say_disabled(model: str, reason: str) -> None:
     _event("disabled", model=model, reason=reason)
 
 
-def requested_slots(manager: Tiers, config: TierConfig) -> int:
+def requested_slots(manager: TierSet, config: TierConfig) -> int:
     """Return how many slots the requested budget has room for: at most one for each expert, whatever the RAM."""
     wanted = resolve(config, manager.table, _NO_LIMIT).expert_cache_bytes
     return sum(plan_layers(manager.table.layer_demands(), budget_bytes=wanted).slots)
 
 
-def limited_by(manager: Tiers, requested: int) -> str:
+def limited_by(manager: TierSet, requested: int) -> str:
     """Return what limits the number of slots: `slots` (every expert has one), `ram`, or the `budget`."""
     slots = sum(manager.slots)
     if slots >= sum(layer.n_experts for layer in manager.table.layers):

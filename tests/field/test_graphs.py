@@ -14,6 +14,7 @@ from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import LayerPlan
+from expertier.tiers.tier_set import TierSet
 
 
 def test_row_07_contexts_come_and_go_beside_each_other(engine, path):
@@ -21,7 +22,7 @@ def test_row_07_contexts_come_and_go_beside_each_other(engine, path):
     narrow_prompt, wide_prompt = PROMPT, prompt_tokens(90)[::-1]
     with (
         make_tiers(path, FEW_SLOTS) as tiers,
-        LlamaModel.open(engine, path, tiers=tiers) as model,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_ubatch=8, n_threads=1) as narrow,
     ):
         narrow.decode(narrow_prompt, 0, all_logits=True)
@@ -36,7 +37,10 @@ def test_row_07_contexts_come_and_go_beside_each_other(engine, path):
     assert np.stack(logits).tobytes() == stock(engine, path, tuple(narrow_prompt), 4, 8)
 
     workers = Workers()
-    with make_tiers(path, SMALL.experts) as tiers, LlamaModel.open(engine, path, tiers=tiers) as model:
+    with (
+        make_tiers(path, SMALL.experts) as tiers,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
+    ):
 
         def work(prompt: list[int], n_ubatch: int) -> None:
             expected = stock(engine, path, tuple(prompt), 4, n_ubatch)
@@ -66,7 +70,10 @@ def test_row_10_the_tiers_serve_every_graph_from_the_first_on(engine, path):
 
     with LlamaModel.open(engine, path, repack=False) as model:
         expected, _ = run(model)
-    with make_tiers(path, FEW_SLOTS) as tiers, LlamaModel.open(engine, path, tiers=tiers) as model:
+    with (
+        make_tiers(path, FEW_SLOTS) as tiers,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
+    ):
         found, reads = run(model)
     assert found == expected
     assert reads == [SMALL.layers] * len(widths)
@@ -113,7 +120,7 @@ def test_row_16_consumers_without_rows_do_nothing(engine, path):
     for n_slots in (1, FEW_SLOTS, SMALL.experts):
         with (
             make_tiers(path, n_slots) as tiers,
-            LlamaModel.open(engine, path, tiers=tiers) as model,
+            LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
             model.context(n_ubatch=8, n_threads=1) as context,
         ):
             context.decode(PROMPT, 0)
@@ -130,7 +137,7 @@ def test_row_25_later_prefills_copy_no_more_than_the_first(engine, path):
     prompt = prompt_tokens(120)
     with (
         make_tiers(path, SMALL.experts // 2, host_pool_bytes=4 << 20) as tiers,
-        LlamaModel.open(engine, path, tiers=tiers) as model,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         copied, pinned, read = [0], [], [0]

@@ -20,6 +20,7 @@ from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers
 from expertier.engine_adapter.hosts.exec import tool as exec_tool
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import BudgetError, BusyError, ConfigError, DecodeError, EngineError, SourceError
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 
 
@@ -29,7 +30,7 @@ def test_row_08_one_failure_costs_one_batch_and_not_the_cache(engine, path, monk
     for fails in (False, True):
         with (
             make_tiers(path, 8) as tiers,
-            LlamaModel.open(engine, path, tiers=tiers) as model,
+            LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
             model.context(n_ctx=128, n_threads=1) as context,
         ):
             if fails:
@@ -54,10 +55,11 @@ def test_row_20_the_process_ends(engine, path, end):
         sys.path[:0] = {sys.path!r}
         from expertier.engine_adapter.llama_cpp import LlamaModel
         from expertier.engine_adapter.open import open_engine
+        from expertier.tiers.tier_set import TierSet
         from engine_runs.tiered_runs import make_tiers, prompt_tokens
 
         tiers = make_tiers({str(path)!r}, 3, host_pool_bytes=1 << 20)
-        model = LlamaModel.open(open_engine(), {str(path)!r}, tiers=tiers)
+        model = LlamaModel.open(open_engine(), {str(path)!r}, tiers=TierSet.of(tiers))
         context = model.context(n_ctx=128, n_threads=1)
         first = threading.Event()
 
@@ -93,13 +95,13 @@ def test_row_20_the_process_ends(engine, path, end):
 
 def test_row_22_a_draft_model_does_not_get_the_main_models_tiers(engine, path, other):
     def requests(with_draft: bool) -> int:
-        with make_tiers(path, 8) as tiers, LlamaModel.open(engine, path, tiers=tiers) as model:
+        with make_tiers(path, 8) as tiers, LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model:
             with model.context(n_ctx=128, n_threads=1) as context:
                 if with_draft:
                     with pytest.raises(BusyError, match="bound already"):
-                        LlamaModel.open(engine, path, tiers=tiers)
+                        LlamaModel.open(engine, path, tiers=TierSet.of(tiers))
                     with pytest.raises((BusyError, EngineError)):
-                        LlamaModel.open(engine, other, tiers=tiers)
+                        LlamaModel.open(engine, other, tiers=TierSet.of(tiers))
                     with (
                         LlamaModel.open(engine, other, repack=False) as draft,
                         draft.context(n_ctx=128, n_threads=1) as drafting,
@@ -136,7 +138,7 @@ def test_row_32_a_failed_fill_leaves_no_trace_in_later_requests(engine, path, mo
     expected = stock(engine, path, tuple(PROMPT), 6, 512)
     with (
         make_tiers(path, 6, host_pool_bytes=host_pool_bytes) as tiers,
-        LlamaModel.open(engine, path, tiers=tiers) as model,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         for nth in (1, 2, 3, 14, 29):

@@ -33,6 +33,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import LayerPlan
 from expertier.tiers.model.slot_layout import GUARD_BYTES
+from expertier.tiers.tier_set import TierSet
 from expertier.units import MIB
 from limits.waits import is_waiting, wait_until
 
@@ -110,13 +111,16 @@ def test_row_18_no_kernel_can_read_experts_from_a_mapped_file(engine, path):
     get_base = engine.symbol("ggml_backend_buffer_get_base", c_void_p, c_void_p)
     free = engine.symbol("ggml_backend_buffer_free", None, c_void_p)
     is_host = engine.symbol("ggml_backend_buft_is_host", c_bool, c_void_p)
-    with make_tiers(path, FEW_SLOTS) as tiers, LlamaModel.open(engine, path, tiers=tiers) as model:
+    with (
+        make_tiers(path, FEW_SLOTS) as tiers,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
+    ):
         assert (
             model.binding.counters().dropped_writes == tiers.table.expert_bytes_total
         )  # so it is in such buffers
-        assert not is_host(model.binding.buffer_type), "kernels of the CPU would be let in"
+        assert not is_host(model.binding.bindings[0].buffer_type), "kernels of the CPU would be let in"
         model.binding.begin_load()
-        buffer = allocate(model.binding.buffer_type, MIB)
+        buffer = allocate(model.binding.bindings[0].buffer_type, MIB)
         model.binding.end_load()
         assert permissions(get_base(buffer)) == "---p"
         free(buffer)
@@ -136,7 +140,7 @@ def test_row_21_a_refused_pinned_allocation_is_an_error(engine, path):
         et.TierManager(
             table, device=FaultyDevice(inner, faults), config=config_for(table, FEW_SLOTS, 8 << 20)
         ) as tiers,
-        LlamaModel.open(engine, path, tiers=tiers) as model,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         faults.arm("alloc_pinned", 3)

@@ -25,6 +25,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import BusyError, LeaseError
 from expertier.hip.host import HostDevice
 from expertier.planner.budget.allocate import LayerPlan
+from expertier.tiers.tier_set import TierSet
 from limits.waits import is_waiting, wait_until
 
 
@@ -75,15 +76,15 @@ def test_row_19_experts_belong_to_a_model_a_layer_and_a_number(engine, path, oth
         for _ in range(2):
             for file, tiers in ((path, one), (other, two)):
                 with (
-                    LlamaModel.open(engine, file, tiers=tiers) as model,
+                    LlamaModel.open(engine, file, tiers=TierSet.of(tiers)) as model,
                     model.context(n_ctx=128, n_threads=1) as context,
                 ):
                     assert generated(context, PROMPT, 8) == expected[file]
         assert one.stats().l2.hits > 0
         assert two.stats().l2.hits > 0
         with (
-            LlamaModel.open(engine, path, tiers=one) as first,
-            LlamaModel.open(engine, other, tiers=two) as second,
+            LlamaModel.open(engine, path, tiers=TierSet.of(one)) as first,
+            LlamaModel.open(engine, other, tiers=TierSet.of(two)) as second,
             first.context(n_ctx=128, n_threads=1) as first_context,
             second.context(n_ctx=128, n_threads=1) as second_context,
         ):

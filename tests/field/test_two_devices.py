@@ -17,9 +17,9 @@ from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import ConfigError
 from expertier.hip.host import HostDevice
 from expertier.tiers.config.config import TierConfig
+from expertier.tiers.layer_division import DeviceShare, LayerDivision
 from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import DeviceShare, TierSet
 from fake_ggml_gpu.ggml import Ggml
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
@@ -102,7 +102,7 @@ def test_row_15_devices_without_a_whole_layer_are_refused(gpus: GpuSession):
     few = table.of_layers((0,))
     for cuts in (((0,), ()), ((0,), (0,))):
         with pytest.raises(ValueError, match="shares, each needs some"):
-            TierSet(few, [DeviceShare(HostDevice(), layers) for layers in cuts])
+            LayerDivision(few, [DeviceShare(HostDevice(), layers) for layers in cuts])
 
 
 @on_fake_gpus

@@ -524,7 +524,7 @@ INTERRUPTS = (
 _SHARDS = (
     "tests/tiers/split/test_tensor_cut.py",
     "tests/tiers/split/test_split_source.py",
-    "tests/tiers/split/test_shard_set.py",
+    "tests/tiers/test_shard_division.py",
 )
 
 SHARDS = (

@@ -26,7 +26,8 @@ def test_loading_leaves_nothing_behind(start):
         assert server.binding.counters().graphs == 1
         assert server.binding.counters().fills == 0
         assert not any(
-            server.tiers._residency.residents(layer) for layer in range(server.tiers.table.n_layers)
+            server.tiers.managers[0]._residency.residents(layer)
+            for layer in range(server.tiers.table.n_layers)
         )
         server.tiers.check_valid()
 

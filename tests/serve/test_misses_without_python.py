@@ -11,6 +11,7 @@ from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.models.synth import TINY_SHAPE
 from expertier.errors import DecodeError
+from expertier.tiers.tier_set import TierSet
 from limits.waits import Running, wait_until
 
 TOKENS = [5, 300]
@@ -30,7 +31,7 @@ def expected(engine, model):
 def test_one_zero_filled_graph_and_the_next_waits(engine, model, expected, n_slots):
     with (
         make_tiers(model, n_slots) as tiers,
-        LlamaModel.open(engine, model, tiers=tiers) as loaded,
+        LlamaModel.open(engine, model, tiers=TierSet.of(tiers)) as loaded,
         loaded.context(n_ctx=64, n_threads=1) as context,
     ):
         loaded.binding.zero_fill_next_graph()
@@ -53,7 +54,7 @@ def test_one_zero_filled_graph_and_the_next_waits(engine, model, expected, n_slo
 def test_refused_until_served_again(engine, model, expected):
     with (
         make_tiers(model, TINY_SHAPE.top_k) as tiers,
-        LlamaModel.open(engine, model, tiers=tiers) as loaded,
+        LlamaModel.open(engine, model, tiers=TierSet.of(tiers)) as loaded,
         loaded.context(n_ctx=64, n_threads=1) as context,
     ):
         loaded.binding.refuse_misses()
@@ -71,7 +72,7 @@ def test_refusing_waits_for_the_fill_that_runs(engine, model):
     entered, may_go, order = threading.Event(), threading.Event(), []
     with (
         make_tiers(model, TINY_SHAPE.top_k) as tiers,
-        LlamaModel.open(engine, model, tiers=tiers) as loaded,
+        LlamaModel.open(engine, model, tiers=TierSet.of(tiers)) as loaded,
         loaded.context(n_ctx=64, n_threads=1) as context,
     ):
 

@@ -24,6 +24,7 @@ from expertier.hip import open_device
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from model_files.gguf_files import write_model
 
 
@@ -71,7 +72,7 @@ def test_the_events_of_a_model(table):
     out = io.StringIO()
     config = TierConfig(expert_cache_bytes=table.expert_bytes_total // 2 + 4096)
     with show_events(out), TierManager(table, device=open_device("host"), config=config) as manager:
-        telemetry = Telemetry(manager, config)
+        telemetry = Telemetry(TierSet.of(manager), config)
         telemetry.enabled()
         for expert in (0, 1, 0):
             manager.acquire(0, [expert]).release()
@@ -106,7 +107,7 @@ def test_the_events_of_a_model(table):
     ],
 )
 def test_what_limits_the_slots(table: ExpertTable, monkeypatch, config, available, limit):
-    monkeypatch.setattr("expertier.tiers.manager.available_bytes", lambda: available)
+    monkeypatch.setattr("expertier.tiers.assemble.available_bytes", lambda: available)
     with TierManager(table, device=open_device("host"), config=config) as manager:
         requested = requested_slots(manager, config)
         assert limited_by(manager, requested) == limit

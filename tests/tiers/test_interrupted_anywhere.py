@@ -8,7 +8,8 @@ import pytest
 
 import expertier as et
 from expertier.testing import FakeDevice
-from expertier.tiers.tier_set import DeviceShare, TierSet
+from expertier.tiers.layer_division import DeviceShare, LayerDivision
+from expertier.tiers.tier_set import TierSet
 from interruptions.interrupt_at import at_every_instruction
 from interruptions.interrupted_calls import (
     ALL,
@@ -74,14 +75,13 @@ def test_a_set_of_tiers_opened_used_and_closed_interrupted_somewhere() -> None:
     def open_use_and_close() -> None:
         sets.append(object.__new__(TierSet))  # an interrupt may come when the constructor has ended
         sets[-1].__init__(  # type: ignore[misc]
-            TABLE,
-            [DeviceShare(device, (layer,)) for layer, device in enumerate(devices)],
+            LayerDivision(TABLE, [DeviceShare(device, (layer,)) for layer, device in enumerate(devices)]),
             config=config(pool_experts=4),
             source=SOURCE,
         )
         with sets[-1] as tiers:
             for layer in range(2):
-                manager, own = tiers.place_of(layer)
+                ((manager, own),) = tiers.places_of(layer)
                 manager.acquire(own, [1, 2]).release()
 
     for _ in range(2):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from expertier.engine_adapter.abi.functions import declare_proxy
 from expertier.engine_adapter.abi.type_sizes import EngineTypes, block_size
-from expertier.engine_adapter.binding.binding_set import AnyBinding, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet, bind
 from expertier.engine_adapter.hosts.exec.tool import MODEL_VARIABLE, SHAPE_VARIABLE
 from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
 from expertier.engine_adapter.telemetry.signals import answer_signal
@@ -42,7 +42,7 @@ class EmbeddedEngine:
         return block_size(self.proxy.expertier_proxy_block_size, ggml_type)
 
 
-_running: list[tuple[AnyBinding, Telemetry]] = []
+_running: list[tuple[BindingSet, Telemetry]] = []
 """These objects live as long as the process, as the engine holds addresses of their memory."""
 _shown = ExitStack()
 

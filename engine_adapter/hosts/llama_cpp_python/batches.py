@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from expertier.engine_adapter.binding.binding_set import AnyBinding
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.errors import DecodeError
 from expertier.interrupts import interrupts_deferred
 
@@ -18,7 +18,7 @@ class WatchedBatches:
     both at once.
     """
 
-    def __init__(self, llama_h: Any, context: Any, binding: AnyBinding) -> None:
+    def __init__(self, llama_h: Any, context: Any, binding: BindingSet) -> None:
         self._llama = llama_h
         self._context = context
         self._memory = llama_h.llama_get_memory(context)

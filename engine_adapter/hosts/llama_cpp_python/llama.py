@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from expertier.engine_adapter.abi.type_sizes import EngineTypes
-from expertier.engine_adapter.binding.binding_set import AnyBinding
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.build.progress import silent
 from expertier.engine_adapter.hosts.llama_cpp_python.batches import WatchedBatches
 from expertier.engine_adapter.hosts.llama_cpp_python.bindings import import_llama_cpp, open_bindings
@@ -20,7 +20,7 @@ from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import Tiers
+from expertier.tiers.tier_set import TierSet
 
 llama_cpp: Any = import_llama_cpp()
 
@@ -134,12 +134,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return self._tiered
 
     @property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> TierSet:
         """The tiers: `llama.tiers.stats()`."""
         return self.tiered.tiers
 
     @property
-    def binding(self) -> AnyBinding:
+    def binding(self) -> BindingSet:
         """The tiers' binding to the proxy."""
         return self.tiered.binding
 

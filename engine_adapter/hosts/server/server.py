@@ -25,12 +25,11 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
-from expertier.engine_adapter.binding.binding_set import AnyBinding, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet, bind
 from expertier.engine_adapter.hosts.server.guard import ServerGuard, bound_socket, private_socket
 from expertier.engine_adapter.hosts.server.sockets import shut_sockets
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
+from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.device_traits import traits_of
@@ -40,9 +39,8 @@ from expertier.errors import BusyError, ConfigError, EngineError
 from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import Tiers
+from expertier.tiers.tier_set import TierSet
 
 WITHOUT_MEMORY = frozenset({"nomic-bert-moe", "llada-moe", "rnd1"})
 """Architectures without a key-value cache, on which the engine makes no trial: their first graph is a request's."""
@@ -89,7 +87,7 @@ class TieredServer:
     _one: ClassVar[threading.Lock] = threading.Lock()
 
     def __init__(
-        self, engine: LoadedEngine, server: Any, guard: ServerGuard, binding: AnyBinding, closing: ExitStack
+        self, engine: LoadedEngine, server: Any, guard: ServerGuard, binding: BindingSet, closing: ExitStack
     ) -> None:
         self._engine = engine
         self._server = server
@@ -122,10 +120,7 @@ class TieredServer:
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
-            if config.split_mode is SplitMode.TENSOR:
-                tiers, placement = open_shard_tiers(engine, table, config, shape)
-            else:
-                tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+            tiers, placement = open_tiers(engine, table, config, shape)
             closing.callback(tiers.close)
             _require_engine_order(engine, placement)
             binding = bind(engine, tiers, placement)
@@ -153,7 +148,7 @@ class TieredServer:
                 raise
 
     @property
-    def tiers(self) -> Tiers:
+    def tiers(self) -> TierSet:
         """The tiers."""
         return self.binding.manager
 
@@ -179,7 +174,7 @@ class TieredServer:
         self.stop()
 
 
-def _load(params: Any, table: ExpertTable, binding: AnyBinding) -> Any:
+def _load(params: Any, table: ExpertTable, binding: BindingSet) -> Any:
     wheel = _wheel()
     if table.architecture in WITHOUT_MEMORY:
         binding.refuse_misses()
@@ -226,7 +221,7 @@ def stock_params(model: str, options: ServerOptions) -> Any:
 
 
 def _place_in_tiers(
-    params: Any, engine: LoadedEngine, table: ExpertTable, binding: AnyBinding, placement: Placement
+    params: Any, engine: LoadedEngine, table: ExpertTable, binding: BindingSet, placement: Placement
 ) -> None:
     wheel = _wheel()
     params.model_alias = [table.path.name]
@@ -248,7 +243,7 @@ def _place_in_tiers(
 
 @contextmanager
 def _names_of_experts(
-    engine: LoadedEngine, table: ExpertTable, binding: AnyBinding, placement: Placement
+    engine: LoadedEngine, table: ExpertTable, binding: BindingSet, placement: Placement
 ) -> Iterator[str]:
     """Yield the server's option that places the experts, by names of buffer types that it finds inside the block."""
     if placement.tensors is None:

@@ -13,6 +13,7 @@ from expertier.errors import DecodeError, ExpertierError, SourceError
 from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from model_files.shard_files import split_model
 
 
@@ -75,7 +76,7 @@ def test_while_it_is_used(loaded_engine, path, change):
     """What was opened goes on to be read: the output stays what it was."""
     with (
         make_tiers(path, 2) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=64, n_threads=1) as context,
     ):
         before = decoded(context)
@@ -93,7 +94,7 @@ def test_where_it_changes_in_place_while_it_is_used(loaded_engine, path, change)
     """The next read is refused, and with it the decode: no logits come of two files."""
     with (
         make_tiers(path, 2) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=64, n_threads=1) as context,
     ):
         decoded(context)
@@ -113,7 +114,7 @@ def test_before_the_engine_opens_it(loaded_engine, path, tmp_path, change, n_sha
     with make_tiers(paths[0], 2) as tiers:
         change(paths[-1])
         with pytest.raises(ExpertierError, match=str(paths[-1].parent)):
-            LlamaModel.open(loaded_engine, paths[0], tiers=tiers)
+            LlamaModel.open(loaded_engine, paths[0], tiers=TierSet.of(tiers))
         assert not tiers._usage.bound
         tiers.check_valid()
 

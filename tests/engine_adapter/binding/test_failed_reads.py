@@ -12,6 +12,7 @@ from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model,
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel, selftest
 from expertier.errors import DecodeError, EngineMismatchError, SourceError
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 
 
@@ -34,7 +35,7 @@ def test_the_decode_fails_and_the_next_works(
     reads = FailingReads(monkeypatch)
     with (
         make_tiers(path, n_slots, host_pool_bytes=host_pool_bytes) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         reads.fail_call(nth)
@@ -61,7 +62,7 @@ def test_a_later_failure_does_not_have_its_cause(loaded_engine, path, monkeypatc
     reads = FailingReads(monkeypatch)
     with (
         make_tiers(path, SMALL.top_k) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         reads.fail_call(1)
@@ -95,7 +96,7 @@ def test_a_file_that_shrinks_while_it_is_used_says_so(loaded_engine, path, tmp_p
     copy.write_bytes(path.read_bytes())
     with (
         make_tiers(copy, 2) as tiers,
-        LlamaModel.open(loaded_engine, copy, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, copy, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         os.truncate(copy, 4096)

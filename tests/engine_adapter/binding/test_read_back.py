@@ -13,6 +13,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import ModelError, SourceError
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 from model_files.lora_files import write_lora
 from model_files.shard_files import split_model
@@ -32,7 +33,7 @@ def test_a_saved_model_is_the_model(loaded_engine: LoadedEngine, path: Path, tmp
     saved = tmp_path / "saved.gguf"
     with (
         make_tiers(path, n_slots) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         engine_model(loaded_engine, model) as own,
     ):
         own.save(saved)
@@ -59,7 +60,7 @@ def test_a_read_that_fails_fails_the_save(
     reads = FailingReads(monkeypatch)
     with (
         make_tiers(path, SMALL.top_k) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
     ):
         with engine_model(loaded_engine, model) as own:
             loaded_engine.take_log(0)
@@ -83,7 +84,7 @@ def test_a_read_that_fails_fails_the_save(
 def test_any_piece_of_a_tensor(loaded_engine: LoadedEngine, path: Path):
     with (
         make_tiers(path, 1) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         engine_model(loaded_engine, model) as own,
     ):
         for layer in tiers.table.layers:
@@ -95,7 +96,7 @@ def test_a_saved_model_of_shards(loaded_engine: LoadedEngine, path: Path, tmp_pa
     first, *_ = split_model(path, tmp_path, 3)
     with (
         make_tiers(first, 1) as tiers,
-        LlamaModel.open(loaded_engine, first, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, first, tiers=TierSet.of(tiers)) as model,
         engine_model(loaded_engine, model) as own,
     ):
         own.save(tmp_path / "saved.gguf")
@@ -108,7 +109,7 @@ def test_a_read_while_misses_are_refused_fails(
     """As in a host whose Python cannot answer."""
     with (
         make_tiers(path, 1) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         engine_model(loaded_engine, model) as own,
     ):
         assert model.binding is not None
@@ -130,7 +131,7 @@ def test_an_adapter_over_experts_is_refused_for_what_it_is(
     beside = write_lora(tmp_path / "beside.gguf", SMALL.architecture, shapes)
     with (
         make_tiers(path, SMALL.top_k) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         engine_model(loaded_engine, model) as own,
     ):
         assert own.load_adapter(over_experts) is None
@@ -152,9 +153,9 @@ def test_a_tensor_of_no_model_that_is_being_loaded(
     other = write_model(tmp_path / "other.gguf", SMALL)
     with (
         make_tiers(path, 1) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers),
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)),
         make_tiers(other, 1) as more,
     ):
         monkeypatch.setattr(TierBinding, "begin_load", lambda _self: None)
         with pytest.raises(EngineError, match=r"ffn_\w+_exps\.weight was placed among experts in the tiers"):
-            LlamaModel.open(loaded_engine, other, tiers=more)
+            LlamaModel.open(loaded_engine, other, tiers=TierSet.of(more))

@@ -33,7 +33,7 @@ PROMPT = prompt_tokens(12)
 def propose_in_turn(model: LlamaModel, plans: Sequence[Sequence[int]]) -> list[int]:
     """Have each look after three graphs want the next of these numbers of slots; returns the looks, as they come."""
     assert model.binding is not None
-    manager, following = model.binding.manager, model.binding._compute
+    manager, following = model.binding.bindings[0].manager, model.binding.bindings[0]._compute
     assert following is not None
     following._struct.look_graphs = 3
     looks: list[int] = []
@@ -106,7 +106,7 @@ def test_a_move_that_fails_leaves_all_as_it_was(gpus: GpuSession):
         counts = counts_of(model)
         assert failing.failed == counts.failed_moves == 3, (failing.failed, counts)
         assert counts.quota_moves > 0
-        assert isinstance(model.binding.manager.engine.last_error, DeviceError)
+        assert isinstance(model.binding.bindings[0].manager.engine.last_error, DeviceError)
         assert_sound(model)
 
 
@@ -124,4 +124,4 @@ def test_nobody_asks_where_slots_are_to_stay(gpus: GpuSession):
     with gpu_tiers(gpus, path, SMALL.top_k, follow_demand=False) as tiers, gpu_model(gpus, tiers) as model:
         tiers.propose_quotas = lambda _: pytest.fail("was asked")
         logits_of(model, PROMPT, 2 * slab_compute.LOOK_GRAPHS)
-        assert model.binding._compute is None
+        assert model.binding.bindings[0]._compute is None

@@ -67,7 +67,7 @@ def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, n_slots, POOL_BYTES) as (model, calls):
         assert open_device_lookup(gpus, model, calls) == ""
-        with prefetched_meanwhile(model.binding.manager, n_slots):
+        with prefetched_meanwhile(model.binding.bindings[0].manager, n_slots):
             for _ in range(3):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
         assert model.binding.counters().device_lookups > 0

@@ -137,7 +137,7 @@ def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall, ahe
         assert open_device_lookup(gpus, model, calls) == ""
         replay(model, 2)
         counters = counted(model.binding.counters())
-        tiers = model.binding.manager
+        tiers = model.binding.bindings[0].manager
         assert tiers.stats().l1.hits > 0
     assert counters.predicted > STEPS * (LAYERS - 1) * TOP_K // 2
     n_graphs = counters.device_lookups / LAYERS
@@ -182,7 +182,7 @@ def test_prefetches_meanwhile(gpus: GpuSession):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (model, calls):
         assert open_device_lookup(gpus, model, calls) == ""
-        with prefetched_meanwhile(model.binding.manager, 1):
+        with prefetched_meanwhile(model.binding.bindings[0].manager, 1):
             for _ in range(3):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
         assert counted(model.binding.counters()).prefetches > 0

@@ -28,7 +28,7 @@ def test_any_piece_through_the_device_s_backend(gpus: GpuSession):
     ):
         assert model.binding is not None
         begin = engine.symbol("ggml_backend_dev_init", ct.c_void_p, ct.c_void_p, ct.c_char_p)
-        backend = begin(model.binding.device, None)
+        backend = begin(model.binding.bindings[0].device, None)
         try:
             matrix = tiers.table.layers[1].matrices[2]
             assert_read_in_pieces(own, file, tiers.table.layers[1], matrix, backend=backend)

@@ -44,6 +44,7 @@ from expertier.errors import (
     NotMoeError,
     SourceError,
 )
+from expertier.tiers.tier_set import TierSet
 from interruptions.interrupt_at import at_every_instruction, n_instructions
 from limits.waits import joined
 from model_files.gguf_files import write_model as write_raw_model
@@ -496,7 +497,7 @@ def test_a_failure_after_the_load_frees_everything(drop_in, model, monkeypatch):
 
     def open_tiers(*arguments: Any) -> Any:
         opened = real(*arguments)
-        managers.append(opened.tiers)
+        managers.extend(opened.tiers.managers)
         return opened
 
     monkeypatch.setattr(drop_in, "open_engine_tiers", open_tiers)
@@ -512,7 +513,7 @@ def test_an_interrupt_at_any_time_frees_everything(drop_in, model, monkeypatch):
 
     def open_tiers(*arguments: Any) -> Any:
         opened = real(*arguments)
-        managers.append(opened.tiers)
+        managers.extend(opened.tiers.managers)
         return opened
 
     def open_and_close() -> None:
@@ -562,12 +563,12 @@ def test_parameters_of_another_size_are_refused(loaded_engine, model):
         make_tiers(model, 2) as tiers,
         pytest.raises(EngineError, match=r"parameters of 16 bytes, the engine's"),
     ):
-        LlamaModel.open(loaded_engine, model, tiers=tiers, params=Params())
+        LlamaModel.open(loaded_engine, model, tiers=TierSet.of(tiers), params=Params())
 
 
 def test_a_model_that_was_handed_over_is_freed_by_who_has_it(loaded_engine, model):
     with make_tiers(model, 2) as tiers:
-        opened = LlamaModel.open(loaded_engine, model, tiers=tiers)
+        opened = LlamaModel.open(loaded_engine, model, tiers=TierSet.of(tiers))
         handle = opened.hand_over()
         free = loaded_engine.symbol("llama_model_free", None, ct.c_void_p)
         assert opened.n_vocab == loaded_engine.symbol("llama_vocab_n_tokens", ct.c_int32, ct.c_void_p)(

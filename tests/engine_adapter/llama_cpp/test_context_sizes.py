@@ -12,6 +12,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.models.synth import write_model
 from expertier.planner.budget.context_memory import ContextShape, cache_bytes, compute_bytes
 from expertier.tiers.model.geometry import read_geometry
+from expertier.tiers.tier_set import TierSet
 from expertier.units import KIB, MIB
 from model_files.architecture_models import MODELS
 
@@ -29,7 +30,7 @@ def test_the_ledger_knows_what_the_engine_takes(
 ) -> None:
     path = write_model(tmp_path / "m.gguf", MODELS[kind], holes=True)
     geometry = read_geometry(path)
-    with make_tiers(path, 1) as tiers, LlamaModel.open(loaded_engine, path, tiers=tiers) as model:
+    with make_tiers(path, 1) as tiers, LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model:
         for shape in SHAPES:
             found = measure_context(loaded_engine, model, shape)
             planned = cache_bytes(geometry, shape)

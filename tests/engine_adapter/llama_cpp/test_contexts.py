@@ -11,6 +11,7 @@ from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model,
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.errors import BusyError, DecodeError, EngineError
+from expertier.tiers.tier_set import TierSet
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def expected(loaded_engine, path):
 def test_interleaved_contexts(loaded_engine, path, expected, n_slots):
     with (
         make_tiers(path, n_slots) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as one,
         model.context(n_ctx=128, n_threads=1) as two,
     ):
@@ -56,7 +57,7 @@ def test_contexts_on_threads(loaded_engine, path, expected, n_slots):
     failures = []
     with (
         make_tiers(path, n_slots, host_pool_bytes=1 << 20) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
     ):
 
         def work(i):
@@ -86,8 +87,8 @@ def test_two_models_and_stock_in_one_process(loaded_engine, path, expected, tmp_
     with (
         make_tiers(path, 3) as tiers,
         make_tiers(other, 5) as other_tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
-        LlamaModel.open(loaded_engine, other, tiers=other_tiers) as other_model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
+        LlamaModel.open(loaded_engine, other, tiers=TierSet.of(other_tiers)) as other_model,
         LlamaModel.open(loaded_engine, path, repack=False) as stock_model,
     ):
         for opened, logits in (
@@ -105,14 +106,14 @@ def test_two_models_and_stock_in_one_process(loaded_engine, path, expected, tmp_
 
 def test_what_is_in_use_does_not_close(loaded_engine, path):
     tiers = make_tiers(path, 3)
-    model = LlamaModel.open(loaded_engine, path, tiers=tiers)
+    model = LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers))
     context = model.context(n_ctx=64, n_threads=1)
     with pytest.raises(BusyError, match="1 open context"):
         model.close()
     with pytest.raises(BusyError):
         tiers.close()
     with pytest.raises(BusyError):
-        LlamaModel.open(loaded_engine, path, tiers=tiers)  # one engine model a manager
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers))  # one engine model a manager
     context.close()
     context.close()
     model.close()
@@ -140,5 +141,5 @@ def test_a_model_that_the_engine_refuses(loaded_engine, path, tmp_path):
     broken.write_bytes(path.read_bytes().replace(b"output_norm.weight", b"output_morn.weight"))
     with make_tiers(broken, 2) as tiers:
         with pytest.raises(EngineError, match="output_norm"):
-            LlamaModel.open(loaded_engine, broken, tiers=tiers)
+            LlamaModel.open(loaded_engine, broken, tiers=TierSet.of(tiers))
         assert not tiers._usage.bound

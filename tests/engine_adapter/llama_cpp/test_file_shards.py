@@ -17,6 +17,7 @@ from expertier.errors import SourceError, TruncatedModelError, UnsupportedLayout
 from expertier.hip import open_device
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from expertier.units import KIB
 from model_files.shard_files import split_model
 
@@ -46,7 +47,10 @@ def test_parity(loaded_engine, whole, tmp_path, n_shards, n_slots):
 
 
 def test_loading_reads_no_experts(loaded_engine, shards):
-    with make_tiers(shards[1], 2) as tiers, LlamaModel.open(loaded_engine, shards[0], tiers=tiers) as model:
+    with (
+        make_tiers(shards[1], 2) as tiers,
+        LlamaModel.open(loaded_engine, shards[0], tiers=TierSet.of(tiers)) as model,
+    ):
         counts = model.load_counts()
         assert counts.expert_bytes == 0
         others = tiers.table.file_bytes - tiers.table.expert_bytes_total

@@ -15,6 +15,7 @@ from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prom
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import BusyError, ConfigError, DecodeError, EngineError, SourceError
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 from limits.waits import joined
 from model_files.architecture_models import MODELS
@@ -41,7 +42,10 @@ def open_tiered(loaded_engine, path):
 
     @contextmanager
     def open_tiered(n_slots=4, **options):
-        with make_tiers(path, n_slots) as tiers, LlamaModel.open(loaded_engine, path, tiers=tiers) as model:
+        with (
+            make_tiers(path, n_slots) as tiers,
+            LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
+        ):
             with model.context(**{"n_ctx": 128, "n_ubatch": N_UBATCH, "n_threads": 1} | options) as context:
                 yield tiers, model, context
             assert_nothing_held(tiers)
@@ -118,7 +122,7 @@ def test_a_failed_batch_of_a_model_with_recurrent_layers(loaded_engine, reads, t
         expected = all_logits(context, PROMPT, 0)
     with (
         make_tiers(path, MODELS[architecture].top_k) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         model.context(**options) as context,
     ):
         for start_anew in (context.forget, lambda: None):
@@ -323,13 +327,13 @@ def test_only_the_tiers_own_file_is_opened(loaded_engine, path, tmp_path):
     for wrong in (other, copy, tmp_path / "missing.gguf", tmp_path):
         with make_tiers(path, 2) as tiers:
             with pytest.raises(EngineError) as caught:
-                LlamaModel.open(loaded_engine, wrong, tiers=tiers)
+                LlamaModel.open(loaded_engine, wrong, tiers=TierSet.of(tiers))
             assert str(wrong) in str(caught.value)
             assert not tiers._usage.bound
     with make_tiers(path, 2) as tiers:
         with pytest.raises(TypeError):
-            LlamaModel.open(loaded_engine, None, tiers=tiers)
-        LlamaModel.open(loaded_engine, link, tiers=tiers).close()
+            LlamaModel.open(loaded_engine, None, tiers=TierSet.of(tiers))
+        LlamaModel.open(loaded_engine, link, tiers=TierSet.of(tiers)).close()
 
 
 def test_a_file_that_changed_since_the_tiers_were_made(loaded_engine, path, tmp_path):
@@ -338,7 +342,7 @@ def test_a_file_that_changed_since_the_tiers_were_made(loaded_engine, path, tmp_
     with make_tiers(copy, 2) as tiers:
         os.utime(copy, ns=(1, 1))
         with pytest.raises(EngineError, match="not the file that the tiers were made for, or it has changed"):
-            LlamaModel.open(loaded_engine, copy, tiers=tiers)
+            LlamaModel.open(loaded_engine, copy, tiers=TierSet.of(tiers))
 
 
 # ---- after the end
@@ -375,8 +379,8 @@ def test_a_closed_model_is_not_used(open_tiered):
             lambda: model.is_end(1),
             model.load_counts,
             model.context,
-            lambda: model.binding.device,
-            lambda: model.binding.buffer_type,
+            lambda: model.binding.bindings[0].device,
+            lambda: model.binding.bindings[0].buffer_type,
             lambda: model.binding.counters(),
             lambda: model.binding.begin_load(),
         ):
@@ -423,7 +427,7 @@ def test_contexts_that_open_while_the_model_closes(loaded_engine, path):
 def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path):
     """While a fill of the engine's runs, `close` fails, and the next works."""
     with make_tiers(path, 4) as tiers:
-        model = LlamaModel.open(loaded_engine, path, tiers=tiers)
+        model = LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers))
         with tiers._usage.engine_fill():
             for _ in range(2):
                 with pytest.raises(BusyError):
@@ -442,7 +446,7 @@ def test_a_model_is_closed_while_somebody_fills_a_lease(loaded_engine, path, rea
         assert go_on.wait(60)
 
     with make_tiers(path, 4) as tiers:
-        model = LlamaModel.open(loaded_engine, path, tiers=tiers)
+        model = LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers))
         reads.before_each = hold_up
         thread = threading.Thread(target=lambda: tiers.acquire(0, [1, 2]).release(), daemon=True)
         thread.start()

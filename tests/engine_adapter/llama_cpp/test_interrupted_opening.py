@@ -31,6 +31,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.host_pool.budget import process_budget
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from interruptions.interrupt_at import Interrupted, at_every_instruction, expertier_folders, n_instructions
 
 SHAPE = ModelShape(
@@ -116,7 +117,7 @@ class TestInterrupted:
         self, loaded_engine: LoadedEngine, table: ExpertTable, tiers: TierManager, k: int | None
     ):
         def load() -> None:
-            with LlamaModel.open(loaded_engine, table.path, tiers=tiers):
+            with LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers)):
                 pass
 
         load()
@@ -129,7 +130,7 @@ class TestInterrupted:
     def test_a_context(
         self, loaded_engine: LoadedEngine, table: ExpertTable, tiers: TierManager, k: int | None
     ):
-        with LlamaModel.open(loaded_engine, table.path, tiers=tiers) as model:
+        with LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers)) as model:
 
             def open_context() -> None:
                 with model.context(n_ctx=64, n_threads=1):
@@ -150,7 +151,7 @@ class TestInterrupted:
         """Its misses are served by callbacks, in which nothing may be raised: it is raised after the batch."""
         tokens = [1, *range(3, 300, 7)]
         with (
-            LlamaModel.open(loaded_engine, table.path, tiers=tiers) as model,
+            LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers)) as model,
             model.context(n_ctx=64, n_threads=1) as context,
         ):
 
@@ -236,7 +237,7 @@ def test_a_load_ends_between_two_tensors(
 ):
     def load() -> None:
         LlamaModel.open(
-            loaded_engine, table.path, tiers=tiers if has_tiers else None, mapped=has_tiers
+            loaded_engine, table.path, tiers=TierSet.of(tiers) if has_tiers else None, mapped=has_tiers
         ).close()
 
     whole = Asked(monkeypatch, 0, send_interrupt)
@@ -273,7 +274,7 @@ def test_right_after_the_engine_has_opened_it(
 
     def load() -> None:
         with (
-            LlamaModel.open(loaded_engine, table.path, tiers=tiers) as model,
+            LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers)) as model,
             model.context(n_ctx=64, n_threads=1),
         ):
             pass
@@ -326,7 +327,7 @@ def test_what_is_dropped_unclosed_is_closed_by_the_next_load(
     loaded_engine: LoadedEngine, table: ExpertTable, tiers: TierManager
 ):
     for _ in range(3):
-        model = LlamaModel.open(loaded_engine, table.path, tiers=tiers)
+        model = LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers))
         context = model.context(n_ctx=64, n_threads=1)
         del model, context
     assert live(loaded_engine) == (0, 0)
@@ -336,7 +337,7 @@ def test_a_context_that_is_open_keeps_its_model(
     loaded_engine: LoadedEngine, table: ExpertTable, tiers: TierManager
 ):
     """The interrupt is what a `with` block raises, and not that its model could not be closed for it."""
-    model = LlamaModel.open(loaded_engine, table.path, tiers=tiers)
+    model = LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers))
     context = model.context(n_ctx=64, n_threads=1)
     with pytest.raises(KeyboardInterrupt) as raised, model:
         raise KeyboardInterrupt

@@ -15,6 +15,7 @@ import pytest
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 from limits.waits import joined
 
@@ -48,7 +49,7 @@ def open_tiered(loaded_engine, path):
     def open_tiered(n_slots=2):
         with (
             make_tiers(path, n_slots) as tiers,
-            LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+            LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
             model.context(n_ctx=128, n_ubatch=16, n_threads=1) as context,
         ):
             yield tiers, context
@@ -235,7 +236,7 @@ def test_nothing_is_freed_twice(loaded_engine, path, monkeypatch):
         monkeypatch.setattr(loaded_engine.host, name, free_and_interrupt)
 
     with make_tiers(path, 2) as tiers:
-        model = LlamaModel.open(loaded_engine, path, tiers=tiers)
+        model = LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers))
         context = model.context(n_ctx=64, n_threads=1)
         freeing("expertier_context_close")
         freeing("expertier_model_close")

@@ -10,6 +10,7 @@ from engine_runs.tiered_runs import make_tiers, write_small_model
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.placement.override_pattern import experts_regex
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from expertier.units import KIB
 
 
@@ -22,9 +23,9 @@ def bytes_read_by_this_process() -> int:
 def test_expert_spans_are_not_read(loaded_engine, tmp_path, kind):
     path = write_small_model(tmp_path, kind)
     with make_tiers(path, 1) as tiers:
-        LlamaModel.open(loaded_engine, path, tiers=tiers).close()  # first use reads code of ours
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)).close()  # first use reads code of ours
         before = bytes_read_by_this_process()
-        with LlamaModel.open(loaded_engine, path, tiers=tiers) as model:
+        with LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model:
             read = bytes_read_by_this_process() - before
             counts = model.load_counts()
             dropped = model.binding.counters().dropped_writes

@@ -9,6 +9,7 @@ from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prom
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import DecodeError, SourceError
+from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 from model_files.architecture_models import MODELS
 
@@ -63,7 +64,7 @@ def stock(loaded_engine, path):
 def test_each_goes_on_as_in_stock(loaded_engine, path, stock, n_slots):
     with (
         make_tiers(path, n_slots) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         open_context(model) as context,
     ):
         assert run(context).tobytes() == stock.tobytes()
@@ -75,7 +76,7 @@ def test_a_batch_that_fails_is_undone_in_its_sequence(loaded_engine, path, stock
     reads = FailingReads(monkeypatch)
     with (
         make_tiers(path, SMALL.top_k) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
         open_context(model) as context,
     ):
         following = begin(context)
@@ -93,7 +94,7 @@ def test_a_sequence_that_was_lost_is_refused_until_it_begins_anew(loaded_engine,
     written = write_model(tmp_path / "model.gguf", MODELS["qwen4exp"])
     with (
         make_tiers(written, MODELS["qwen4exp"].top_k) as tiers,
-        LlamaModel.open(loaded_engine, written, tiers=tiers) as model,
+        LlamaModel.open(loaded_engine, written, tiers=TierSet.of(tiers)) as model,
         open_context(model) as context,
     ):
         following = begin(context)

@@ -26,6 +26,7 @@ from expertier.tiers.manager import TierManager
 from expertier.tiers.model.geometry import read_geometry
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.model.type_sizes import PACKAGE_TYPES, BlockSize, TypeSizes
+from expertier.tiers.tier_set import TierSet
 
 Q2_0 = 42
 BLOCK = BlockSize(64, 18)  # a half, then two bits for each element
@@ -157,7 +158,7 @@ def test_tables_that_the_engine_disagrees_with(
     """A package newer than the engine: refused by name, where ggml would end the process or take other bytes."""
     table = ExpertTable.from_gguf(of_type(path, tmp_path, Q2_0, kind), sizes)
     with tiers_of(table, 1) as tiers, pytest.raises(EngineError, match=message):
-        LlamaModel.open(loaded_engine, table.path, tiers=tiers)
+        LlamaModel.open(loaded_engine, table.path, tiers=TierSet.of(tiers))
 
 
 def test_inspect_says_so(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

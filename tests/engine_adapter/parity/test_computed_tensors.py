@@ -12,6 +12,7 @@ from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, write_smal
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import EngineError
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -31,7 +32,7 @@ def compute(engine, path, tensors_path, n_slots=None):
     tiers = make_tiers(path, n_slots) if n_slots else None
     try:
         with (
-            LlamaModel.open(engine, path, tiers=tiers, repack=False) as model,
+            LlamaModel.open(engine, path, tiers=TierSet.of(tiers), repack=False) as model,
             model.context(n_ctx=64, n_threads=1, tensors_path=tensors_path) as context,
         ):
             context.decode(prompt_tokens(20), 0)

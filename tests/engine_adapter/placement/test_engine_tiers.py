@@ -16,7 +16,6 @@ from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import DeviceError
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.prefill_stream import resolve_stream_tokens
-from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 
 
@@ -34,10 +33,10 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(loaded_engine
 
 def test_tiers_are_made_on_the_device_of_the_config(loaded_engine: LoadedEngine, tmp_path: Path) -> None:
     table = ExpertTable.from_gguf(write_small_model(tmp_path, "Q8_0"))
-    manager, placement = open_engine_tiers(loaded_engine.proxy, table, TierConfig())
-    with manager:
+    tiers, placement = open_engine_tiers(loaded_engine.proxy, table, TierConfig())
+    with tiers:
         assert placement == Placement.on_one("CPU")
-        assert isinstance(manager, TierManager)
+        (manager,) = tiers.managers
         assert resolve_stream_tokens(manager.config, manager.device) == 0, (
             "staging costs RAM and saves nothing there"
         )

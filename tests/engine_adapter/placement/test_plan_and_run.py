@@ -30,7 +30,6 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.engine.prefill_stream import prefill_stream_bytes
 from expertier.tiers.model.needs import ModelNeeds
 from expertier.tiers.model.slot_layout import RANGE_ALIGNMENT
-from expertier.tiers.tier_set import managers
 from expertier.units import round_up
 from model_files.sizing_cases import SHAPE, Models, few_mib, plan_of, set_ram, shapes, shares
 
@@ -135,7 +134,7 @@ def of_run(case: Case, proxy: FakeProxy) -> tuple[Numbers, list[int], list[Any]]
     model = case.model
     tiers, placement = open_engine_tiers(proxy, model.table, case.config, SHAPE)  # type: ignore[arg-type]
     with tiers:
-        each = managers(tiers)
+        each = tiers.managers
         pools = [manager.stats().l2 for manager in each]
         slabs = [manager.arena_bytes for manager in each]
         wide = tiers.slots

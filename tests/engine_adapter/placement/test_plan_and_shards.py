@@ -33,7 +33,6 @@ from expertier.tiers.model.needs import ModelNeeds
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
-from expertier.tiers.tier_set import managers
 from model_files.sizing_cases import SHAPE, Models, few_mib, plan_of, set_ram, shapes, shares
 
 
@@ -108,7 +107,7 @@ def compare(case: Case) -> bool:
         return False
     whole = case.model.needs_on_one_device(0)
     with tiers:
-        for manager, part, free in zip(managers(tiers), case.parts, case.cards, strict=True):
+        for manager, part, free in zip(tiers.managers, case.parts, case.cards, strict=True):
             plan, pool = planned(part, free), manager.stats().l2
             assert manager.ledger is not None
             all_of_it = {Consumer.WEIGHTS: whole.weights, Consumer.KV: whole.kv}

@@ -12,6 +12,7 @@ from engine_runs.tiered_runs import make_tiers, prompt_tokens, run_model, write_
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.errors import ConfigError, EngineError
+from expertier.tiers.tier_set import TierSet
 
 OPTIONS = {
     "device": {"inner_device": "CPU"},
@@ -79,7 +80,7 @@ def test_stock_is_placed_by_name_beside_tiers(loaded_engine, path, expected):
     """With our devices registered, `CPU` is still the engine's own."""
     with (
         make_tiers(path, 3) as tiers,
-        LlamaModel.open(loaded_engine, path, tiers=tiers, inner_device="CPU") as tiered,
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers), inner_device="CPU") as tiered,
         LlamaModel.open(loaded_engine, path, repack=False, inner_device="CPU") as stock,
     ):
         for model in (tiered, stock):
@@ -92,8 +93,8 @@ def test_stock_is_placed_by_name_beside_tiers(loaded_engine, path, expected):
 def test_options_of_stock_beside_tiers(loaded_engine, path, options):
     with make_tiers(path, 3) as tiers:
         with pytest.raises(ConfigError, match="together with tiers"):
-            LlamaModel.open(loaded_engine, path, tiers=tiers, **options)
-        LlamaModel.open(loaded_engine, path, tiers=tiers).close()  # nothing was bound
+            LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers), **options)
+        LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)).close()  # nothing was bound
 
 
 def test_the_engines_own_cache_is_asked_for(loaded_engine, path):
@@ -105,7 +106,7 @@ def test_the_engines_own_cache_is_asked_for(loaded_engine, path):
 
 
 def test_no_cache_of_the_engines_own_beside_tiers(loaded_engine, path):
-    with make_tiers(path, 3) as tiers, LlamaModel.open(loaded_engine, path, tiers=tiers) as model:
+    with make_tiers(path, 3) as tiers, LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model:
         for n_bytes in (1 << 20, -1):
             with pytest.raises(ConfigError, match=f"moe_cache_bytes is {n_bytes}"):
                 model.context(n_ctx=64, moe_cache_bytes=n_bytes)

@@ -26,8 +26,6 @@ from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.slot_layout import GUARD_BYTES
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.shard_set import ShardSet
-from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
 from real_devices.driver import number_of, ordinal_of
 from real_devices.models import (
@@ -98,7 +96,7 @@ def test_row_06_the_slots_of_both_devices_end_in_zeros(session: DeviceSession, s
     else:
         tiers, placement = open_engine_tiers(session.engine.proxy, table, config, SHAPE)
     with tiers:
-        for manager in managers(tiers):
+        for manager in tiers.managers:
             for layer, n_slots in enumerate(manager.slots):
                 manager.prefetch(layer, range(n_slots))
             manager.drain()
@@ -108,7 +106,7 @@ def test_row_06_the_slots_of_both_devices_end_in_zeros(session: DeviceSession, s
             assert guards_seen(manager)
         with LlamaModel.open(session.engine, path, tiers=tiers, placement=placement) as model:
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        seen = [guards_seen(manager) for manager in managers(tiers)]
+        seen = [guards_seen(manager) for manager in tiers.managers]
         tiers.check_valid()
     assert sum(seen) >= KINDS[KIND].layers
     assert all(seen)
@@ -245,6 +243,6 @@ def test_row_23_each_device_has_the_slots_of_its_part(session: DeviceSession, sp
         if split is Split.LAYER:
             assert sorted(n_layers) == [2, 3], "equal devices have equal shares"
         else:
-            assert isinstance(model.tiers, ShardSet)
+            assert model.tiers.split_source is not None
             assert n_layers == [KINDS[KIND].layers] * 2
     assert config_of(session, path, split, 4).split_mode is SplitMode(str(split))

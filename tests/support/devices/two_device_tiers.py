@@ -11,8 +11,9 @@ from expertier.hip.device import Device
 from expertier.testing.pattern_source import PatternSource
 from expertier.testing.synthetic_table import LayerShape, synthetic_table
 from expertier.tiers.config.budget import all_copies_bytes
+from expertier.tiers.layer_division import DeviceShare, LayerDivision
 from expertier.tiers.model.slot_layout import GUARD_BYTES
-from expertier.tiers.tier_set import DeviceShare, TierSet
+from expertier.tiers.tier_set import TierSet
 from limits.waits import joined
 
 LAYERS, EXPERTS, SLOTS = 5, 12, 4
@@ -29,7 +30,7 @@ def check_both(devices: Sequence[Device], rounds: int = 3) -> None:
     )
     shares = [DeviceShare(devices[0], tuple(range(CUT))), DeviceShare(devices[1], tuple(range(CUT, LAYERS)))]
     failures: list[BaseException] = []
-    with TierSet(table, shares, config=config, source=source) as tiers:
+    with TierSet(LayerDivision(table, shares), config=config, source=source) as tiers:
 
         def use(manager: et.TierManager, device: Device) -> None:
             try:

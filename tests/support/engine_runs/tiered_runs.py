@@ -18,6 +18,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.shared.stats import TierStats
+from expertier.tiers.tier_set import TierSet
 
 PREFILL_TOKENS = 300
 DECODE_TOKENS = 128
@@ -98,7 +99,9 @@ def run_model(
 ) -> Run:
     """Generate with all logits kept: stock without repacking, or through `tiers`."""
     with (
-        LlamaModel.open(engine, path, tiers=tiers, repack=False) as model,
+        LlamaModel.open(
+            engine, path, tiers=TierSet.of(tiers) if tiers is not None else None, repack=False
+        ) as model,
         model.context(n_ctx=512, n_ubatch=n_ubatch, n_threads=n_threads) as context,
     ):
         done = generate(context, prompt or prompt_tokens(), n_tokens, keep_logits=True)

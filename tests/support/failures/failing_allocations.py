@@ -20,6 +20,7 @@ from expertier.engine_adapter.build.compiler import list_sources
 from expertier.engine_adapter.build.plugin import installed_sources
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import DecodeError, EngineError
+from expertier.tiers.tier_set import TierSet
 from limits.waits import joined
 
 SOURCE = Path(__file__).with_name("failing_new.cpp")
@@ -90,7 +91,7 @@ def decode(setup: Setup, n_slots: int) -> list[str]:
     engine = setup.load()
     with (
         make_tiers(setup.model, n_slots) as tiers,
-        LlamaModel.open(engine, setup.model, tiers=tiers) as model,
+        LlamaModel.open(engine, setup.model, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
 
@@ -122,7 +123,7 @@ def open_model(setup: Setup) -> list[str]:
 
         def attempt() -> None:
             with (
-                LlamaModel.open(engine, setup.model, tiers=tiers) as model,
+                LlamaModel.open(engine, setup.model, tiers=TierSet.of(tiers)) as model,
                 model.context(n_ctx=128, n_threads=1),
             ):
                 pass
@@ -160,7 +161,7 @@ def wait_for_others(setup: Setup) -> float:
     engine = setup.load()
     with (
         make_tiers(setup.model, 4) as tiers,
-        LlamaModel.open(engine, setup.model, tiers=tiers) as model,
+        LlamaModel.open(engine, setup.model, tiers=TierSet.of(tiers)) as model,
         model.context(n_ctx=128, n_threads=1) as context,
     ):
         with _held_by_another(tiers, range(4)):

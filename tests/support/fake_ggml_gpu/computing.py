@@ -67,7 +67,7 @@ def counts_of(model: LlamaModel) -> ComputeCounts:
 def assert_sound(model: LlamaModel) -> None:
     """Assert that nobody computes where slots are, and that every slot has its expert's bytes (I1, I2)."""
     assert model.binding is not None
-    tiers = model.binding.manager
+    tiers = model.binding.bindings[0].manager
     tiers.drain()  # layers that have become whole are completed in the background
     counts = counts_of(model)
     layout = tiers._slab.layout
@@ -138,6 +138,6 @@ def opened_device_lookup(gpus: GpuSession, model: LlamaModel, *, captures: bool 
         if not captures:
             calls.capture_begin = None
         assert gpus.engine.proxy.expertier_tiers_open_device_lookup(
-            model.binding._open_handle(), ct.byref(calls), error, len(error)
+            model.binding.bindings[0]._open_handle(), ct.byref(calls), error, len(error)
         ), error.value
         yield

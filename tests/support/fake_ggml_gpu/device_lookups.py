@@ -45,6 +45,6 @@ def open_device_lookup(gpus: GpuSession, model: LlamaModel, calls: abi.DeviceLoo
     """Give the model a device look-up; return why it got none, or in lines what it does without, and why."""
     error = ct.create_string_buffer(4096)
     gpus.engine.proxy.expertier_tiers_open_device_lookup(
-        model.binding._open_handle(), ct.byref(calls), error, len(error)
+        model.binding.bindings[0]._open_handle(), ct.byref(calls), error, len(error)
     )
     return error.value.decode()

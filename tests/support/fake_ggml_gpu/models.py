@@ -21,6 +21,7 @@ from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 from fake_ggml_gpu.process import GpuSession
 from limits.waits import joined
 
@@ -78,7 +79,9 @@ def gpu_tiers(
 @contextmanager
 def gpu_model(gpus: GpuSession, tiers: TierManager, *, device: str = DEVICE) -> Iterator[LlamaModel]:
     """The tiers' model on the device."""
-    with LlamaModel.open(gpus.engine, tiers.table.path, tiers=tiers, inner_device=device) as model:
+    with LlamaModel.open(
+        gpus.engine, tiers.table.path, tiers=TierSet.of(tiers), inner_device=device
+    ) as model:
         yield model
 
 

@@ -11,9 +11,10 @@ from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.tiers.config.config import TierConfig
+from expertier.tiers.layer_division import DeviceShare, LayerDivision
 from expertier.tiers.model.block_weights import read_block_weights
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import DeviceShare, TierSet
+from expertier.tiers.tier_set import TierSet
 from fake_ggml_gpu.models import Logits, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession
 from model_files.architecture_models import MODELS
@@ -61,7 +62,7 @@ def split_tiers(
         DeviceShare(device_of(gpus.engine.proxy, name), layers)
         for name, layers in zip(placement.devices, placement.layers(table), strict=True)
     ]
-    with TierSet(table, parts, config=config) as tiers:
+    with TierSet(LayerDivision(table, parts), config=config) as tiers:
         assert set(tiers.slots) == {n_slots}
         yield tiers
         tiers.check_valid()

@@ -12,7 +12,7 @@ from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.shard_set import ShardSet
+from expertier.tiers.tier_set import TierSet
 from fake_ggml_gpu.models import Logits, logits_of
 from fake_ggml_gpu.process import GpuSession
 
@@ -52,7 +52,7 @@ def tensor_model(gpus: GpuSession, path: Path, config: TierConfig) -> Iterator[T
         model.tiers.check_valid()
 
 
-def shards_of(model: TieredModel) -> ShardSet:
+def shards_of(model: TieredModel) -> TierSet:
     """The tiers of such a model."""
-    assert isinstance(model.tiers, ShardSet)
+    assert model.tiers.split_source is not None
     return model.tiers

@@ -24,6 +24,7 @@ from expertier.engine_adapter.build.pins import EnginePin
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.errors import ExpertierError
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.tier_set import TierSet
 
 GENERATOR = "tests/test-llama-archs.cpp"
 _FOLDERS = ("include", "ggml/include", "ggml/src", "common", "src", "vendor")
@@ -147,7 +148,7 @@ def try_model(setup: Setup, path: Path) -> Outcome:
 def _through_tiers(engine: LoadedEngine, path: Path, n_slots: int) -> tuple[np.ndarray, int]:
     """Return the logits, and how many bytes of experts were read for them."""
     with make_tiers(path, n_slots) as tiers:
-        logits = _run(LlamaModel.open(engine, path, tiers=tiers))
+        logits = _run(LlamaModel.open(engine, path, tiers=TierSet.of(tiers)))
         tiers.check_valid()
         return logits, tiers.stats().file.bytes_read
 

@@ -19,6 +19,7 @@ from expertier.planner import PolicyKind
 from expertier.planner.policy.residency import Residency
 from expertier.testing.unlocked_calls import unlocked
 from expertier.tiers.manager import TierManager
+from expertier.tiers.tier_set import TierSet
 
 I32 = npt.NDArray[np.int32]
 
@@ -61,7 +62,7 @@ def opened(
 ) -> Iterator[tuple[LlamaModel, LlamaContext]]:
     """A model on the engine with a context, on one thread, its look-ups logged."""
     with (
-        LlamaModel.open(engine, path, tiers=tiers, lookups=log) as model,
+        LlamaModel.open(engine, path, tiers=TierSet.of(tiers), lookups=log) as model,
         model.context(n_ctx=n_ctx, n_threads=1) as context,
     ):
         yield model, context

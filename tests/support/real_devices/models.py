@@ -20,7 +20,6 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.tier_set import managers
 from fake_ggml_gpu.models import Logits, logits_of, model_path
 from model_files.architecture_models import MODELS
 from real_devices.process import DeviceSession
@@ -138,4 +137,4 @@ def tiered(
 
 def managers_of(model: TieredModel) -> Sequence[TierManager]:
     """The tiers of each device, in the devices' order."""
-    return managers(model.tiers)
+    return model.tiers.managers

@@ -99,7 +99,7 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_device_lookup):
 
 def let_move(model: LlamaModel, n_bytes: int) -> None:
     """Have a move down pay from so many missed bytes on, beside those that it gives room to."""
-    model.binding._compute._struct.move_cost_bytes = n_bytes
+    model.binding.bindings[0]._compute._struct.move_cost_bytes = n_bytes
 
 
 @pytest.mark.parametrize("captures", [True, False])
@@ -114,7 +114,7 @@ def test_tables_on_the_device_follow(gpus: GpuSession, captures):
         opened_device_lookup(gpus, model, captures=captures),
         model.context(n_ctx=256, n_ubatch=64, n_threads=1) as context,
     ):
-        slots = model.binding.manager.slots
+        slots = model.binding.bindings[0].manager.slots
 
         def decode_until_looked_up(n_warm: int) -> None:
             n_lookups = model.binding.counters().device_lookups
@@ -128,14 +128,14 @@ def test_tables_on_the_device_follow(gpus: GpuSession, captures):
             assert model.binding.counters().device_lookups > n_lookups
 
         decode_until_looked_up(1 if captures else N_WARM)
-        misses = model.binding.manager.stats().l1.misses
+        misses = model.binding.bindings[0].manager.stats().l1.misses
         let_move(model, -NEVER)
         decode_until_looked_up(
             0 if captures else N_WARM
         )  # it is captured anew, and needs none of CUDA's own graphs
         assert counts_of(model).moves_down == 1
-        assert slots < model.binding.manager.slots < (SMALL.experts,) * len(slots)
-        assert model.binding.manager.stats().l1.misses == misses
+        assert slots < model.binding.bindings[0].manager.slots < (SMALL.experts,) * len(slots)
+        assert model.binding.bindings[0].manager.stats().l1.misses == misses
 
 
 @on_fake_gpus
@@ -149,7 +149,7 @@ def test_layers_become_whole(gpus: GpuSession):
         computing_model(gpus, path, 9) as model,
         model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context,
     ):
-        tiers = model.binding.manager
+        tiers = model.binding.bindings[0].manager
         for _ in range(3):
             assert_same(run(context, wide), wides)
             let_move(model, -NEVER)
@@ -178,8 +178,10 @@ def test_layers_become_whole_without_misses(gpus: GpuSession):
         for _ in range(20):
             assert_same(run(context, prompt, 0), expected)
         assert counts_of(model).moves_down == 1
-        assert set(model.binding.manager.slots) == {SMALL.experts}
-        assert model.binding.manager.stats().l1.misses <= SMALL.top_k * len(model.binding.manager.slots)
+        assert set(model.binding.bindings[0].manager.slots) == {SMALL.experts}
+        assert model.binding.bindings[0].manager.stats().l1.misses <= SMALL.top_k * len(
+            model.binding.bindings[0].manager.slots
+        )
 
 
 @on_fake_gpus
@@ -196,7 +198,7 @@ def test_inputs_wait_for_the_slots(gpus: GpuSession):
         for _ in range(3):
             assert_same(run(context, short, 8), shorts)
             assert_sound(model)
-            layout = model.binding.manager._slab.layout
+            layout = model.binding.bindings[0].manager._slab.layout
             assert layout.rounding_bytes < layout.layouts[0].slot_bytes, "no room is left between the two"
             assert_same(run(context, wide, 4), wides)
             assert_sound(model)
@@ -213,7 +215,7 @@ def test_a_boundary_that_stays(gpus: GpuSession):
             assert_same(logits_of(model, prompt_tokens(300), TOKENS, n_ubatch=N_UBATCH), expected)
         counts = counts_of(model)
         assert (counts.moves_up, counts.moves_down) == (0, 0)
-        assert set(model.binding.manager.slots) == {8}
+        assert set(model.binding.bindings[0].manager.slots) == {8}
 
 
 @on_fake_gpus
@@ -288,7 +290,7 @@ def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
     """Weights pass through, and so does what nobody has marked as a compute buffer when its address is asked for."""
     path = model_path(gpus, KIND, MODELS[KIND])
     with computing_model(gpus, path, 8) as model, Ggml(gpus.engine) as ggml:
-        tiers = model.binding.manager
+        tiers = model.binding.bindings[0].manager
         inner = ggml.dev_buffer_type(ggml.device("FAKE0"))
         wrapper = ggml.dev_buffer_type(ggml.device("TIER_FAKE0"))
         assert wrapper != inner
@@ -340,7 +342,7 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
                     assert "make room" in str(error)
                     assert isinstance(error.__cause__, DeviceError)
             assert_sound(model)
-            assert_nothing_held(model.binding.manager)
+            assert_nothing_held(model.binding.bindings[0].manager)
             counts = counts_of(model)
             if moves.is_armed:
                 assert counts.moves_up + counts.moves_down > moved_before.moves_up + moved_before.moves_down

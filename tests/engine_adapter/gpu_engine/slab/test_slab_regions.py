@@ -58,7 +58,7 @@ def _run(gpus: GpuSession, n_slots: int, steps: list[tuple[str, object]]) -> Non
             _step(model, contexts, what, how)
             counts = counts_of(model)
             assert counts.buffers <= len(contexts)  # one without a place is allocated apart
-            assert counts.buffer_bytes <= model.binding.manager.engine.most_compute_bytes
+            assert counts.buffer_bytes <= model.binding.bindings[0].manager.engine.most_compute_bytes
             assert_sound(model)
 
 
@@ -99,7 +99,8 @@ def test_the_ledger_says_what_is_taken(gpus: GpuSession, kind):
     device.set_memory(16 * MIB)
     try:
         with TieredModel.open(gpus.engine, table, config, shape=shape) as opened:
-            tiers, ledger = opened.tiers, opened.tiers.ledger
+            (tiers,) = opened.tiers.managers
+            ledger = tiers.ledger
             assert ledger is not None
             slab = ledger.slab_bytes
             assert tiers.engine.compute_bytes == pytest.approx(

@@ -21,7 +21,7 @@ from expertier.errors import (
     UnsupportedLayoutError,
 )
 from expertier.hip.faults.plan import FaultPlan
-from expertier.tiers import shard_set
+from expertier.tiers import tier_set
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.models import assert_same, logits_of, model_path
@@ -64,7 +64,9 @@ def assert_parity(
             n_unused = UNUSED_LAYERS.get(kind, 0) if n_slots < KINDS[kind].experts else 0
             layers = tiers.table.layers[: tiers.table.n_layers - n_unused]
             tiers.drain()
-            assert tiers.source.stats().file.bytes_read <= sum(n.n_experts * n.expert_bytes for n in layers)
+            assert tiers.split_source.stats().file.bytes_read <= sum(
+                n.n_experts * n.expert_bytes for n in layers
+            )
         assert model.binding.counters().device_lookups == 0
 
 
@@ -192,7 +194,7 @@ def test_a_failed_read_fails_the_batch_and_the_next_one_is_right(gpus: GpuSessio
             super().read_into(span, buffer)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(shard_set, "FileSource", Failing)
+        patched.setattr(tier_set, "FileSource", Failing)
         with tensor_model(gpus, path, tensor_config(path, 6)) as model:
             with model.model.context(n_ctx=512, n_ubatch=64, n_threads=1) as context:
                 plan.arm("read", nth)

@@ -14,7 +14,6 @@ from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredSe
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import ConfigError
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.shard_set import ShardSet
 from fake_ggml_gpu.models import model_path
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.tensor_models import BOTH, stock_tensor_logits, tensor_config
@@ -67,7 +66,7 @@ def test_answers_are_those_of_stock(gpus: GpuSession, n_slots, pool):
     config = tensor_config(path, n_slots, host_pool_bytes=pool)
     options = ServerOptions(port=0, n_ctx=256, n_threads=1, n_parallel=2)
     with TieredServer.start(gpus.engine, ExpertTable.from_gguf(path), config, options) as server:
-        assert isinstance(server.tiers, ShardSet)
+        assert server.tiers.split_source is not None
         for _ in range(2):
             assert [complete(server.url, prompt) for prompt in PROMPTS] == expected
         found: dict[int, list[int]] = {}

@@ -17,9 +17,10 @@ from expertier.tiers.file.faulty_source import FaultySource
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
-from expertier.tiers.shard_set import ShardSet
+from expertier.tiers.shard_division import ShardDivision
 from expertier.tiers.split.split_table import SplitTable
 from expertier.tiers.split.tensor_cut import TensorCut
+from expertier.tiers.tier_set import TierSet
 
 ROWS = (160, 96)  # of gate and up, and columns of down: blocks of 32
 
@@ -40,8 +41,8 @@ def slots_config(split: SplitTable, n_slots: int, **more: object) -> TierConfig:
     return TierConfig(expert_cache_bytes=sum(demand.bytes_for(n_slots) for demand in demands), **more)
 
 
-def open_set(split: SplitTable, config: TierConfig, **more: object) -> ShardSet:
-    return ShardSet(split, [open_device("host"), open_device("host")], config=config, **more)
+def open_set(split: SplitTable, config: TierConfig, **more: object) -> TierSet:
+    return TierSet(ShardDivision(split, [open_device("host"), open_device("host")]), config=config, **more)
 
 
 def file_shard(path: Path, split: SplitTable, device: int, layer: int, expert: int, number: int) -> bytes:
@@ -57,7 +58,7 @@ def file_shard(path: Path, split: SplitTable, device: int, layer: int, expert: i
     return rows[begin : begin + ROWS[device]].tobytes()
 
 
-def assert_bytes(split: SplitTable, tiers: ShardSet, layer: int, experts: list[int]) -> None:
+def assert_bytes(split: SplitTable, tiers: TierSet, layer: int, experts: list[int]) -> None:
     for device, manager in enumerate(tiers.managers):
         with manager.acquire(layer, experts) as lease:
             for group in lease.groups:
@@ -70,7 +71,7 @@ def assert_bytes(split: SplitTable, tiers: ShardSet, layer: int, experts: list[i
                         )
 
 
-def assert_all_bytes(split: SplitTable, tiers: ShardSet, layer: int) -> None:
+def assert_all_bytes(split: SplitTable, tiers: TierSet, layer: int) -> None:
     for first in range(0, 16, 4):
         assert_bytes(split, tiers, layer, list(range(first, first + 4)))
 
@@ -81,11 +82,11 @@ def test_leases_show_the_shards_of_the_file_and_each_expert_is_read_once(split, 
         assert tiers.slots == (4, 4, 4)
         for layer in range(3):
             assert_all_bytes(split, tiers, layer)
-        assert tiers.source.stats().file.bytes_read == split.full_table.expert_bytes_total
+        assert tiers.split_source.stats().file.bytes_read == split.full_table.expert_bytes_total
         tiers.check_valid()
         if host_pool_bytes:
             assert_bytes(split, tiers, 0, [0, 5, 10, 15])
-            assert tiers.source.stats().file.bytes_read == split.full_table.expert_bytes_total
+            assert tiers.split_source.stats().file.bytes_read == split.full_table.expert_bytes_total
 
 
 def test_a_number_of_bytes_gives_every_device_the_same_slots_within_it(split):
@@ -114,7 +115,7 @@ def test_a_budget_below_a_slot_of_every_layer_is_refused_before_anything_is_allo
     with pytest.raises(
         BudgetError, match=r"one slot in each of 3 layers takes .* on 2 devices together: set MOE_EXP"
     ):
-        ShardSet(split, devices, config=config)
+        TierSet(ShardDivision(split, devices), config=config)
     assert [device.device_bytes for device in devices] == [0, 0]
 
 
@@ -129,7 +130,7 @@ def test_a_device_without_room_is_named_and_nothing_stays_allocated(split, monke
 
     monkeypatch.setattr(TierManager, "__init__", second_fails)
     with pytest.raises(BudgetError, match="host, which has shards of all 3 layers: no room"):
-        ShardSet(split, devices, config=slots_config(split, 4))
+        TierSet(ShardDivision(split, devices), config=slots_config(split, 4))
     assert [device.device_bytes for device in devices] == [0, 0]
 
 
@@ -152,9 +153,9 @@ def test_prefetches_bring_all_slices(split):
     with open_set(split, slots_config(split, 4, fill_threads=0)) as tiers:
         tiers.prefetch(2, [3, 9])
         tiers.drain()
-        before = tiers.source.stats().file.bytes_read
+        before = tiers.split_source.stats().file.bytes_read
         assert_bytes(split, tiers, 2, [3, 9])
-        assert tiers.source.stats().file.bytes_read == before > 0
+        assert tiers.split_source.stats().file.bytes_read == before > 0
         assert all(manager.stats().l1.misses == 0 for manager in tiers.managers)
 
 
