@@ -29,10 +29,10 @@ def path(tmp_path_factory):
 
 def compute(engine, path, tensors_path, n_slots=None):
     """Run 20 tokens and one more; the logits of the last."""
-    tiers = make_tiers(path, n_slots) if n_slots else None
+    tiers = TierSet.of(make_tiers(path, n_slots)) if n_slots else None
     try:
         with (
-            LlamaModel.open(engine, path, tiers=TierSet.of(tiers), repack=False) as model,
+            LlamaModel.open(engine, path, tiers=tiers, repack=False) as model,
             model.context(n_ctx=64, n_threads=1, tensors_path=tensors_path) as context,
         ):
             context.decode(prompt_tokens(20), 0)
