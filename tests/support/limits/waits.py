@@ -85,11 +85,16 @@ def is_waiting(thread: threading.Thread, function: str) -> bool:
 
 
 def when_waiting(thread: threading.Thread, function: str, act: Callable[[], object]) -> Running[None]:
-    """Do something as soon as `thread` waits in a function of that name."""
+    """Do something as soon as `thread` waits in a function of that name.
+
+    It is done, too, where looking for that fails: the thread then goes on, and `outcome` tells why.
+    """
 
     def run() -> None:
-        wait_until(lambda: is_waiting(thread, function), f"{thread.name} did not wait in {function}")
-        act()
+        try:
+            wait_until(lambda: is_waiting(thread, function), f"{thread.name} did not wait in {function}")
+        finally:
+            act()
 
     return Running(run)
 
