@@ -6,20 +6,23 @@ gets nowhere: have the thread that must wait seen in its wait (`Running.must_wai
 
 from __future__ import annotations
 
+import faulthandler
+import re
 import socket
 import subprocess
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 PATIENCE_S = 150.0
 """How long to wait for what must happen: longer than a loaded machine takes, shorter than a test's limit."""
 
 _LOOK_S = 0.001
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'  File ".*", line \S+ in (\S+)')
 _BLOCKING = (
     "wait",
     "wait_for",
@@ -80,7 +83,7 @@ class Running(Generic[T]):
 
 def is_waiting(thread: threading.Thread, function: str) -> bool:
     """Whether a thread is in a function of that name, there in C, or in a wait of a condition or an event."""
-    names = [frame.f_code.co_name for frame in _stack(sys._current_frames().get(thread.ident or 0))]
+    names = _functions_of(thread)
     return bool(names) and names[0] in (*_BLOCKING, function) and function in names
 
 
@@ -131,7 +134,21 @@ def child_process(
                 stream.close()
 
 
-def _stack(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
+def _functions_of(thread: threading.Thread) -> list[str]:
+    """The names of the functions that a thread is in, the innermost first; none once it has ended.
+
+    `faulthandler` writes them down while no other thread can run. Walking `f_back` from `sys._current_frames()` lets
+    the thread go on in between, and CPython 3.11 then sometimes gives another object in a frame's place.
+    """
+    with tempfile.TemporaryFile() as stacks:
+        faulthandler.dump_traceback(stacks, all_threads=True)
+        stacks.seek(0)
+        lines = stacks.read().decode(errors="replace").splitlines()
+    names: list[str] = []
+    is_its = False
+    for line in lines:
+        if head := _THREAD.match(line):
+            is_its = int(head[1], 16) == thread.ident
+        elif is_its and (frame := _FRAME.match(line)):
+            names.append(frame[1])
+    return names
