@@ -40,7 +40,7 @@ class DirectReader:
             return self._read_in_place(position - lead, lead, buffer, head, middle, scratch)
         n_blocks = -(-(lead + len(buffer)) // block)
         n_pieces = -(-n_blocks // (len(scratch) // block))
-        n_bytes = -(-n_blocks // n_pieces) * block  # equal pieces: a small last piece takes as long as a full one
+        n_bytes = -(-n_blocks // n_pieces) * block  # equal pieces: a small last one would be as slow
         n_read = os.preadv(self._descriptor, [scratch[:n_bytes]], position - lead)
         n_useful = max(min(n_read - lead, len(buffer)), 0)
         buffer[:n_useful] = scratch[lead : lead + n_useful]

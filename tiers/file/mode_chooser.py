@@ -41,7 +41,7 @@ class Purpose(Enum):
 
     PLAIN = auto()  # nothing
     TIMED = auto()  # its time is passed to `record`
-    TRIAL = auto()  # it is done in the other mode; its time, and for the page cache a second read's, go to `record`
+    TRIAL = auto()  # it is done in the other mode; its time, and perhaps a second read's, go to `record`
 
 
 class Choice(NamedTuple):
@@ -72,7 +72,7 @@ class ModeChooser:
         self._filling = CacheFilling(self._fill_bytes)
         self._use(FileMode.PAGE_CACHE if self._share >= 1 else FileMode.DIRECT)
         self._direct_bytes = 0  # about what was read directly since the last change of mode
-        self._gave: float | None = None  # bytes/s of the page cache when it was left; None once `_trust` has it
+        self._gave: float | None = None  # bytes/s of the page cache when it was left, until `_trust` has it
         self._trust = 1.0  # the page cache's measured speed, divided by the predicted one; at most 1
         self._trusted_at = self._room_bytes
         self._patience = _PATIENCE

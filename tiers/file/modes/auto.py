@@ -13,7 +13,7 @@ from expertier.tiers.file.reader import FileReader, ReadingTerms
 from expertier.tiers.file.readers import Readers
 
 _UNCACHED = 2  # a read came from the disk where it took longer than this many second reads of the same bytes
-_DIRECT, _PLAIN = FileMode.DIRECT, Purpose.PLAIN  # names of our own, because looking up an enum's member takes time
+_DIRECT, _PLAIN = FileMode.DIRECT, Purpose.PLAIN  # looking up an enum's member takes time
 
 _log = logging.getLogger(__name__)
 
