@@ -211,9 +211,9 @@ FENCES = (
     Mutant(
         "a batch waits for the readers of its first slot only",
         "tiers/slots/fences.py",
-        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            pending = dict.fromkeys([self._moved])  # an ordered set, as slots filled together share a fence\n"
         "            for slot in slots:\n",
-        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            pending = dict.fromkeys([self._moved])  # an ordered set, as slots filled together share a fence\n"
         "            for slot in list(slots)[:1]:\n",
         _TOGETHER,
     ),
