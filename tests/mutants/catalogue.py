@@ -464,7 +464,7 @@ INTERRUPTS = (
     Mutant(
         "an interrupt comes between acquire and the block",
         "tiers/access/lease.py",
-        "        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block\n"
+        "        if self._released:  # if not, nothing is called, so that no interrupt comes before the `with` block\n"
         "            self._require_live()\n",
         "        self._require_live()\n",
         _INTERRUPTED,
