@@ -92,6 +92,7 @@ def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
         assert counters.device_lookup_fallbacks >= counters.device_lookups_late > 0
 
 
+@pytest.mark.deep
 @on_fake_gpus
 def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
     """Calls that free wait for the device and let no other in: with a look-up waiting for an answer, for ever."""
