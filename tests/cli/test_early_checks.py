@@ -12,7 +12,7 @@ import pytest
 
 from expertier.cli import app as cli
 from expertier.cli import serve_command
-from failures.failing_targets import command
+from servers.commands import command
 
 
 @pytest.fixture(autouse=True)

@@ -26,7 +26,8 @@ from expertier.probe import probe as probing
 from expertier.probe.device_rates import DeviceRates
 from expertier.probe.file_rates import FileRates
 from expertier.tiers.model.table import ExpertTable
-from failures.failing_targets import command, full, missing, read_only
+from failures.failing_targets import full, missing, read_only
+from servers.commands import command
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from failures.failing_targets import Ended, full_disk, mounted, read_only
+from failures.failing_targets import full_disk, mounted, read_only
+from servers.commands import Ended
 
 pytestmark = pytest.mark.deep
 

@@ -5,24 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine_runs.native_build import build_library
-from expertier.engine_adapter.build.plugin import installed_sources
+from engine_runs.native_build import load_proxy_part
 
-SOURCES = Path(__file__).parents[2] / "support" / "engine_runs"
-PROXY = installed_sources() / "ggml_proxy"
 PER_GRAPH = 5
 
 
 @pytest.fixture(scope="module")
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
-    sources = [SOURCES / "prefetch_distance_calls.cpp", PROXY / "prefetch" / "distance.cpp"]
-    loaded = ctypes.CDLL(str(build_library("prefetch_distance", sources, includes=[PROXY])))
+    loaded = load_proxy_part("prefetch_distance", "prefetch/distance.cpp")
     loaded.prefetch_distance_new.restype = ctypes.c_void_p
     for name in ("prefetch_distance_delete", "prefetch_distance_note", "prefetch_distance_update"):
         getattr(loaded, name).argtypes = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as ct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
+from fake_ggml_gpu.device_lookups import open_device_lookup
 from fake_ggml_gpu.models import DEVICE, gpu_model
 from fake_ggml_gpu.process import GpuSession
 
@@ -133,11 +133,8 @@ def opened_device_lookup(gpus: GpuSession, model: LlamaModel, *, captures: bool 
     Without `captures` they are queued part by part.
     """
     assert model.binding is not None
-    error = ct.create_string_buffer(4096)
     with gpus.fakes.device_lookup() as calls:
         if not captures:
             calls.capture_begin = None
-        assert gpus.engine.proxy.expertier_tiers_open_device_lookup(
-            model.binding.bindings[0]._open_handle(), ct.byref(calls), error, len(error)
-        ), error.value
+        assert open_device_lookup(gpus, model.binding.bindings[0], calls) == ""
         yield

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth import write_model
@@ -90,7 +90,13 @@ def logits_of(
 ) -> Logits:
     """All logits of a prompt and of `n_tokens` more, in a context of their own."""
     with model.context(n_ctx=_N_CTX, n_ubatch=n_ubatch, n_threads=n_threads) as context:
-        return np.stack(generate(context, prompt, n_tokens, keep_logits=True).logits)
+        return logits_in(context, prompt, n_tokens)
+
+
+def logits_in(context: LlamaContext, prompt: Sequence[int], n_tokens: int) -> Logits:
+    """All logits of a prompt and of `n_tokens` more, in a context that first forgets what it had."""
+    context.forget()
+    return np.stack(generate(context, prompt, n_tokens, keep_logits=True).logits)
 
 
 def stock_logits(

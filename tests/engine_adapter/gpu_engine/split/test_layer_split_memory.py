@@ -13,11 +13,12 @@ from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import EngineDevice
 from expertier.engine_adapter.placement.placement import Placement
-from expertier.errors import BudgetError, ConfigError, DecodeError, DeviceError, EngineError
+from expertier.errors import BudgetError, ConfigError, DecodeError, DeviceError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
+from failures.refused_at_opening import check_refusals_at_opening
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import (
@@ -203,28 +204,9 @@ def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, strea
 def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
     """Its first, second, ... allocation, on either: an error, nothing left on both, and the next attempt works."""
     path = split_path(gpus, KIND)
-    table = ExpertTable.from_gguf(path)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS)
     config = TierConfig(
         expert_cache_bytes=4 << 20, host_pool_bytes=3 << 20, engine_device=BOTH, tensor_split=(3.0, 3.0)
     )
-    idle = [device.live() for device in gpus.fakes.devices]
-    errors = []
-    for nth in (*range(1, 10), *range(10, 130, 12)):
-        gpus.fakes.fail(call, nth)
-        error = None
-        try:
-            with TieredModel.open(gpus.engine, table, config) as opened:
-                found = logits_of(opened.model, PROMPT, TOKENS)
-        except (DeviceError, EngineError, DecodeError) as raised:
-            error = raised
-        assert [device.live() for device in gpus.fakes.devices] == idle, f"left after {error}"
-        if error is None:
-            assert_same(found, expected)
-        else:
-            errors.append(str(error))
-        if gpus.fakes.is_armed(call):
-            break
-    else:
-        raise AssertionError(f"still failing after {errors}")
-    assert errors or call in ("pinned", "event")
+    numbers = (*range(1, 10), *range(10, 130, 12))
+    check_refusals_at_opening(gpus, call, path, config, PROMPT, TOKENS, expected, numbers)

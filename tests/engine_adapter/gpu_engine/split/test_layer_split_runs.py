@@ -20,7 +20,7 @@ from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import ConfigError
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
-from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_of, stock_logits
+from fake_ggml_gpu.models import assert_same, gpu_model, gpu_tiers, logits_in, logits_of, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import (
     BOTH,
@@ -78,13 +78,7 @@ def test_wide_then_short_batches(gpus: GpuSession):
         model.context(n_ctx=512, n_ubatch=128, n_threads=1) as context,
     ):
         for prompt, logits in zip(prompts, expected, strict=True):
-            context.forget()
-            context.decode(prompt, 0, all_logits=True)
-            rows = [context.logits(i) for i in range(len(prompt))]
-            for position in range(len(prompt), len(prompt) + 3):
-                context.decode([context.sample()], position)
-                rows.append(context.logits())
-            assert_same(np.stack(rows), logits)
+            assert_same(logits_in(context, prompt, 3), logits)
 
 
 @pytest.mark.parametrize("draft_on", ["FAKE1", BOTH])
