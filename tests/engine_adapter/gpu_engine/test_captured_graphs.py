@@ -20,8 +20,15 @@ KIND = "qwen3moe"
 POOL_BYTES = 64 << 20
 
 
-@pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
-@pytest.mark.parametrize("layers_ahead", [0, 2])
+@pytest.mark.parametrize(
+    ("layers_ahead", "n_slots"),
+    [
+        (0, SMALL.experts // 2),
+        (2, SMALL.top_k),
+        pytest.param(0, SMALL.top_k, marks=pytest.mark.deep),
+        pytest.param(2, SMALL.experts // 2, marks=pytest.mark.deep),
+    ],
+)
 @on_fake_gpus
 def test_a_graph_is_captured_once_and_launched_for_each_token(gpus: GpuSession, layers_ahead, n_slots):
     path = model_path(gpus, KIND, MODELS[KIND])

@@ -92,6 +92,7 @@ def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
         assert counters.device_lookup_fallbacks >= counters.device_lookups_late > 0
 
 
+@pytest.mark.deep
 @on_fake_gpus
 def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
     """A call that frees memory waits for the device and keeps other calls out: for ever while a look-up waits."""

@@ -67,7 +67,7 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         joined(timer)
 
 
-@pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
+@pytest.mark.parametrize("n_slots", [2, pytest.param(SMALL.experts // 2, marks=pytest.mark.deep)])
 def test_at_any_moment(open_tiered, stock, n_slots):
     with open_tiered(n_slots) as (tiers, _, context):
         start = time.perf_counter()
