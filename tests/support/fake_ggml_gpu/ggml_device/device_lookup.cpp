@@ -1,9 +1,9 @@
 // The driver calls that the device look-up of decode graphs makes (engine_adapter/ggml_proxy/lookup/device_lookup.h), and its kernels, compiled for
 // this machine: events are ggml's own, as on CUDA and HIP, and streams are ours.
 
-#include "backend.h"
-#include "graphs.h"
-#include "memory.h"
+#include "ggml_device/backend.h"
+#include "driver/graphs.h"
+#include "driver/memory.h"
 
 #include <sched.h>
 

@@ -1,8 +1,8 @@
 // What the tests call, through library.py.
 
-#include "device.h"
-#include "memory.h"
-#include "stream.h"
+#include "ggml_device/device.h"
+#include "driver/memory.h"
+#include "driver/stream.h"
 
 #include <cstdio>
 #include <cstring>

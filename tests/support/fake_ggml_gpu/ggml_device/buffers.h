@@ -1,7 +1,7 @@
 // Buffers of device memory and of pinned host memory.
 #pragma once
 
-#include "device.h"
+#include "ggml_device/device.h"
 
 namespace fake_gpu {
 

@@ -1,7 +1,7 @@
-#include "memory.h"
+#include "driver/memory.h"
 
-#include "races.h"
-#include "state.h"
+#include "driver/races.h"
+#include "driver/state.h"
 
 #include <cstring>
 #include <map>

@@ -1,8 +1,8 @@
 // The backend: a stream of a device, on which the CPU's kernels run.
 #pragma once
 
-#include "device.h"
-#include "stream.h"
+#include "ggml_device/device.h"
+#include "driver/stream.h"
 
 #include <memory>
 

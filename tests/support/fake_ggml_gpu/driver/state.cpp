@@ -1,4 +1,4 @@
-#include "state.h"
+#include "driver/state.h"
 
 #include <cstdio>
 #include <mutex>

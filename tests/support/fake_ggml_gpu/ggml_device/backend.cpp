@@ -1,10 +1,10 @@
-#include "backend.h"
+#include "ggml_device/backend.h"
 
-#include "buffers.h"
-#include "copies.h"
-#include "memory.h"
-#include "snapshot.h"
-#include "stream.h"
+#include "ggml_device/buffers.h"
+#include "ggml_device/copies.h"
+#include "driver/memory.h"
+#include "ggml_device/snapshot.h"
+#include "driver/stream.h"
 
 #include "ggml-impl.h"
 

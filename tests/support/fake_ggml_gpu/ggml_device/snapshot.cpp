@@ -1,7 +1,7 @@
-#include "snapshot.h"
+#include "ggml_device/snapshot.h"
 
-#include "memory.h"
-#include "races.h"
+#include "driver/memory.h"
+#include "driver/races.h"
 
 #include "ggml-impl.h"
 

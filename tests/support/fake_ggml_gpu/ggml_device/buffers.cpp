@@ -1,8 +1,8 @@
-#include "buffers.h"
+#include "ggml_device/buffers.h"
 
-#include "memory.h"
-#include "races.h"
-#include "stream.h"
+#include "driver/memory.h"
+#include "driver/races.h"
+#include "driver/stream.h"
 
 #include "ggml-impl.h"
 

@@ -1,9 +1,9 @@
-#include "device.h"
+#include "ggml_device/device.h"
 
-#include "allreduce.h"
-#include "backend.h"
-#include "buffers.h"
-#include "memory.h"
+#include "ggml_device/allreduce.h"
+#include "ggml_device/backend.h"
+#include "ggml_device/buffers.h"
+#include "driver/memory.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -2,7 +2,7 @@
 // the call returns, as he may on a device that takes kernels into a queue.
 #pragma once
 
-#include "device.h"
+#include "ggml_device/device.h"
 
 #include <deque>
 #include <memory>

@@ -1,7 +1,7 @@
-#include "capture.h"
+#include "driver/capture.h"
 
-#include "state.h"
-#include "stream.h"
+#include "driver/state.h"
+#include "driver/stream.h"
 
 #include <algorithm>
 #include <string>

@@ -1,8 +1,8 @@
 // Copies that are queued: their addresses are looked at when they are queued, their bytes when they are done.
 #pragma once
 
-#include "device.h"
-#include "stream.h"
+#include "ggml_device/device.h"
+#include "driver/stream.h"
 
 namespace fake_gpu {
 

@@ -1,8 +1,8 @@
-#include "graphs.h"
+#include "driver/graphs.h"
 
-#include "capture.h"
-#include "state.h"
-#include "stream.h"
+#include "driver/capture.h"
+#include "driver/state.h"
+#include "driver/stream.h"
 
 #include <map>
 #include <memory>

@@ -1,11 +1,10 @@
 // Finds work that touches the same device memory on two streams, or on a stream and the host, though nobody ordered
 // it: whichever came first this time, on another day it is the other one.
 //
-// What is ordered follows from the calls: work of one stream, what an event was recorded after and waited for before,
-// and what the host synchronised with before it queued more; and beside them, what a kernel learns from the host while
-// it runs (device_lookup.cpp). The host counts as one thread, since locks
-// between its threads cannot be seen: one that waits for the other's lock but for no stream is found, one that
-// forgets the lock is not.
+// The order follows from the calls: work of one stream, what an event was recorded after and waited for before, and
+// what the host synchronised with before it queued more; beside these, from what a kernel learns from the host while it
+// runs (ggml_device/device_lookup.cpp). The host counts as one thread, since locks between its threads cannot be seen: a
+// thread that waits for another's lock but for no stream is found, a thread that forgets the lock is not.
 #pragma once
 
 #include <cstddef>

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "ggml-backend-impl.h"
-#include "state.h"
+#include "driver/state.h"
 
 #include <string>
 

@@ -1,7 +1,7 @@
-#include "copies.h"
+#include "ggml_device/copies.h"
 
-#include "memory.h"
-#include "races.h"
+#include "driver/memory.h"
+#include "driver/races.h"
 
 #include <cstring>
 #include <vector>

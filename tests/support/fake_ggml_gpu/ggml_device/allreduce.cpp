@@ -1,8 +1,8 @@
-#include "allreduce.h"
+#include "ggml_device/allreduce.h"
 
-#include "backend.h"
-#include "memory.h"
-#include "races.h"
+#include "ggml_device/backend.h"
+#include "driver/memory.h"
+#include "driver/races.h"
 
 #include <algorithm>
 #include <memory>

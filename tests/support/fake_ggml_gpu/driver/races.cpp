@@ -1,7 +1,7 @@
-#include "races.h"
+#include "driver/races.h"
 
-#include "state.h"
-#include "stream.h"
+#include "driver/state.h"
+#include "driver/stream.h"
 
 #include <algorithm>
 #include <mutex>

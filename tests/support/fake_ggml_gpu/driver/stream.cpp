@@ -1,6 +1,6 @@
-#include "stream.h"
+#include "driver/stream.h"
 
-#include "state.h"
+#include "driver/state.h"
 
 #include <algorithm>
 #include <chrono>

@@ -2,8 +2,8 @@
 // not wait for one another, unless an event tells them to.
 #pragma once
 
-#include "capture.h"
-#include "races.h"
+#include "driver/capture.h"
+#include "driver/races.h"
 
 #include <cstdint>
 #include <deque>
