@@ -1,10 +1,7 @@
 # make demo        the main job on a fresh machine: engine, plugin, random model, stock against tiers
 # make test        everything that needs no GPU: lint, types, layers, tests; under 4 minutes on 2 cores that do nothing else,
-#                  some minutes more the first time, when the plugin and the tests' own libraries are compiled. The ten
-#                  slowest, in CPU seconds with all processes: parity on two threads (22 on a busy machine, which has them
-#                  spin), rows of the GPU benchmark (4), its cold starts (4), contexts that come and go beside device look-ups (3),
-#                  the demonstration (3), a server over a tensor split (3), the machine on the fake device (3), a recorded
-#                  trace (3), interrupts at any moment (3), the examples of docs/testing-an-engine.md (3)
+#                  some minutes more the first time, when the plugin and the tests' own libraries are compiled;
+#                  `--durations=30` behind the command below lists the slowest
 # make test-deep   what takes longer: a llama.cpp built from source, every architecture, the lowest allowed versions
 # make test-mutants  plants bugs one at a time in a copy of the package: the tests must catch each
 # make sanitize    the plugin and the fake GPUs under ASan with UBSan, then under TSan: a report fails (tests/sanitize/run.py)

@@ -46,11 +46,18 @@ def test_that_leaves_a_thread():
 @pytest.mark.parametrize(
     ("test", "grace_s", "said"),
     [
-        (IN_PYTHON, 100, ("Timeout (>1.0s)", "1 failed, 1 passed")),
-        (IN_C, 1, ("in test_that_waits", "Timeout (0:00:02)")),
-        (LEFT, 100, ("1 passed", "Timeout (0:00:01)", "in wait")),
+        pytest.param(
+            IN_PYTHON, 100, ("Timeout (>1.0s)", "1 failed, 1 passed"), marks=pytest.mark.deep, id="in Python"
+        ),
+        pytest.param(IN_C, 1, ("in test_that_waits", "Timeout (0:00:02)"), id="in C"),
+        pytest.param(
+            LEFT,
+            100,
+            ("1 passed", "Timeout (0:00:01)", "in wait"),
+            marks=pytest.mark.deep,
+            id="after the tests",
+        ),
     ],
-    ids=["in Python", "in C", "after the tests"],
 )
 def test_what_never_ends_is_ended(test: str, grace_s: float, said: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"

@@ -1,1 +1,1 @@
-"""The tiers that hold expert bytes, and the manager that lends them out. README.md beside this file lists the rooms."""
+"""The tiers that hold a model's expert bytes, and the manager that leases them. README.md here lists the rooms."""

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from expertier.engine_adapter.build.locate import find_engine
 from expertier.engine_adapter.build.plugin import ensure_plugin
 from expertier.engine_adapter.models.synth import TINY_SHAPE, write_model
+from servers.commands import Ended
 from servers.warm_commands import WarmCommands
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The JSON object on the last line of standard output."""
-        return json.loads(self.out.splitlines()[-1])
-
-    def must_refuse(self, *words: str) -> None:
-        """Assert exit code 2 and one of our errors, on standard error alone, with `words` in it."""
-        assert self.status == 2, self
-        assert self.out == ""
-        assert "Traceback" not in self.err
-        assert "error:" in self.err
-        for word in words:
-            assert word in self.err, self.err
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +31,8 @@ def ready_cache(request: pytest.FixtureRequest) -> str:
 def expertier(ready_cache: str, warm_commands: WarmCommands) -> Callable[..., Ended]:
     """Run `expertier ARGUMENTS`; `env` adds variables, `code` runs Python first in the same process.
 
-    `fresh` imports everything anew, as do variables that are not the tiers' own: something may be read at an import.
+    `fresh` imports everything anew. Variables in `env` that are not the tiers' own do the same, as a module may read
+    one when it is imported.
     """
 
     def run(

@@ -1,27 +1,24 @@
-"""`expertier plan`, as a user runs it: ledgers, slots, what binds, predictions, plots."""
+"""`expertier plan`, as a user runs it: ledgers, slots, what limits them, predictions, plots."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from expertier.cli.app import app
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth import write_model
-from expertier.errors import ExpertierError
 from expertier.planner.traces.archive import write_trace
 from expertier.planner.traces.recorder import RoutingRecorder
 from expertier.testing.fake_device import FakeDevice
 from expertier.tiers.engine.prefill_stream import N_STREAMED_LAYERS
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import GIB, MIB
+from servers.commands import command
 
 QWEN = ModelShape(
     layers=48, experts=128, top_k=8, n_embd=2048, n_ff=768, heads=32, kv_heads=4, head_dim=128, vocab=151936, seed=1,
@@ -29,43 +26,15 @@ QWEN = ModelShape(
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The JSON object on the last line of standard output."""
-        assert self.status == 0, self.err
-        return json.loads(self.out.splitlines()[-1])
-
-    def must_refuse(self, *words: str) -> None:
-        """Assert one of our errors, with `words` in it, and nothing on standard output."""
-        assert (self.status, self.out) == (2, "")
-        for word in words:
-            assert word in self.err, self.err
-
-
 @pytest.fixture
 def ours(tmp_path, monkeypatch):
-    """Run `expertier ARGUMENTS` in this process: planning needs no engine, and a process each would take minutes."""
+    """Run `expertier ARGUMENTS` in this process: planning needs no engine, and processes would take minutes."""
     for name in [name for name in os.environ if name.startswith("MOE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("MPLCONFIGDIR", str(tmp_path / "matplotlib"))
 
-    def run(*arguments: object) -> Ended:
-        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-        if isinstance(result.exception, ExpertierError):
-            return Ended(2, result.stdout, str(result.exception))
-        assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
-        return Ended(result.exit_code, result.stdout, result.stderr)
-
-    return run
+    return command
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +215,7 @@ def test_what_cannot_be(ours, qwen, tiny, tmp_path, monkeypatch):
 
 
 def pretend(monkeypatch, installed):
-    """Let matplotlib and plotly seem `installed`, or not."""
+    """Make matplotlib and plotly look `installed`, or not installed."""
     find = importlib.util.find_spec
 
     def found(name, package=None):

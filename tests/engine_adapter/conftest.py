@@ -12,12 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from engine_runs.tiered_runs import write_small_model
 from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.locate import find_engine
 from expertier.engine_adapter.build.pins import XLLAMACPP
 from expertier.engine_adapter.build.plugin import Plugin, ensure_plugin
 from expertier.engine_adapter.llama_cpp import LoadedEngine
+from failures.failing_reads import FailingReads
 
 _CONFIGURE = (
     "-DCMAKE_BUILD_TYPE=Release",
@@ -56,6 +58,18 @@ def plugin(engine: Engine, engine_cache: Path) -> Plugin:
 def loaded_engine(engine: Engine, plugin: Plugin) -> LoadedEngine:
     """The engine with our plugin, loaded into this process."""
     return LoadedEngine.load(engine.libraries, plugin.proxy_path, plugin.host_path)
+
+
+@pytest.fixture(scope="session")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of Q4_K and Q6_K matrices, which no test changes."""
+    return write_small_model(tmp_path_factory.mktemp("small"), "Q4_K+Q6_K")
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> FailingReads:
+    """The reads of experts, which can be counted and made to fail."""
+    return FailingReads(monkeypatch)
 
 
 @pytest.fixture(scope="session")

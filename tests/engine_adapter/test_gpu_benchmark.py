@@ -52,6 +52,7 @@ def test_rows_are_measured_once(tmp_path):
     assert json.loads((tmp_path / "results.json").read_text())["rows"] == rows
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("plugin")
 def test_cold_starts_are_measured(tmp_path):
     """With a profile of the steps before, a process that has just begun reads less from the file while it decodes."""

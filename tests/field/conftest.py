@@ -15,8 +15,7 @@ from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.llama_cpp import LoadedEngine
 from expertier.engine_adapter.models.synth import write_model
 from expertier.engine_adapter.open import open_engine, prepare_engine
-from fake_ggml_gpu import build_fake_gpu
-from fake_ggml_gpu.process import GpuProcess, Setup
+from fake_ggml_gpu.process import GpuProcess, process_with_two_gpus
 from model_files.gguf_files import Block, ModelFile
 from model_files.gguf_files import write_model as write_blocks
 
@@ -44,7 +43,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
-    """Experts without an engine: a layer of slots in one piece, and one of arrays."""
+    """Experts without an engine: in one layer a slot is one piece, in the other each matrix has an array."""
     layers = [Block(n_experts=10), Block(n_experts=6, types=("Q4_0", "Q4_0", "Q8_0"))]
     return write_blocks(tmp_path_factory.mktemp("field") / "blocks.gguf", layers)
 
@@ -64,15 +63,5 @@ def gpu_process(
     folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CACHE_VARIABLE, folder)
-        found, plugin = prepare_engine()
-        setup = Setup(
-            libraries=found.libraries,
-            proxy=plugin.proxy_path,
-            host=plugin.host_path,
-            fake=build_fake_gpu(),
-            n_devices=2,
-            folder=tmp_path_factory.mktemp("field_gpus"),
-        )
-        process = GpuProcess(setup)
-        yield process
-        process.close()
+        with process_with_two_gpus(*prepare_engine(), tmp_path_factory.mktemp("field_gpus")) as process:
+            yield process

@@ -370,14 +370,14 @@ def test_empty_strings_in_a_hole(tmp_path: Path, n_bytes: int) -> None:
     """Read one after another: 6 s for a file of 1 GiB, of which 4 KiB were on disk; an hour for 100 GiB."""
     header = with_array(GGUFValueType.STRING, (n_bytes - 4096) // 8)
     path = sparse(tmp_path / "m.gguf", header, n_bytes)
-    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the others are holes"):
+    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the rest are holes"):
         ExpertTable.from_gguf(path)
 
 
 def test_numbers_in_a_hole_that_shards_would_copy(tmp_path: Path) -> None:
     """The merged header of shards would have had all of them in memory."""
     path = sparse(tmp_path / "m.gguf", with_array(GGUFValueType.UINT8, 64 * GIB), 65 * GIB)
-    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the others are holes"):
+    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the rest are holes"):
         ExpertTable.from_gguf(path)
 
 
@@ -398,7 +398,7 @@ def test_arrays_that_share_what_is_on_disk(tmp_path: Path) -> None:
         file.truncate(begin + step)
     on_disk = path.stat().st_blocks * 512
     assert n_arrays * n_items * 8 > 4 * on_disk
-    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the others are holes"):
+    with bounded(0), pytest.raises(TruncatedModelError, match="on disk, the rest are holes"):
         ExpertTable.from_gguf(path)
 
 

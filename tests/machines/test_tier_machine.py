@@ -60,7 +60,7 @@ class RoundingMachine(TierMachine):
 
 
 TestOnFakeDevice = TierMachine.TestCase
-TestOnFakeDevice.settings = profile(120, 20_000)
+TestOnFakeDevice.settings = profile(80, 20_000)
 TestOnHostDevice = HostMachine.TestCase
 TestOnHostDevice.settings = profile(60, 5_000)
 TestWithRoundedPinnedMemory = RoundingMachine.TestCase

@@ -211,9 +211,9 @@ FENCES = (
     Mutant(
         "a batch waits for the readers of its first slot only",
         "tiers/slots/fences.py",
-        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            pending = dict.fromkeys([self._moved])  # an ordered set, as slots filled together share a fence\n"
         "            for slot in slots:\n",
-        "            pending = dict.fromkeys([self._moved])  # what was queued together has one fence\n"
+        "            pending = dict.fromkeys([self._moved])  # an ordered set, as slots filled together share a fence\n"
         "            for slot in list(slots)[:1]:\n",
         _TOGETHER,
     ),
@@ -464,7 +464,7 @@ INTERRUPTS = (
     Mutant(
         "an interrupt comes between acquire and the block",
         "tiers/access/lease.py",
-        "        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block\n"
+        "        if self._released:  # if not, nothing is called, so that no interrupt comes before the `with` block\n"
         "            self._require_live()\n",
         "        self._require_live()\n",
         _INTERRUPTED,

@@ -174,17 +174,32 @@ AHEAD = (
     Mutant(
         "the rest of a prefetch that is asked for is left out",
         f"{_PROXY}prefetch/run.cpp",
-        "    while (prefetch.state == State::copying) {\n        queue_piece(prefetch, false);\n    }\n",
+        "    while (prefetch.state == State::Copying) {\n        queue_piece(prefetch, false);\n    }\n",
         "",
         (f"{_PREFETCH}::test_matrices_of_several_pieces",),
     ),
     Mutant(
         "a prefetch that was given up counts as complete",
         f"{_PROXY}prefetch/run.cpp",
-        "            policy.abort(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n",
-        "            policy.complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n"
-        "            policy.release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n",
+        "            tiers_.tables().policy().abort(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);\n",
+        "            complete_fill(prefetch);\n",
         (f"{_PREFETCH}::test_matrices_of_several_pieces",),
+    ),
+    Mutant(
+        "a prefetch whose entry is queued is dropped when its look-up does not want it",
+        f"{_PROXY}prefetch/run.cpp",
+        "prefetch.state == State::Copying ? State::Dropped : State::Unwanted;",
+        "State::Dropped;",
+        (_PREFETCH,),
+    ),
+    Mutant(
+        "an unwanted prefetch never gives its place back",
+        f"{_PROXY}prefetch/run.cpp",
+        "        case State::Unwanted:\n            complete_fill(prefetch);\n"
+        "            prefetch.state = State::Free;\n",
+        "        case State::Unwanted:\n            complete_fill(prefetch);\n"
+        "            prefetch.state = State::Landed;\n",
+        (_PREFETCH,),
     ),
     Mutant(
         "the first layer foretells only the farthest",
@@ -217,7 +232,7 @@ AHEAD = (
     Mutant(
         "a distance that was no better is kept",
         f"{_PROXY}prefetch/distance.cpp",
-        "            layers_ = from;\n",
+        "    layers_ = from_;\n",
         "",
         ("tests/engine_adapter/ggml_proxy/test_prefetch_distance.py",),
     ),

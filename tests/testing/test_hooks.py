@@ -88,7 +88,7 @@ def test_a_wrong_device_is_found(device: type[FakeDevice]) -> None:
         find_bug(machine_on(device))
 
 
-@pytest.mark.parametrize("engine", [GreedyEngine, ForgetfulEngine])
+@pytest.mark.parametrize("engine", [pytest.param(GreedyEngine, marks=pytest.mark.deep), ForgetfulEngine])
 def test_a_wrong_engine_is_found(engine: type[TableEngine]) -> None:
     with pytest.raises(BaseException, match=r"I\d|wrong from byte|Exceptions|sub-exception|still holds"):
         find_bug(machine_with(engine))

@@ -15,7 +15,7 @@ SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 MUST_HAPPEN = ("epochs", "lease", "experts compared", "l1 misses", "moves moves", "failed as planned")
 
 
-@pytest.mark.parametrize("device", ["host", "fake"])
+@pytest.mark.parametrize("device", ["host", pytest.param("fake", marks=pytest.mark.deep)])
 def test_soak(device: str) -> None:
     """For as long as it takes until everything has happened, which a busy machine needs more time for."""
     for minutes in (0.05, 0.5, 4):

@@ -1,1 +1,1 @@
-"""Who holds experts now, and who may change the slots."""
+"""Leases on experts, and the rule for when the slots may be changed."""

@@ -1,4 +1,4 @@
-"""A lease: experts that stay in their slots while someone uses them."""
+"""A lease: experts that stay in their slots until the lease is released."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ I32 = npt.NDArray[np.int32]
 
 
 class ExpertGroup(NamedTuple):
-    """Experts that are in slots at the same time: `experts[i]` is in `slots[i]`. Both int32, distinct."""
+    """Experts that are in slots at the same time: `experts[i]` is in `slots[i]`.
+
+    Both are int32 arrays of the same length, without duplicates.
+    """
 
     experts: I32
     slots: I32
@@ -29,8 +32,8 @@ class ExpertGroup(NamedTuple):
 class MatrixView:
     """One matrix of all slots of a layer, as device memory.
 
-    Slot `i`'s matrix begins at `address + i * stride_bytes` and has `matrix_bytes`; `shape` is (ne0, ne1,
-    slots), fastest first, as ggml orders it.
+    The matrix of slot `i` begins at `address + i * stride_bytes` and has `matrix_bytes`. `shape` is (ne0, ne1, number
+    of slots), the fastest dimension first, as ggml orders them.
     """
 
     address: int
@@ -41,16 +44,19 @@ class MatrixView:
 
 
 class LeaseHolder(Protocol):
-    """What a lease needs of the manager that gave it."""
+    """What a lease needs of the manager that gave it.
+
+    `held` is an int32 array with the slots of a group's experts, and behind them a mark: 0 where no slot is pinned.
+    """
 
     def acquire_group(self, lease: Lease, experts: I32, held: I32) -> None:
-        """Bring `experts` into slots and pin them; note the slots in `held`, and behind them that they are pinned."""
+        """Bring `experts` into slots and pin the slots; write the slots and the mark into `held`."""
 
     def release_group(self, lease: Lease, held: I32) -> None:
-        """Unpin the slots of `held`, and note there that they are not pinned any more; nothing where they are not."""
+        """Unpin the slots in `held` and clear its mark; do nothing where the mark says that no slot is pinned."""
 
     def abandon_group(self, lease: Lease, held: I32) -> None:
-        """Do the same with a group that nobody has read."""
+        """Do as `release_group`, for a group that was never read."""
 
     def forget(self, lease: Lease) -> None:
         """Note that a lease has ended."""
@@ -60,11 +66,11 @@ class LeaseHolder(Protocol):
 
 
 class Lease:
-    """Experts of one layer, held in L1 until `release`; made by `TierManager.acquire`, for one thread at a
-    time.
+    """Experts of one layer that stay in L1 until `release`. `TierManager.acquire` makes leases.
 
-    `groups` gives the experts in one group where they fit the layer's slots, otherwise in several. One group is valid
-    at a time: taking the next group releases the one before. The first is in place when `acquire` returns.
+    `groups` gives the experts in one group where they fit the layer's slots, otherwise in several groups. One group is
+    valid at a time: taking the next group releases the group before. The first group is in its slots when `acquire`
+    returns. Only one thread may use a lease at a time.
     """
 
     __slots__ = (
@@ -82,10 +88,10 @@ class Lease:
     def __init__(
         self, holder: LeaseHolder, layer: int, thread: int, stream: int | None, experts: I32, held: I32
     ) -> None:
-        """Make a lease of `experts`, if any, in one group, whose slots will be in `held`: one number more, 0 at the
-        end.
+        """Make a lease of `experts`, which may be none, as one group.
 
-        `thread` is who asked for it, `stream` where it is read.
+        `held` has room for the experts' slots and for the mark behind them, which is 0 (`LeaseHolder`). `thread` is the
+        thread that asked for the lease, and `stream` the stream on which the experts are read.
         """
         self._holder = holder
         self._layer = layer
@@ -94,7 +100,7 @@ class Lease:
         self._groups: tuple[I32, ...] = (experts,)
         self._number = 0
         self._held = held
-        self._group: ExpertGroup | None = None  # what `held` gave out
+        self._group: ExpertGroup | None = None  # what the property `held` returned before
         self._released = False
 
     @property
@@ -109,12 +115,12 @@ class Lease:
 
     @property
     def stream(self) -> int | None:
-        """The stream on which the experts are read; None: the caller sees to it that reads are done."""
+        """The stream on which the experts are read; None: the caller makes sure that reads end before the release."""
         return self._stream
 
     @property
     def n_groups(self) -> int:
-        """How many groups the experts come in; 0 when none were asked for."""
+        """How many groups the experts come in; 0 for a lease without experts."""
         return len(self._groups)
 
     @property
@@ -160,9 +166,9 @@ class Lease:
 
     @not_interrupted_at_entry
     def release(self) -> None:
-        """Let the experts go. Raises `LeaseError` the second time.
+        """Let the experts go. Raises `LeaseError` where the lease was released before.
 
-        An interrupt that comes meanwhile is raised when that is done.
+        An interrupt that comes meanwhile is raised after the release is done.
         """
         if self._released:
             self._require_live()
@@ -170,20 +176,20 @@ class Lease:
             self._end()
         except Exception:
             raise
-        except BaseException:  # an interrupt, at whatever instruction
+        except BaseException:  # an interrupt, which may come at any instruction of `_end`
             with interrupts_deferred():
                 self._end()
             raise
 
     def open(self, groups: tuple[I32, ...]) -> None:
-        """Set the experts of each group and take the first; for `TierManager.acquire` only."""
+        """Set the experts of each group and take the first group; for `TierManager.acquire` only."""
         self._groups = groups
         if groups:
             self._take(0)
 
     @not_interrupted_at_entry
     def abandon(self) -> None:
-        """End a lease that nobody was given, whatever it holds or does not; for `TierManager.acquire` only."""
+        """End a lease that no caller has received, whatever it holds; for `TierManager.acquire` only."""
         with interrupts_deferred():
             self._holder.abandon_group(self, self._held)
             self._released = True
@@ -192,7 +198,7 @@ class Lease:
     @not_interrupted_at_entry
     def __enter__(self) -> Self:
         """Return the lease itself."""
-        if self._released:  # otherwise nothing is called here, so that no interrupt comes before the block
+        if self._released:  # if not, nothing is called, so that no interrupt comes before the `with` block
             self._require_live()
         return self
 
@@ -200,12 +206,12 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Release, unless that was done within the block."""
+        """Release the lease, unless that was done within the block."""
         if not self._released:
             self.release()
 
     def _take(self, number: int) -> ExpertGroup:
-        """Make a group the valid one; nothing moves when it is so already."""
+        """Make a group the valid one; nothing is done where it is valid already."""
         self._require_live()
         if self._number != number or not self._held[-1]:
             experts = self._groups[number]
@@ -224,7 +230,7 @@ class Lease:
         return group
 
     def _end(self) -> None:
-        """Let go and be forgotten; begins again where an interrupt has ended it, at whatever instruction."""
+        """Release the group and forget the lease. A second call finishes what an interrupted call has left."""
         self._holder.release_group(self, self._held)
         self._released = True
         self._holder.forget(self)

@@ -1,4 +1,4 @@
-"""Who uses the tiers now, and so what may change."""
+"""Counts who uses the tiers now, and so decides when the slots may be changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WAIT_S = 60.0
 
 
 _open: set[weakref.ref[Usage]] = set()
-"""Tiers that are not closed. No `WeakSet`, whose callback is a place where an interrupt would get lost."""
+"""The `Usage` of all tiers that are not closed. A `WeakSet` would lose an interrupt that comes in its callback."""
 
 
 def _note_fork() -> None:
@@ -33,7 +33,7 @@ os.register_at_fork(after_in_child=_note_fork)
 
 
 class _Exclusively(AbstractContextManager[None]):
-    """The `with` block of `Usage.exclusively`: not a generator, as a move of the boundary waits for it."""
+    """The `with` block of `Usage.exclusively`. It is no generator, because a move of the boundary waits for it."""
 
     __slots__ = ("_arguments", "_enter", "_leave")
 
@@ -63,16 +63,20 @@ class Usage:
 
         OPEN ──► bind ──► BOUND ──► unbind ──► OPEN ──► close ──► CLOSED
 
-    `exclusively` is for changes of where the slots lie: it waits until nobody is there, and meanwhile lets in
-    only threads that hold a lease already, as it waits for those. Its lock is held for book-keeping only;
-    nobody takes a layer's lock meanwhile. The main thread calls all but `add`, `forget` and what only looks in a region
-    of `interrupts.py`, and is interrupted in its waits only.
+    `exclusively` is for changes of where the slots lie. It waits until there are no leases and no background fills.
+    While it waits, a new lease is given only to a thread that holds a lease already, because that thread's leases are
+    waited for, too.
 
-    In a child of `os.fork` it is CLOSED: the threads are not there, and locks may be held for ever.
+    The lock of this class is held for book-keeping only, and no layer's lock is taken while it is held. The main thread
+    must be in a region of `interrupts.py` when it calls a method that changes something, except `add` and `forget`; it
+    is interrupted only while it waits.
+
+    In a child of `os.fork` the tiers are CLOSED: the child has none of the parent's threads, and a lock that one of
+    them held is never released.
     """
 
     def __init__(self) -> None:
-        """Start open, with nobody there."""
+        """Start open, without leases, fills or an engine."""
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._leases: set[Lease] = set()
@@ -87,7 +91,7 @@ class Usage:
         _open.add(self._reference)
 
     def require_not_forked(self) -> None:
-        """Raise `LeaseError` in a child of the process that made it."""
+        """Raise `LeaseError` in a process that was forked from the one that made the tiers."""
         if self._forked:
             raise LeaseError(
                 "these tiers belong to the process that this one was forked from: open them in the child, or start it "
@@ -95,8 +99,8 @@ class Usage:
             )
 
     def note_fork(self) -> None:
-        """Note that this is a child of the process that made it."""
-        self._lock = threading.Lock()  # another thread may have held the one that was
+        """Note that this process was forked from the one that made the tiers."""
+        self._lock = threading.Lock()  # a new one, as another thread may have held the old one
         self._changed = threading.Condition(self._lock)
         self._closed = self._forked = True
 
@@ -111,7 +115,7 @@ class Usage:
             return list(self._leases)
 
     def add(self, lease: Lease) -> None:
-        """Note a new lease; waits for a change of the slots. `LeaseError` when the tiers are closed."""
+        """Note a new lease, after waiting for a running change of the slots. Raises `LeaseError` where closed."""
         with self._lock:
             if not self._n_exclusive and not self._closed:
                 self._leases.add(lease)
@@ -134,13 +138,13 @@ class Usage:
                 self._changed.notify_all()
 
     def holds_slots(self, thread: int) -> bool:
-        """Whether one of the leases that a thread acquired holds slots."""
+        """Whether any lease that the thread with this identifier acquired holds slots."""
         with self._lock:
             return any(lease.thread == thread and lease.held is not None for lease in self._leases)
 
     @contextmanager
     def engine_fill(self) -> Iterator[None]:
-        """Count a fill that an engine asked for while it runs."""
+        """Count a fill for the engine, for the length of a `with` block. Raises `LeaseError` where closed."""
         with self._lock:
             self._require_open()
             self._engine_fills += 1
@@ -151,7 +155,7 @@ class Usage:
                 self._engine_fills -= 1
 
     def enter_background(self) -> bool:
-        """Let a background fill in, after whoever needs the slots alone; False when the tiers are closed."""
+        """Let a background fill begin, after waiting for changes of the slots; return False where closed."""
         with self._lock:
             while self._n_exclusive and not self._closed:
                 wait_interruptibly(self._changed)
@@ -167,26 +171,29 @@ class Usage:
             self._changed.notify_all()
 
     def bind(self) -> None:
-        """Note that an engine is bound; `BusyError` when one is already."""
+        """Note that an engine is bound. Raises `BusyError` where an engine is bound already."""
         with self._lock:
             while self._moving:
                 wait_interruptibly(self._changed)
             self._require_open()
             if self._bound:
-                raise BusyError("an engine is bound already: one manager serves the engine of one model")
+                raise BusyError(
+                    "an engine is bound already: a manager serves one engine at a time; unbind it first"
+                )
             self._bound = True
 
     def unbind(self, count_pins: Callable[[], int]) -> None:
-        """Note that the engine is gone; `BusyError` while it runs fills or holds more pins than the
-        leases."""
+        """Note that the engine uses the tiers no more; nothing to do where none is bound.
+
+        `count_pins` returns the number of all pins. Raises `BusyError` while fills for the engine run, or while there
+        are more pins than leases account for.
+        """
         with self._lock:
             if not self._bound:
                 return
-            self._n_exclusive += (
-                1  # else those that wait to begin could keep this waiting till the last of them
-            )
+            self._n_exclusive += 1  # keeps new background fills out, for which this would have to wait, too
             try:
-                while self._background:  # they hold pins, too, and ask for nothing that could be held here
+                while self._background:  # background fills hold pins, too; they end without anything of ours
                     wait_interruptibly(self._changed)
             finally:
                 self._n_exclusive -= 1
@@ -203,16 +210,16 @@ class Usage:
     def exclusively(
         self, what: str, *, wait_s: float = WAIT_S, for_engine: bool = False
     ) -> AbstractContextManager[None]:
-        """Keep everyone out for the length of a `with` block.
+        """Keep leases, background fills and an engine out for the length of a `with` block, in order to `what`.
 
-        Waits for the leases of other threads, `wait_s` seconds at most; raises `BusyError` after that, and at
-        once while this thread holds leases itself or an engine is bound. Nothing has changed then. `for_engine` is
-        for the bound engine itself, which has seen to it that it uses no slots meanwhile.
+        Waits for leases of other threads for up to `wait_s` seconds, and raises `BusyError` after that. Raises it at
+        once where this thread holds leases itself or an engine is bound. `for_engine` is set by the bound engine
+        itself, which has made sure that it uses no slots meanwhile.
         """
         return _Exclusively(self._enter_alone, self._leave_alone, what, wait_s, for_engine)
 
     def close(self) -> bool:
-        """Let nobody in any more; False when that was so already. `BusyError` when someone is there."""
+        """Allow no further use, and return True; return False where closed already. Raises `BusyError` while in use."""
         with self._lock:
             if self._closed:
                 return False
@@ -221,7 +228,7 @@ class Usage:
                 raise BusyError("cannot close while the slots are being moved: wait for that call to return")
             self._closed = True
             _open.discard(self._reference)
-            while self._background:  # however many interrupts come: nobody would close the rest
+            while self._background:  # not ended by interrupts: no later call would close the rest
                 self._changed.wait()
             self._changed.notify_all()
             return True

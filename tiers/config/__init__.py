@@ -1,1 +1,1 @@
-"""How a user sizes the tiers: variables, modes, and what follows from them."""
+"""How a user sizes the tiers: the `MOE_` variables, the modes, and the budgets that follow from them."""

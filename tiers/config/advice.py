@@ -1,4 +1,4 @@
-"""What a user should know of budgets that work, but not well."""
+"""Warnings for budgets that work, but badly."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from expertier.units import mib_needed
 
 
 def advise(table: ExpertTable, slots: Sequence[int], budgets: Budgets) -> list[str]:
-    """Return advice on budgets and the `slots` a layer that they make; none where there is nothing to say.
+    """Return a warning for each problem of `budgets`; an empty list where there is none.
 
-    A layer with fewer slots than a token uses experts needs several passes for every token. Of host pools
-    `too_small_to_help` tells.
+    `slots` has the number of slots of each layer. There are two problems: a layer has fewer slots than a token uses
+    experts, so that every token takes several passes; or the host pool is too small to help (`too_small_to_help`).
     """
     advice = []
     demands = table.layer_demands()

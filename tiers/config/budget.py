@@ -14,7 +14,10 @@ from expertier.units import mib
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """Bytes for the slots (L1) and for the host pool (L2); `ledger` says where a device's memory goes beside them."""
+    """Bytes for the slots (L1) and for the host pool (L2).
+
+    `ledger` lists every consumer of a device's memory, the slots among them; None on the host device.
+    """
 
     expert_cache_bytes: int
     host_pool_bytes: int
@@ -31,9 +34,10 @@ def resolve(
 ) -> Budgets:
     """Return the budgets for a model, as `planner/budget/sizing.py` computes them.
 
-    `available_bytes` is the RAM that may still be taken. Without `device_free_bytes` the model runs on the host device,
-    where both tiers live in RAM. On a device with memory of its own, `needs` are what other consumers take of it
-    (`device_needs.py`; none without it). Raises `BudgetError` below the hard floor of one slot a layer.
+    `available_bytes` is the RAM that this process may still allocate. Without `device_free_bytes` the model runs on the
+    host device, where both tiers lie in RAM. With it, the model runs on a device that has this much free memory of its
+    own, and `needs` says what the other consumers of that memory take (`device_needs.py`; by default nothing). Raises
+    `BudgetError` where the budget is smaller than one slot for each layer.
     """
     if device_free_bytes is not None:
         needs = replace(needs if needs is not None else DeviceNeeds(0), free=device_free_bytes)
@@ -47,12 +51,12 @@ def resolve(
 
 
 def experts_of(table: ExpertTable) -> Experts:
-    """Return the numbers of a table that sizes follow from."""
+    """Return what sizing has to know of a model's experts: each layer's demand, and the bytes of a copy of each."""
     return Experts(table.layer_demands(), all_copies_bytes(table))
 
 
 def experts_by_size(table: ExpertTable) -> dict[int, int]:
-    """Return how many experts there are of each size in bytes, as host blocks hold them."""
+    """Return a dictionary from the bytes of an expert in a host block to the number of experts of that size."""
     counts: dict[int, int] = {}
     for layer, layout in zip(table.layers, table.slot_layouts, strict=True):
         counts[layout.block_bytes] = counts.get(layout.block_bytes, 0) + layer.n_experts
@@ -60,15 +64,15 @@ def experts_by_size(table: ExpertTable) -> dict[int, int]:
 
 
 def all_copies_bytes(table: ExpertTable) -> int:
-    """Return what host blocks for all experts of a model take."""
+    """Return the bytes that the host pool takes when it holds a copy of every expert of the model."""
     return sum(block_size(n_bytes) * count for n_bytes, count in experts_by_size(table).items())
 
 
 def too_small_to_help(budgets: Budgets, table: ExpertTable) -> str | None:
-    """Return what to tell the user of a host pool that is on and catches next to nothing; None of others.
+    """Return a warning where a host pool is too small to save reads; None where the pool is off or large enough.
 
-    It has no room for the largest expert, or it is smaller than the slots in front of it: what L1 misses was
-    mostly evicted from the pool as well.
+    A pool is too small where the largest expert does not fit, or where the pool is smaller than the slots in front of
+    it: an expert that L1 has evicted has then mostly left the pool as well, so a miss in L1 misses in L2, too.
     """
     pool, cache = budgets.host_pool_bytes, budgets.expert_cache_bytes
     largest = max(block_size(layout.block_bytes) for layout in table.slot_layouts)

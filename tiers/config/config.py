@@ -1,4 +1,4 @@
-"""How a user sizes the tiers: the variables, read once."""
+"""The `MOE_` variables, and the configuration that they are read into once."""
 
 from __future__ import annotations
 
@@ -83,54 +83,64 @@ VARIABLES: tuple[Variable[Any], ...] = (
     Variable("MOE_POOL_RAIL_MIB", "reserve_bytes", _MIB_FORM, parse_mib),
     Variable("MOE_POOL_CAP_MIB", "cap_bytes", _MIB_FORM, parse_mib),
 )
-"""The variables that work."""
+"""The variables that have an effect."""
 
 NOT_YET = ("MOE_HOST_POOL_PREFETCH",)
-"""Variables whose machinery does not exist yet; setting one is refused, so that nobody believes it acts."""
+"""Variables of features that do not exist yet; setting one is an error, so that nobody believes it has an effect."""
 
 _PREFIX = "MOE_"
-_SHOWN_CHARS = 100  # of a text, in a message
+_SHOWN_CHARS = 100  # a message shows so many characters of a text, at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierConfig:
-    """The user's wishes, in bytes; `auto` is resolved by `budget.resolve` when the tiers are made.
+    """What the user asked for. Sizes are in bytes; `resolve` (`budget.py`) turns an `auto` into bytes.
 
-    `expert_cache_bytes` is L1's budget, `host_pool_bytes` L2's (0: none), `host_pool_percent` the share of all
-    expert bytes that `auto` takes. With `fill_pool` L2's free room is filled from the file in the background (`auto`:
-    on devices with memory of their own). `profile` is a file with a routing profile: the slots follow it, and the
-    most used experts are fetched before anyone asks. `file_mode` is how the file is read. With `slab_vmm` a
-    GPU's slab can be resized, where the driver's virtual memory passes a probe. An engine's batches of
-    `stream_tokens` tokens and more go through the prefill stream and evict nothing (0: none do). With
-    `slab_compute` an engine's compute buffers lie in the slab, below the slots. With `follow_demand` layers whose
-    misses cost an engine most get slots of others. Of a device's
-    memory `auto` leaves `headroom_bytes` to the driver and the BLAS libraries, and `reserve_bytes` free (`auto`:
-    none); L1 never gets more than `cap_bytes` (`auto`: no such bound). `fill_threads` read and copy beside the
-    thread that needs experts; with 0 it works alone, and prefetches run in `TierManager.drain`. Raises
-    `ConfigError` for values that cannot be used.
+    docs/environment.md says for each variable what it does. Raises `ConfigError` for values that cannot be used.
     """
 
     expert_cache_bytes: AutoBytes = "auto"
+    """The budget of L1, the slots."""
     host_pool_bytes: AutoBytes = "auto"
+    """The budget of L2, the copies in host memory; 0: no L2."""
     host_pool_percent: float = 25.0
+    """The share of all expert bytes that `auto` gives: to L1 on the host device, to L2 on other devices."""
     fill_pool: AutoSwitch = "auto"
+    """Whether free room in L2 is filled from the file in the background; `auto`: on devices with their own memory."""
     policy: PolicyKind = PolicyKind.LFU_DECAY
+    """Which expert is evicted from a layer's slots."""
     profile: Path | None = None
+    """A file with a routing profile. Layers get slots by it, and the most used experts are fetched at the start."""
     file_mode: FileMode = FileMode.AUTO
+    """How the model's files are read."""
     slab_vmm: bool = False
+    """Whether a GPU's slab is made of virtual memory, where the driver passes a probe; such a slab can be resized."""
     stream_tokens: AutoTokens = "auto"
+    """The engine's batches of this many tokens or more go through the prefill stream and evict nothing; 0: none do."""
     engine_device: str = "auto"
+    """The engine's name for the device that the model runs on, or several names with commas between them."""
     tensor_split: AutoShares = "auto"
+    """The share of the layers, or of every expert under tensor split, for each of several devices."""
     split_mode: SplitMode = SplitMode.LAYER
+    """Whether several devices share a model by layers or by shards of every layer."""
     decode_gate: AutoSwitch = "auto"
+    """Whether decode graphs look up their experts' slots on the device instead of on the host."""
     decode_capture: AutoSwitch = "auto"
+    """Whether a decode graph is captured with its look-ups and launched as a whole."""
     slab_compute: AutoSwitch = "auto"
+    """Whether the engine's compute buffers lie in the slab, below the slots."""
     follow_demand: AutoSwitch = "auto"
+    """Whether layers whose misses cost the engine most time get slots from other layers."""
     decode_prefetch: AutoLayers = "auto"
+    """For how many layers ahead decode predicts and fetches experts; 0: for none."""
     headroom_bytes: AutoBytes = "auto"
+    """What an `auto` size of L1 leaves of a device's memory to the driver and the BLAS libraries."""
     reserve_bytes: AutoBytes = "auto"
+    """What an `auto` size of L1 leaves free of a device's memory besides; `auto`: nothing."""
     cap_bytes: AutoBytes = "auto"
+    """L1 never gets more than this; `auto`: no such limit."""
     fill_threads: int = 4
+    """Threads that read and copy beside the one that needs experts; 0: prefetches run in `TierManager.drain`."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be used."""
@@ -149,7 +159,7 @@ class TierConfig:
             )
 
     def wishes(self) -> Wishes:
-        """Return the sizes that the user set, as `planner/budget/sizing.py` takes them."""
+        """Return the sizes that the user set, for `planner/budget/sizing.py`, which writes None for `auto`."""
 
         def number(n_bytes: AutoBytes) -> int | None:
             return None if n_bytes == "auto" else n_bytes
@@ -164,7 +174,7 @@ class TierConfig:
         )
 
     def with_wishes(self, wishes: Wishes) -> Self:
-        """Return this config with the sizes of `wishes`, such as those of one device among several."""
+        """Return this config with the sizes of L1 and L2 from `wishes`, such as one device's share of them."""
 
         def auto(n_bytes: int | None) -> AutoBytes:
             return "auto" if n_bytes is None else n_bytes
@@ -183,11 +193,11 @@ class TierConfig:
         *,
         environ: Mapping[str, str] = os.environ,
     ) -> Self:
-        """Read the `MOE_` variables, the only place that does.
+        """Read the `MOE_` variables; no other code reads them.
 
-        `overrides` gives texts by the variable's name and goes first: the command line's options. Raises
-        `ConfigError` for a text that does not parse, a variable that is not known, and one that does nothing
-        yet.
+        `overrides` maps a variable's name to the text of its command-line option, which takes precedence over the
+        variable; None means that the option was not given. Raises `ConfigError` for a text that does not parse, for an
+        unknown variable, and for a variable of `NOT_YET`.
         """
         given = {name: (text, name) for name, text in environ.items() if name.startswith(_PREFIX)}
         for name, override in (overrides or {}).items():

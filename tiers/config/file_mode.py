@@ -9,20 +9,20 @@ from pathlib import Path
 class FileMode(StrEnum):
     """How the files are read; the values are the words that a user writes.
 
-    Each file in `tiers/file/modes/` is a member, `page-cache` for `page_cache.py`. Those that our code names are
-    written out.
+    Each file in `tiers/file/modes/` makes a member: `page_cache.py` makes `page-cache`. The members that our own code
+    names are written out below; the loop adds the members of all other files.
     """
 
     _ignore_ = "_path"
 
     AUTO = "auto"
-    """One of the other two, by what it measures again and again."""
+    """`page-cache` or `direct`, whichever is faster; both are measured again and again."""
 
     PAGE_CACHE = "page-cache"
-    """The kernel keeps what was read, in the RAM that nobody else uses."""
+    """Ordinary reads: the kernel keeps what was read in RAM that no process uses."""
 
     DIRECT = "direct"
-    """O_DIRECT: the kernel keeps nothing, and copies nothing."""
+    """Reads with O_DIRECT: the kernel neither keeps the bytes nor copies them."""
 
     for _path in sorted((Path(__file__).parents[1] / "file" / "modes").glob("[!_]*.py")):
         if _path.stem.upper() not in vars():
@@ -30,5 +30,5 @@ class FileMode(StrEnum):
 
     @property
     def module(self) -> str:
-        """The name of the mode's module."""
+        """The full name of the module that reads in this mode."""
         return f"expertier.tiers.file.modes.{self.value.replace('-', '_')}"

@@ -1,4 +1,4 @@
-"""Budgets in RAM against the RAM that there is, before anything is allocated."""
+"""Whether the RAM holds the budgets that the user asked for, checked before anything is allocated."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def require_host_room(
     available: int | None = None,
     total: int | None = None,
 ) -> None:
-    """Raise BudgetError where slots in RAM and a context of `shape` take more of it than is available.
+    """Raise `BudgetError` where slots in RAM and a context of `shape` take more RAM than is available.
 
-    The host pool takes memory as it fills, and gives it back: only a pool beyond the whole machine is refused. RAM that
-    is `available`, and the machine's `total`, are asked for where they are not given.
+    The host pool takes memory only as it fills, and gives it back when memory gets short. It is therefore refused only
+    where slots and pool exceed all RAM of the machine. `available` and `total` are bytes of RAM: what this process may
+    still allocate, and what the machine has; the default is to ask the system.
     """
     available = available_bytes() if available is None else available
     total = total_bytes() if total is None else total
@@ -34,7 +35,7 @@ def require_host_room(
     if config.expert_cache_bytes != "auto" and slots > available:
         raise BudgetError(
             f"asked for {mib(slots)} of expert slots in RAM, of which {mib(available)} are available: set "
-            "MOE_EXPERT_CACHE_MIB (--expert-cache-mib) to less, or to `auto`, or free some"
+            "MOE_EXPERT_CACHE_MIB (--expert-cache-mib) to less, or to `auto`, or free some RAM"
         )
     if slots + pool > total:
         raise BudgetError(
@@ -47,6 +48,6 @@ def require_host_room(
     if cache + slots > available:
         raise BudgetError(
             f"a context of {shape.n_ctx} tokens takes {mib(cache)} of RAM for its keys and values, beside {mib(slots)} "
-            f"of expert slots; {mib(available)} are available: ask for a shorter one (--ctx), for fewer slots "
-            "(--expert-cache-mib), or free some"
+            f"of expert slots; {mib(available)} are available: ask for a shorter context (--ctx), for fewer slots "
+            "(--expert-cache-mib), or free some RAM"
         )

@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class SplitMode(StrEnum):
-    """As llama.cpp's `--split-mode` has it."""
+    """How a model is split over devices; the values are those of llama.cpp's `--split-mode`."""
 
     LAYER = "layer"
-    """Every layer lies on one device; they compute one after another."""
+    """Every layer lies on one device; the devices compute one after another."""
     TENSOR = "tensor"
-    """Every device has a shard of every layer; they compute at the same time."""
+    """Every device has a shard of every layer; the devices compute at the same time."""

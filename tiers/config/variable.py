@@ -18,16 +18,16 @@ from expertier.units import MIB
 T = TypeVar("T")
 
 AutoBytes: TypeAlias = int | Literal["auto"]
-"""A number of bytes, or `auto`: sized when the tiers are made."""
+"""A number of bytes, or `auto`: the number is computed when the tiers are made."""
 
 AutoTokens: TypeAlias = int | Literal["auto"]
 """A number of tokens, or `auto`."""
 
 AutoSwitch: TypeAlias = bool | Literal["auto"]
-"""On, off, or `auto`: where it is known to work."""
+"""On, off, or `auto`: on where the feature is known to work."""
 
 AutoShares: TypeAlias = tuple[float, ...] | Literal["auto"]
-"""Numbers in whose proportion something is shared out, or `auto`."""
+"""Numbers such as (3, 1): something is divided in their proportion. Or `auto`."""
 
 AutoLayers: TypeAlias = int | Literal["auto"]
 """A number of layers, or `auto`."""
@@ -40,9 +40,9 @@ _MAX_SHARE = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Variable(Generic[T]):
-    """One variable: its name, the `TierConfig` field that it sets, and how its text is read.
+    """One variable: its name, the `TierConfig` field that it sets, and the function that reads its text.
 
-    `parse` raises `ValueError` for a text that is not of the form that `accepts` describes.
+    `accepts` describes the accepted texts, for messages; `parse` raises `ValueError` for any other text.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Variable(Generic[T]):
 
     @property
     def option(self) -> str:
-        """The command line's name for it."""
+        """The variable's option on the command line."""
         return option_name(self.name)
 
 
@@ -120,7 +120,7 @@ def parse_device(text: str) -> str:
 
 
 def parse_shares(text: str) -> AutoShares:
-    """Read `auto` or numbers with commas (or slashes, as llama.cpp takes them) between them, some above 0."""
+    """Read `auto`, or numbers with commas between them, not all 0; slashes work, too, as in llama.cpp."""
     if text == "auto":
         return "auto"
     shares = tuple(float(_number(number.strip())) for number in re.split("[,/]", text))
@@ -135,7 +135,7 @@ def parse_policy(text: str) -> PolicyKind:
 
 
 def parse_path(text: str) -> Path:
-    """Read a file's name; `~` is the user's folder."""
+    """Read a file's name; `~` stands for the user's home folder."""
     if not text or "\0" in text:
         raise ValueError(text)
     try:
@@ -150,7 +150,7 @@ def parse_split_mode(text: str) -> SplitMode:
 
 
 def one_of(kind: type[StrEnum], mark: str = "") -> str:
-    """Return the words of which a user writes one, each between two `mark`s: `a, b or c`."""
+    """Return the values of an enum as a phrase such as `a, b or c`, each value between two `mark`s."""
     *first, last = (f"{mark}{word}{mark}" for word in kind)
     return f"{', '.join(first)} or {last}"
 

@@ -1,4 +1,4 @@
-"""What the tiers ask of a place that has the model's bytes."""
+"""The protocol of whatever delivers the model's bytes: files, or a test's stand-in for them."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from expertier.tiers.model.span import Span
 
 
 class ByteSource(Protocol):
-    """Anything that can fill a buffer with a piece of the model; called from several threads at once."""
+    """Anything that can fill a buffer with a piece of the model. Several threads call it at once."""
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
-        """Fill `buffer`, of `span.n_bytes` bytes, with the model's bytes of `span`, or raise.
+        """Fill `buffer`, of `span.n_bytes` bytes, with the model's bytes of `span`.
 
-        `SourceError` by preference. The buffer may not be kept after the call.
+        Raises where it cannot, preferably `SourceError`. It must not use the buffer after the call.
         """
 
 
@@ -22,4 +22,4 @@ class HintedSource(ByteSource, Protocol):
     """A source that can begin to read before it is asked for the bytes."""
 
     def will_need(self, spans: Sequence[Span]) -> None:
-        """Take note of what is read next. A hint: raises nothing."""
+        """Prepare for reads of `spans`, which come next. This is only a hint, so it raises nothing."""

@@ -1,28 +1,29 @@
-"""When a page cache has filled."""
+"""Finds out when the page cache has filled with as much of the model as it can hold."""
 
 from __future__ import annotations
 
-_LEAST_READS = 32  # timed, in a stretch
-_GAIN = 1.1  # a stretch that is faster than the one before by this says that the cache still fills
+_LEAST_READS = 32  # timed reads in a stretch
+_GAIN = 1.1  # the cache still fills where a stretch is faster than the stretch before by this factor
 
 
 class CacheFilling:
-    """Watches reads through a cache that was empty get faster, and notes when they do no more.
+    """Compares the speed of successive stretches of reads through a cache that was empty at first.
 
-    Which bytes are read next is not known here, so a count of bytes would not tell: reads at random have touched
-    only 63 % of a set when they have read as many bytes as it has.
+    While the cache fills, reads get faster; it has filled once they no longer do. Counting the bytes that were read
+    would not do, because some bytes are read twice before others are read once: random reads have touched only 63 % of
+    a working set when they have read as many bytes as the set has.
     """
 
     def __init__(self, fill_bytes: int) -> None:
-        """Compare stretches of half of `fill_bytes`, what the cache can hold of the working set."""
+        """Make a stretch half of `fill_bytes` long: the bytes of the working set that the cache can hold."""
         self._stretch_bytes = fill_bytes / 2
         self._before: float | None = None
         self.done = False
-        """Whether it fills no further."""
+        """Whether the cache has filled."""
         self._start()
 
     def add(self, n_bytes: int, stands_for: int, seconds: float) -> None:
-        """Count a timed read of `n_bytes`; with those that were not timed, it stands for `stands_for` bytes."""
+        """Count a timed read of `n_bytes`; it and the untimed reads around it have read `stands_for` bytes."""
         self._n_reads += 1
         self._n_bytes += n_bytes
         self._all_bytes += stands_for

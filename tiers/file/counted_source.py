@@ -1,4 +1,4 @@
-"""A byte source that counts."""
+"""A byte source that counts the reads of another byte source."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from expertier.tiers.shared.stats import FileStats
 
 
 class CountedSource:
-    """A `ByteSource` around `inner` that counts what it read and how often it failed. Thread-safe."""
+    """A `ByteSource` that passes reads to `inner` and counts bytes, reads and failures. Thread-safe."""
 
     def __init__(self, inner: ByteSource) -> None:
-        """Start at zero."""
+        """Wrap `inner`; all counts start at zero."""
         self._inner = inner
         self._will_need = getattr(inner, "will_need", None)
         self._lock = threading.Lock()
@@ -33,7 +33,7 @@ class CountedSource:
             self._reads += 1
 
     def will_need(self, spans: Sequence[Span]) -> None:
-        """Pass the hint on to an `inner` that takes it."""
+        """Pass the hint on, where `inner` takes hints."""
         if self._will_need is not None:
             self._will_need(spans)
 

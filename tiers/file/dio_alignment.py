@@ -1,4 +1,4 @@
-"""What O_DIRECT asks of addresses and offsets."""
+"""The alignment of addresses and file offsets that O_DIRECT demands."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _STATX_DIOALIGN = 0x2000
 
 
 class DioAlignment(NamedTuple):
-    """Powers of two: file offsets and lengths are multiples of `offset`, addresses of `memory`, in bytes."""
+    """The alignment of direct reads, in bytes, as powers of two.
+
+    Buffer addresses must be multiples of `memory`; file offsets and lengths must be multiples of `offset`.
+    """
 
     memory: int
     offset: int
 
 
 class _Statx(ctypes.Structure):
-    """The kernel's `struct statx`, as far as it is used here; its layout is the same on every architecture."""
+    """The kernel's `struct statx`, with names for the fields used here; every architecture has this layout."""
 
     _fields_ = (
         ("mask", ctypes.c_uint32),
@@ -32,9 +35,10 @@ class _Statx(ctypes.Structure):
 
 
 def dio_alignment(descriptor: int) -> DioAlignment | None:
-    """Return what the file system asks for an open file; None where it says that it has no direct reads.
+    """Return the alignment that an open file's file system demands; None where it has no direct reads.
 
-    Kernels before 6.1 and some file systems do not say; 4096 is right for what they run on.
+    Kernels before 6.1 and some file systems do not tell. The answer is then 4096 bytes, which is right for the disks
+    that they are used with.
     """
     said = _Statx()
     statx = _statx()
@@ -49,7 +53,7 @@ def dio_alignment(descriptor: int) -> DioAlignment | None:
 
 @functools.cache
 def _statx() -> Callable[..., int] | None:
-    """Return libc's `statx`; None where it has none. Python's `os` has it from 3.15 on."""
+    """Return libc's function `statx`; None where libc has none. Python's `os` has `statx` from 3.15 on."""
     try:
         function = ctypes.CDLL(None).statx
     except (OSError, AttributeError):

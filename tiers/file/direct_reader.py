@@ -8,29 +8,29 @@ from expertier.tiers.file.dio_alignment import DioAlignment
 
 
 class DirectReader:
-    """One file opened with O_DIRECT.
+    """Reads one file that is open with O_DIRECT.
 
-    Expert bytes begin and end anywhere, and O_DIRECT takes whole blocks only:
+    Expert bytes begin and end anywhere in the file, but O_DIRECT reads whole blocks only:
 
         file      │   block   │   block   │   block   │   block   │
         wanted            ├─────────────────────────────────┤
         read      ├ scratch ──┼──── the buffer itself ────┼ scratch ┤     where the buffer's address allows it
         read      ├───────────────────── scratch ───────────────────┤     elsewhere, and then copied
 
-    Either way it is one system call a piece; a second one costs more than the copy of a MiB.
+    Either way a piece takes one system call, because a second call costs more than copying a MiB.
     """
 
     def __init__(self, descriptor: int, alignment: DioAlignment) -> None:
-        """Read from `descriptor`, which stays the caller's."""
+        """Read from `descriptor`, which the caller keeps and closes."""
         self._descriptor = descriptor
         self._alignment = alignment
 
     def read(self, position: int, buffer: memoryview, address: int, scratch: memoryview) -> int:
-        """Read bytes from `position` on into the beginning of `buffer`; return how many, 0 past the end.
+        """Read from `position` of the file into the beginning of `buffer`; return the number of bytes read.
 
-        As `os.preadv`, it may return fewer than asked for. `address` is the buffer's, `scratch` aligned memory of
-        at least two blocks, each of them aligned. Raises `OSError`: EINVAL where the file system does not read
-        like this.
+        As with `os.preadv` that may be fewer than the buffer's, and it is 0 at the end of the file. `address` is where
+        `buffer` begins in memory. `scratch` is aligned memory of at least two blocks, each of them aligned. Raises
+        `OSError`, with EINVAL where the file system does not support such reads.
         """
         block = self._alignment.offset
         lead = position % block
@@ -40,7 +40,7 @@ class DirectReader:
             return self._read_in_place(position - lead, lead, buffer, head, middle, scratch)
         n_blocks = -(-(lead + len(buffer)) // block)
         n_pieces = -(-n_blocks // (len(scratch) // block))
-        n_bytes = -(-n_blocks // n_pieces) * block  # pieces of a size: a small last one takes as long as any
+        n_bytes = -(-n_blocks // n_pieces) * block  # equal pieces: a small last one would be as slow
         n_read = os.preadv(self._descriptor, [scratch[:n_bytes]], position - lead)
         n_useful = max(min(n_read - lead, len(buffer)), 0)
         buffer[:n_useful] = scratch[lead : lead + n_useful]
@@ -49,7 +49,7 @@ class DirectReader:
     def _read_in_place(
         self, begin: int, lead: int, buffer: memoryview, head: int, middle: int, scratch: memoryview
     ) -> int:
-        """Read whole blocks straight into `buffer`, and those at its ends through the scratch, in one call."""
+        """Read whole blocks straight into `buffer`, and the blocks at its two ends into `scratch`, in one call."""
         block = self._alignment.offset
         tail = len(buffer) - head - middle
         second = max(block, self._alignment.memory)

@@ -1,4 +1,4 @@
-"""A byte source whose reads fail where a plan says so."""
+"""A byte source whose reads fail where a `FaultPlan` says so."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from expertier.tiers.model.span import Span
 
 
 class FaultySource:
-    """A `ByteSource` around `inner` that fails as planned.
+    """A `ByteSource` that passes reads to `inner` and makes some of them fail, as `plan` says.
 
-    The operation `read` fails after half of the bytes came, `verify` when all of them are there, as for a file
-    that turns out to have changed.
+    A planned failure of the operation `read` comes after half of the bytes. One of `verify` comes after all bytes, as
+    happens with a file that turns out to have changed.
     """
 
     def __init__(self, inner: ByteSource, plan: FaultPlan) -> None:
@@ -24,7 +24,7 @@ class FaultySource:
         self._plan = plan
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
-        """Read; or read half, or everything, and fail."""
+        """Read as `inner` does; where a failure is planned, read half of the bytes or all of them, and raise."""
         error = self._plan.error_for("read", SourceError)
         if error is not None:
             half = span.n_bytes // 2
@@ -34,6 +34,6 @@ class FaultySource:
         self._plan.check("verify", SourceError)
 
     def will_need(self, spans: Sequence[Span]) -> None:
-        """Pass the hint on to an `inner` that takes it."""
+        """Pass the hint on, where `inner` takes hints."""
         if self._will_need is not None:
             self._will_need(spans)

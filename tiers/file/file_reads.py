@@ -1,4 +1,4 @@
-"""What a file source counts."""
+"""The counts that a file source keeps of its reads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from expertier.tiers.config.file_mode import FileMode
 
 
 class ModeReads(NamedTuple):
-    """Completed reads of one mode, and their bytes."""
+    """How many reads were completed in one mode, and how many bytes they read."""
 
     reads: int
     n_bytes: int
@@ -18,10 +18,12 @@ class ModeReads(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileReads:
-    """Completed reads, and what reading takes. Counters only grow; `mode` is as of now, and never `auto`.
+    """The completed reads of a file source, and the memory that reading takes.
 
-    `by_mode` has the modes in which something was read. `trial_reads` were done in the other mode to measure it, and
-    count in that mode. `scratch_bytes` is the memory that the modes hold; it is given back when the source is closed.
+    `mode` is the mode of reads at this moment, never `auto`; `mode_changes` says how often it has changed. `by_mode`
+    has every mode in which something was read. `trial_reads` are reads that `auto` did in the mode that it does not use
+    now, in order to measure that mode; `by_mode` counts them under it. `scratch_bytes` is the memory that the modes
+    hold until the source is closed. All other numbers are counters, which only grow.
     """
 
     mode: FileMode

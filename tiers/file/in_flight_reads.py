@@ -1,4 +1,4 @@
-"""The reads that run now, so that the files are closed after the last of them."""
+"""Counts the reads that run now, so that the files are closed after the last of them has ended."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from expertier.tiers.file.reader import FileReader
 
 
 class InFlightReads:
-    """Lets reads begin until it is closed, counts them, and cleans up when the last of them has ended.
+    """Lets reads begin until `close`, and calls `clean_up` when none runs any more. Thread-safe.
 
-    A descriptor that is closed during a read may be another file's before the read's next system call.
-    Closing does not wait for reads either: a disk that hangs, or a signal handler in the reading thread, would
-    have it wait for ever. Thread-safe.
+    The files must stay open during a read: the number of a closed descriptor may belong to another file by the read's
+    next system call. `close` does not wait for reads either, because a disk that hangs, or a signal handler that closes
+    the source in the reading thread, would make it wait for ever. So the last read to end cleans up.
     """
 
     def __init__(self, clean_up: Callable[[], None]) -> None:
-        """Open; `clean_up` is called once."""
+        """Let reads begin; `clean_up` will be called once."""
         self._lock = threading.Lock()
         self._clean_up = clean_up
         self._n_running = 0
         self._closed = False
 
     def begin(self) -> bool:
-        """Let a read begin; False when closed."""
+        """Let a read begin and return True; return False after `close`."""
         with self._lock:
             if self._closed:
                 return False
@@ -32,7 +32,7 @@ class InFlightReads:
             return True
 
     def end(self, reader: FileReader | None, n_bytes: int) -> None:
-        """Note that a read has ended, and count it with the reader that completed it; None where the read failed."""
+        """Note the end of a read, and count it in the `reader` that completed it; None: the read failed."""
         with self._lock:
             self._n_running -= 1
             last = self._closed and self._n_running == 0
@@ -43,7 +43,7 @@ class InFlightReads:
             self._clean_up()
 
     def close(self) -> None:
-        """Let no read begin any more; a second call does nothing."""
+        """Let no more reads begin; clean up at once where none runs. A second call does nothing."""
         with self._lock:
             first, self._closed = not self._closed, True
             alone = self._n_running == 0

@@ -1,14 +1,16 @@
-"""Which way of reading the file is faster, as far as measurements tell.
+"""Chooses the faster way of reading the file, page cache or direct, from measured times.
 
     page-cache ── direct reads are faster by the margin, and the cache fills no further ──► direct
         ▲                                                                                     │
-        └── what the cache would give, from the RAM left, is faster by the margin ────────────┘
+        └── reads through a filled cache are predicted to be faster by the margin ────────────┘
 
-A page cache that has not been read into is slow, so that trials alone would never show what it is good for.
-What it would give is worked out instead: a share of the reads would find their bytes there, namely the RAM left
-over divided by the working set, and each trial reads its bytes twice, which measures both kinds. A cache that
-gave less than that is expected to give that much less again, until the RAM left over changes; or for a while,
-which doubles each time.
+Direct reads leave the page cache empty, and reads through an empty cache are slow, so trials alone would never show how
+fast a filled cache is. That speed is predicted instead. A filled cache holds a share of the working set, the free RAM
+divided by the working set; this share of the reads would find its bytes there, and the rest would go to the disk.
+Each trial reads its bytes twice, so it measures the speeds of both kinds of reads.
+
+Where the page cache turned out slower than predicted, later predictions are lowered by the same factor. They stay low
+until the amount of free RAM changes, or until enough was read directly; that amount doubles each time.
 """
 
 from __future__ import annotations
@@ -23,23 +25,23 @@ from expertier.tiers.file.cache_filling import CacheFilling
 from expertier.tiers.file.read_rate import ReadRate
 from expertier.units import mib
 
-TIMED_EVERY = 7  # reads; a prime, as an expert has two or three matrices and a token eight experts
-TRIAL_EVERY = 61  # reads, at most; the same
-_TRIAL_SHARE = 0.02  # of all time, at most, once both modes are known a little
-_RARELY = 4096  # reads; a trial at least as often
-_MARGIN = 1.2  # how much faster the other mode has to be
+TIMED_EVERY = 7  # reads; a prime, so that not always the same of an expert's 2 or 3 matrices is timed
+TRIAL_EVERY = 61  # reads between trials, at least; a prime for the same reason
+_TRIAL_SHARE = 0.02  # trials take at most this share of all time, once both modes have been measured
+_RARELY = 4096  # reads between trials, at most
+_MARGIN = 1.2  # the other mode has to be faster by this factor
 _LEAST_TRIALS = 4
-_ROOM_CHANGE = 1.25  # the RAM left over has to change by this before what was learnt is forgotten
-_PATIENCE = 16  # times what fills the cache is read directly before a cache that disappointed is tried again
+_ROOM_CHANGE = 1.25  # free RAM has to change by this factor before lowered predictions are raised again
+_PATIENCE = 16  # a cache that disappointed is tried again after this many times its bytes were read directly
 _SAID = {FileMode.PAGE_CACHE: "through the page cache", FileMode.DIRECT: "directly"}
 
 
 class Purpose(Enum):
-    """Why a read is done as it is."""
+    """What a read is good for beside its bytes."""
 
-    PLAIN = auto()
-    TIMED = auto()  # `record` wants its time
-    TRIAL = auto()  # in the other mode; `record` wants its time, and that of a second read for the page cache
+    PLAIN = auto()  # nothing
+    TIMED = auto()  # its time is passed to `record`
+    TRIAL = auto()  # it is done in the other mode; its time, and perhaps a second read's, go to `record`
 
 
 class Choice(NamedTuple):
@@ -50,13 +52,13 @@ class Choice(NamedTuple):
 
 
 class ModeChooser:
-    """Chooses between page cache and direct, from times that others measure. Thread-safe; does no reads.
+    """Chooses between page cache and direct from times that its caller measures. Thread-safe; it does no reads.
 
     Deterministic: the same calls and the same answers of `room` give the same choices.
     """
 
     def __init__(self, working_set_bytes: int, room: Callable[[], int]) -> None:
-        """Begin with the page cache where the RAM left over (`room()`, bytes) holds the working set."""
+        """Begin with the page cache where free RAM (`room()`, in bytes) holds the whole working set, else directly."""
         self._working_set_bytes = max(working_set_bytes, 1)
         self._room = room
         self._lock = threading.Lock()
@@ -69,16 +71,16 @@ class ModeChooser:
         self._room_bytes = room()
         self._filling = CacheFilling(self._fill_bytes)
         self._use(FileMode.PAGE_CACHE if self._share >= 1 else FileMode.DIRECT)
-        self._direct_bytes = 0  # read directly since the cache was left, about
-        self._gave: float | None = None  # bytes/s of the page cache when it was left, not yet used
-        self._trust = 1.0  # what the page cache gave, of what is predicted
+        self._direct_bytes = 0  # about what was read directly since the last change of mode
+        self._gave: float | None = None  # bytes/s of the page cache when it was left, until `_trust` has it
+        self._trust = 1.0  # the page cache's measured speed, divided by the predicted one; at most 1
         self._trusted_at = self._room_bytes
         self._patience = _PATIENCE
         self.n_changes = 0
 
     @property
     def mode(self) -> FileMode:
-        """The mode of all reads but trials."""
+        """The mode of all reads except trials."""
         return self._mode
 
     def choose(self) -> Choice:
@@ -93,9 +95,9 @@ class ModeChooser:
     def record(
         self, choice: Choice, n_bytes: int, seconds: float, again_s: float | None = None
     ) -> str | None:
-        """Count a read's time, for choices that are not plain; return why the mode changed, or None.
+        """Count the time of a read that was not plain; return why the mode changes, None where it does not.
 
-        `again_s`: how long the same bytes took at once again, which a trial in the page cache measures.
+        A trial of the page cache reads its bytes a second time at once; `again_s` is the time of the second read.
         """
         room_bytes = self._room() if choice.purpose is Purpose.TRIAL else None
         with self._lock:
@@ -131,9 +133,9 @@ class ModeChooser:
         return self._change(expected)
 
     def _trial_distance(self) -> int:
-        """How many reads from now the trial after the one that begins shall be.
+        """Return after how many reads the next trial begins, so that trials take a small share of all time.
 
-        Where the page cache gives everything at once, a direct read costs as much as twenty of the others.
+        A trial can be dear: where the page cache holds everything, a direct read takes as long as twenty cached ones.
         """
         if self._mode is FileMode.PAGE_CACHE:
             usual, trials = self._page_cache, [self._direct]
@@ -145,7 +147,7 @@ class ModeChooser:
         return min(max(int(extra / _TRIAL_SHARE), TRIAL_EVERY), _RARELY)
 
     def _expected(self) -> float:
-        """What the page cache would give once it is filled, in bytes a second; 0 where that is not known."""
+        """Return the speed predicted for a filled page cache, in bytes a second; 0 where measurements are missing."""
         cached, uncached = self._cached.bytes_per_s, self._uncached.bytes_per_s
         if not (cached and uncached):
             return 0.0

@@ -1,4 +1,4 @@
-"""One of the model's files, open."""
+"""One of the model's files, opened for reading."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _try_read = os.preadv
 
 
 class OpenFile:
-    """A file's descriptors. Believes no bytes of a file that is not the one whose header was read.
+    """An open file, which may have several descriptors. Reads fail where the file changed after its header was read.
 
-    Thread-safe but for `close`, which has to come last.
+    Thread-safe, except that `close` has to come after all other calls.
     """
 
     def __init__(self, file: ModelFile) -> None:
-        """Open for reads through the page cache; `SourceError` where that fails or the file has changed."""
+        """Open `file` for reads through the page cache. Raises `SourceError` where that fails or the file changed."""
         self.file = file
         self._identity = file.identity
         self._descriptor = -1
@@ -31,7 +31,10 @@ class OpenFile:
         self._descriptors = [self._descriptor]
 
     def open_again(self, flags: int) -> int:
-        """Return one more descriptor, opened with `flags`, which is closed with the file. Raises as opening does."""
+        """Open the file once more, with `flags`, and return the descriptor, which `close` closes, too.
+
+        Raises `SourceError` where that fails or the file changed.
+        """
         descriptor = self._open(flags)
         self._descriptors.append(descriptor)
         return descriptor
@@ -66,7 +69,7 @@ class OpenFile:
                     f"{self._asked(offset, buffer)}, got {done} (errno 0): {change}; restore the file and open it again"
                 )
             done += n_read
-        # After the read: what was written before it came would show.
+        # Checked after the read, so that whatever was written before or during it is noticed.
         now = os.fstat(self._descriptor)
         if not self._identity.matches(now) and not self._only_got_another_name_or_rights(now):
             change = self._identity.difference(FileIdentity.of(now))
@@ -76,20 +79,21 @@ class OpenFile:
             )
 
     def will_need(self, offset: int, n_bytes: int) -> None:
-        """Have the kernel begin to read into the page cache, as far as it likes.
+        """Ask the kernel to begin reading these bytes into the page cache; it decides how many it reads.
 
-        Where the bytes are there already the hint would cost a third of the read. The byte in the middle shows
-        that: those at the ends lie in pages with the neighbours' bytes.
+        Nothing is asked where the cache has the bytes already, because the call would then take a third of a read's
+        time. Only the byte in the middle is looked at: the first and the last byte lie in pages that neighbouring bytes
+        share, so that these pages may be in the cache without the others.
         """
         if not self._is_cached(offset + n_bytes // 2):
             os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_WILLNEED)
 
     def forget(self, offset: int, n_bytes: int) -> None:
-        """Have the kernel drop these bytes from the page cache."""
+        """Ask the kernel to drop these bytes from the page cache."""
         os.posix_fadvise(self._descriptor, offset, n_bytes, os.POSIX_FADV_DONTNEED)
 
     def close(self) -> None:
-        """Close the file; while nothing reads."""
+        """Close all descriptors; no read may be running."""
         for descriptor in self._descriptors:
             os.close(descriptor)
         self._descriptors.clear()
@@ -97,7 +101,7 @@ class OpenFile:
     def _is_cached(self, offset: int) -> bool:
         try:
             return _try_read(self._descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-        except OSError:  # EAGAIN where it is not, EOPNOTSUPP where nobody knows
+        except OSError:  # EAGAIN: it is not cached; EOPNOTSUPP: the file system cannot tell
             return False
 
     def _open(self, flags: int) -> int:
@@ -118,7 +122,7 @@ class OpenFile:
         return f"{self.file.path}: asked for {len(buffer)} bytes at offset {offset}"
 
     def _change(self, descriptor: int) -> str | None:
-        """Say how the file differs from the one whose header was read."""
+        """Return how the file differs from the one whose header was read; None where it is the same."""
         try:
             now = os.fstat(descriptor)
         except OSError as error:
@@ -128,9 +132,10 @@ class OpenFile:
         return self._identity.difference(FileIdentity.of(now))
 
     def _only_got_another_name_or_rights(self, now: os.stat_result) -> bool:
-        """Whether a new name, one less, another owner or other rights are why the system changed the file's `ctime`.
+        """Whether only a name, link, owner or right of the file changed, which sets its `ctime` as writing does.
 
-        Its bytes are what they were, then, and it goes on to be read; the next change has to have a reason, too.
+        Its bytes are then the same, and reads go on. The new state becomes the known one, so that a later change of
+        `ctime` again needs such a reason.
         """
         identity = FileIdentity.of(now)
         with self._judging:
@@ -147,9 +152,9 @@ class OpenFile:
             return True
 
     def _reasons(self, now: os.stat_result) -> tuple[object, ...]:
-        """Return what changes a file's `ctime` and not its bytes: who may read it, and its name."""
+        """Return what can change a file's `ctime` without changing its bytes: links, rights, owner and name."""
         try:
             name = str(Path(f"/proc/self/fd/{self._descriptor}").readlink())
-        except OSError:  # no /proc: a new name is then no reason
+        except OSError:  # without /proc a new name is not noticed, so that it does not count as a reason
             name = ""
         return now.st_nlink, now.st_mode, now.st_uid, now.st_gid, name

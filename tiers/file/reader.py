@@ -1,4 +1,4 @@
-"""What a file in `modes/` must have: a class `Reader` that is a `FileReader`."""
+"""The base class of all ways to read: each file in `modes/` has a class `Reader` that is a `FileReader`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ if TYPE_CHECKING:
 
 
 class RefusedError(Exception):
-    """A file cannot be read in this mode, for the reason `why`; `how` names the mode as an adverb.
+    """A file cannot be read in this mode.
 
-    It never leaves the file source, which goes over to the page cache.
+    The file source catches it and reads through the page cache from then on, so that no caller sees it.
     """
 
     def __init__(self, path: Path, how: str, why: str) -> None:
-        """Say which file cannot be read how, and why."""
+        """Name the file, the mode as an adverb (`how`), and the reason (`why`)."""
         super().__init__(f"{path} cannot be read {how} ({why})")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingTerms:
-    """What a mode may go by: the bytes that are read again and again, the RAM left over, and a clock in seconds."""
+    """What a mode may take into account.
+
+    `working_set_bytes` are the bytes that are read again and again, `room` returns the bytes of free RAM, and `clock`
+    the time in seconds.
+    """
 
     working_set_bytes: int
     room: Callable[[], int]
@@ -39,26 +43,26 @@ class FileReader(ABC):
     """One way to read a source's files. Thread-safe, except for `close`."""
 
     n_reads = 0
-    """Reads that were completed in this mode; the file source counts them, under its lock."""
+    """Reads that were completed in this mode; `InFlightReads` counts them under its lock."""
     bytes_read = 0
     """The bytes of these reads."""
     mode_changes = 0
-    """How often a mode that chooses between others has gone over from one to the other."""
+    """How often a mode that chooses between two other modes has changed its choice."""
     trial_reads = 0
-    """Reads that such a mode did in the other mode, to measure it."""
+    """Reads that such a mode did in the mode that it does not use now, in order to measure that mode."""
 
     @abstractmethod
     def __init__(self, files: Sequence[OpenFile], terms: ReadingTerms, readers: Readers) -> None:
         """Open what the mode needs beside the files' own descriptors.
 
-        Raises `RefusedError` where the file system cannot be read like this. A mode that is made of others gets
-        theirs from `readers`.
+        A mode that uses other modes' readers gets them from `readers`. Raises `RefusedError` where the file system does
+        not support this mode.
         """
 
     @property
     @abstractmethod
     def mode(self) -> FileMode:
-        """How reads are done now; never a mode that chooses between others."""
+        """The mode of reads at this moment; never a mode that chooses between other modes."""
 
     @property
     @abstractmethod
@@ -67,16 +71,16 @@ class FileReader(ABC):
 
     @abstractmethod
     def read(self, number: int, offset: int, buffer: memoryview) -> FileReader:
-        """Fill `buffer` from `offset` of file `number`; return the reader that did it, which counts the read.
+        """Fill `buffer` from `offset` of file `number`; return the reader that did it, in which the read is counted.
 
-        Raises `SourceError` when not all bytes could be read, and `RefusedError` when it turns out that the file
-        system cannot be read like this: the buffer's bytes are then undefined.
+        Raises `SourceError` where not all bytes could be read, and `RefusedError` where it turns out that the file
+        system does not support this mode. The buffer's bytes are then undefined.
         """
 
     @property
     def held_bytes(self) -> int:
-        """The memory that the reader holds."""
+        """The bytes of memory that the reader holds."""
         return 0
 
     def close(self) -> None:  # noqa: B027 (most readers hold nothing)
-        """Give back what the reader holds, while nothing reads."""
+        """Give back what the reader holds; no read may be running."""

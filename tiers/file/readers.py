@@ -12,7 +12,7 @@ from expertier.tiers.file.reader import FileReader, ReadingTerms
 
 
 class Readers:
-    """Opens a mode's reader when it is first asked for, and closes all of them. For one thread at a time."""
+    """Opens the reader of a mode when it is first asked for, and closes all readers. For one thread at a time."""
 
     def __init__(self, files: Sequence[OpenFile], terms: ReadingTerms) -> None:
         """Open nothing yet; `files` may still grow until the first reader is opened."""
@@ -21,7 +21,7 @@ class Readers:
         self._opened: dict[FileMode, FileReader] = {}
 
     def open(self, mode: FileMode) -> FileReader:
-        """Return the reader of `mode`; raises what opening it raises, `RefusedError` among it."""
+        """Return the reader of `mode`. Raises what opening it raises: `RefusedError` or `SourceError`."""
         reader = self._opened.get(mode)
         if reader is None:
             kind = cast("type[FileReader]", import_module(mode.module).Reader)
@@ -29,10 +29,10 @@ class Readers:
         return reader
 
     def __iter__(self) -> Iterator[FileReader]:
-        """Go through the readers that were opened."""
+        """Iterate over the readers that were opened."""
         return iter(self._opened.values())
 
     def close(self) -> None:
-        """Close them, while nothing reads."""
+        """Close all readers; no read may be running."""
         for reader in self:
             reader.close()

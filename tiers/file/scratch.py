@@ -1,4 +1,4 @@
-"""Aligned memory for reads whose own buffer O_DIRECT does not accept."""
+"""Aligned memory for direct reads, because O_DIRECT does not accept every buffer."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _MAX_BLOCKS = 16
 
 
 class ScratchPool:
-    """Up to 16 blocks of `block_bytes`, one for every read that runs at once; further reads wait for one.
+    """Up to `max_blocks` blocks of `block_bytes`. Each running read uses one; further reads wait for a free block.
 
     Blocks are made when first needed and kept until `close`. Thread-safe.
     """
 
     def __init__(self, block_bytes: int, alignment: int, max_blocks: int = _MAX_BLOCKS) -> None:
-        """Allocate nothing yet; blocks will begin at multiples of `alignment`, a power of two."""
+        """Allocate nothing yet. Blocks will begin at multiples of `alignment`, a power of two."""
         self.block_bytes = block_bytes
         self._alignment = alignment
         self._max_blocks = max_blocks
@@ -30,12 +30,12 @@ class ScratchPool:
 
     @property
     def n_bytes(self) -> int:
-        """What all blocks take."""
+        """The bytes of memory that all blocks take."""
         return self._n_blocks * self._taken_bytes
 
     @contextmanager
     def block(self) -> Iterator[memoryview]:
-        """Lend a block."""
+        """Hold one block for the length of a `with` block, after waiting for one to become free."""
         with self._changed:
             while not self._free and self._n_blocks == self._max_blocks:
                 wait_interruptibly(self._changed)
@@ -51,7 +51,7 @@ class ScratchPool:
                 self._changed.notify()
 
     def close(self) -> None:
-        """Give the memory back; while no block is lent."""
+        """Give the memory back; no read may be using a block."""
         with self._changed:
             assert len(self._free) == self._n_blocks, "a direct read still has its block"
             self._free.clear()

@@ -1,4 +1,4 @@
-"""Expert bytes from the model's files."""
+"""Reads expert bytes from the model's files."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class FileSource:
-    """The model's files, opened read-only; a `ByteSource`. Thread-safe: reads carry their offset.
+    """The model's files, opened read-only; a `ByteSource`. Thread-safe.
 
-    A file that is not, or no longer, the one whose header was read is refused: after every read, before its
-    bytes are believed. A file that loses its name or is replaced by renaming stays open here, and is the same.
+    Every read ends with a check that the file is still the one whose header was read, and fails where it is not. A file
+    that is renamed, deleted or replaced by another of its name stays open here and counts as unchanged.
     """
 
     @opening
@@ -40,10 +40,10 @@ class FileSource:
         room: Callable[[], int] = available_bytes,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Open `files`; `SourceError` when that fails or one is not the file that its identity describes.
+        """Open `files`. Raises `SourceError` where that fails or a file does not match its identity.
 
-        `auto` compares the bytes that will be read again and again (`working_set_bytes`; all of the files,
-        unless it is given) with the RAM left over (`room`), and measures with `clock`, in seconds.
+        The other arguments are for `auto`: the bytes that will be read again and again (`working_set_bytes`; by default
+        those of all files), a function that returns the bytes of free RAM (`room`), and a clock in seconds.
         """
         if working_set_bytes is None:
             working_set_bytes = sum(file.identity.n_bytes for file in files)
@@ -63,15 +63,15 @@ class FileSource:
 
     @property
     def mode(self) -> FileMode:
-        """How reads are done now; never `auto`."""
+        """The mode of reads at this moment; never `auto`."""
         return self._reader.mode
 
     @deferring
     def read_into(self, span: Span, buffer: memoryview) -> None:
         """Fill `buffer` with the model's bytes of `span`, all of which lie in one file.
 
-        Raises `SourceError` with the path, offset, bytes and cause when not all of them could be read or the
-        file has changed; the buffer's bytes are then undefined.
+        Raises `SourceError`, which names path, offset, bytes and cause, where not all bytes could be read, the file has
+        changed or the source was closed. The buffer's bytes are then undefined.
         """
         if len(buffer) != span.n_bytes:
             raise ValueError(
@@ -95,9 +95,9 @@ class FileSource:
 
     @deferring
     def will_need(self, spans: Iterable[Span]) -> None:
-        """Say which spans are read next, so that the disk works on all of them at once.
+        """Tell the kernel which spans are read next, so that the disk works on all of them at once.
 
-        A hint: nothing is raised. It does nothing in modes that take no hints, nor once the source is closed.
+        This is only a hint, so it raises nothing. It does nothing in modes that take no hints and after `close`.
         """
         if not self._reader.takes_hints or not self._in_flight.begin():
             return
@@ -106,12 +106,12 @@ class FileSource:
                 number = self._number(span.offset)
                 self._files[number].will_need(span.offset - self._begins[number], span.n_bytes)
         except OSError:
-            pass  # the read that follows has the same trouble and says it
+            pass  # the read that follows meets the same error and raises it
         finally:
             self._in_flight.end(None, 0)
 
     def stats(self) -> FileReads:
-        """Return what was read how, so far."""
+        """Return the counts of reads so far, by mode."""
         readers = list(self._readers)
         return FileReads(
             mode=self.mode,
@@ -127,23 +127,23 @@ class FileSource:
 
     @completing
     def close(self) -> None:
-        """Let no more reads begin and close the files, at the latest when the last running read ends.
+        """Let no more reads begin, and close the files as soon as no read runs.
 
-        Never waits; a second call does nothing.
+        It does not wait: where reads run, the last of them closes the files. A second call does nothing.
         """
         self._in_flight.close()
 
     # ---- inside
 
     def _free(self) -> None:
-        """Close what is open, where opening has failed."""
+        """Close what is open already, after the constructor has failed."""
         self.close()
 
     def _number(self, offset: int) -> int:
         return max(bisect.bisect_right(self._begins, offset) - 1, 0)
 
     def _give_up(self, reader: FileReader, refusal: RefusedError) -> None:
-        """Read through the page cache from now on, if `reader` is what reads go to now; said once."""
+        """Read through the page cache from now on, and log that once: only where `reader` is still in use."""
         with self._lock:
             if self._reader is not reader:
                 return

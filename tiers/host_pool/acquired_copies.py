@@ -1,4 +1,4 @@
-"""Copies in host memory from which the slots of several experts are filled at once."""
+"""The copies in host memory from which one batch fills the slots of several experts."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from expertier.tiers.host_pool.block import HostBlock
 
 @dataclass(slots=True, eq=False)
 class AcquiredCopies:
-    """The copies in use by one batch: `blocks[i]` has the bytes of the expert at `indices[i]` of those asked for.
+    """The copies that one batch uses: `blocks[i]` holds the expert at index `indices[i]` of those asked for.
 
-    The caller makes it empty, so that `HostPool.release_copies` finds every block in it that an interrupted
-    `HostPool.acquire_copies` had added.
+    The caller creates it empty, and `HostPool.acquire_copies` adds to it. So `HostPool.release_copies` finds every
+    block that was acquired, even where an interrupt has ended `acquire_copies`.
     """
 
     indices: list[int] = field(default_factory=list)
@@ -20,5 +20,5 @@ class AcquiredCopies:
 
     @property
     def addresses(self) -> list[int]:
-        """Where the blocks begin."""
+        """The addresses of the blocks."""
         return [block.address for block in self.blocks]

@@ -13,7 +13,7 @@ ExpertKey: TypeAlias = tuple[int, int]
 
 
 class BlockState(Enum):
-    """What a block holds; the arrows are in `host_pool/pool.py`."""
+    """What a block holds; `host_pool/pool.py` draws the transitions."""
 
     FREE = auto()
     FILLING = auto()
@@ -22,9 +22,10 @@ class BlockState(Enum):
 
 @dataclass(slots=True, eq=False)
 class HostChunk:
-    """One allocation: `n_bytes` as the allocator rounds them, cut into blocks of `block_bytes`.
+    """One allocation, cut into blocks of `block_bytes`; `n_bytes` is its size after the allocator's rounding.
 
-    `number` counts the pool's chunks and breaks ties. `n_in_use` are the blocks that fills use now.
+    `number` counts the chunks of the pool and breaks ties of `coldness`. `n_in_use` is the number of blocks that fills
+    use now.
     """
 
     number: int
@@ -43,21 +44,21 @@ class HostChunk:
 
     @property
     def coldness(self) -> tuple[int, int]:
-        """A key that sorts the chunk whose copies were used longest ago, on average, to the front."""
+        """A sort key: the chunk whose blocks were last used longest ago, on average, comes first."""
         return sum(block.used_at for block in self.blocks) // len(self.blocks), self.number
 
     def is_idle(self) -> bool:
-        """Whether no fill and no queued copy uses any block."""
+        """Whether no fill and no queued copy uses any block of the chunk."""
         return self.n_in_use == 0 and all(block.is_quiet() for block in self.blocks)
 
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
-    """Room for one expert's copy.
+    """Room for a copy of one expert.
 
-    `users` counts the fills that read or write the block now. `fences` are the ends of queued copies that may still
-    read it. `used_at` is the pool's count of uses at the block's last use: 0 for a FREE block, and below 0 for a copy
-    that was never used, lower the later it came.
+    `users` counts the fills that read or write the block now. `fences` mark the ends of queued copies that may still
+    read it. `used_at` is the pool's count of uses at the time of the block's last use; it is 0 for a FREE block. A copy
+    that was never used has a negative number, and a later one has a lower number.
     """
 
     address: int
@@ -69,8 +70,8 @@ class HostBlock:
     fences: tuple[Fence, ...] = ()
 
     def is_quiet(self) -> bool:
-        """Whether no queued copy reads the block any more; forgets the fences that are done (I10)."""
-        if len(self.fences) == 1:  # nearly always, and asked of every block of a batch
+        """Whether no queued copy reads the block any more (I10); drops the fences that are done."""
+        if len(self.fences) == 1:  # the usual case, made fast because every block of a batch is asked
             if self.fences[0].done():
                 self.fences = ()
         elif self.fences:

@@ -1,4 +1,4 @@
-"""The fixed minimum of pinned memory, which exists even when the host pool is off."""
+"""Two blocks of pinned memory through which fills go where the host pool has no block for them, or is off."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ N_BOUNCE_BLOCKS = 2
 
 
 class BounceBlocks:
-    """Blocks that keep nothing: each serves one fill at a time. Not thread-safe; the pool's lock guards it."""
+    """Blocks that serve one fill at a time and keep no copy after it. Not thread-safe; the pool's lock guards it."""
 
     def __init__(self, device: Device, budget: HostBudget, account: Account, block_bytes: int) -> None:
-        """Allocate the blocks, beside the budget. Raises `DeviceError`; nothing stays allocated then."""
+        """Allocate the blocks, which count beside the budget's limit and not against it.
+
+        Raises `DeviceError`, with nothing left allocated, where the allocator refuses.
+        """
         self._device = device
         self._budget = budget
         self._account = account
@@ -32,7 +35,7 @@ class BounceBlocks:
         self._idle.extend(self._all)
 
     def idle(self) -> HostBlock | None:
-        """Return a block that nobody uses and no queued copy reads; None where there is none."""
+        """Return a block that no fill uses and no queued copy reads; None where there is none."""
         for block in reversed(self._idle):
             if block.is_quiet():
                 return block
@@ -43,19 +46,19 @@ class BounceBlocks:
         self._idle.remove(block)
 
     def put_back(self, block: HostBlock) -> None:
-        """Note that a block's fill is over; queued copies may still read it."""
+        """Note that a block's fill has ended; queued copies may still read the block."""
         self._idle.append(block)
 
     def awaited(self) -> HostBlock | None:
-        """Return a block that only queued copies still read; None where there is none."""
+        """Return a block that no fill uses but queued copies still read; None where there is none."""
         return next((block for block in self._idle if block.fences), None)
 
     def fences(self) -> list[Fence]:
-        """Return the ends of all queued copies."""
+        """Return the fences of all queued copies that read the blocks."""
         return [fence for block in self._all for fence in block.fences]
 
     def check_valid(self) -> None:
-        """Assert that each block is in use or idle, once, and counted."""
+        """Assert that each block is either in use or idle, and that the bytes of all blocks are counted."""
         assert len(set(self._idle)) == len(self._idle), "a bounce block is idle twice"
         for block in self._all:
             assert block.users == (block not in self._idle), f"{block.users} fills use a bounce block"

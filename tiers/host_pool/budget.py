@@ -1,4 +1,4 @@
-"""The budget that all host pools of a process draw from."""
+"""The budget of pinned memory that all host pools of a process share."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from expertier.tiers.host_pool.pressure import MemoryPressure
 
 
 class GivesBack(Protocol):
-    """What a budget asks of a pool."""
+    """What the budget needs of a pool: that it can give memory back."""
 
     def give_back(self, n_bytes: int, keep_bytes: int, *, crossing: bool) -> int:
-        """Free about `n_bytes`, in whole chunks, without falling below `keep_bytes`; return what was freed.
+        """Free about `n_bytes`, in whole chunks, and return how many bytes were freed.
 
-        `crossing` allows the last chunk to fall below, as long as the pool was above before.
+        The pool keeps at least `keep_bytes`. With `crossing`, the last chunk that it frees may take it below that.
         """
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Account:
-    """What one pool takes: for the book-keeping of `HostBudget` only, which changes it under its lock.
+    """The bytes of one pool. Only `HostBudget` changes it, with its lock held.
 
-    `claim_bytes` is the most that the pool has a use for. `used_bytes` are allocated or about to be,
-    `peak_bytes` the most that ever were. `bounce_bytes` are beside the budget. Pools of one `model`, which lies on
-    several devices, claim together.
+    `claim_bytes` is the most that the pool can use. `used_bytes` are allocated or reserved for an allocation, and
+    `peak_bytes` is the highest value that `used_bytes` has had. `bounce_bytes` are those of the bounce blocks, which do
+    not count against the limit. Where a model lies on several devices, its pools have the same `model`, and the budget
+    adds their claims together.
     """
 
     claim_bytes: int
@@ -40,69 +41,72 @@ class Account:
 
 
 class HostBudget:
-    """Counts the pinned bytes of several pools together, and keeps them within a limit. Thread-safe.
+    """Counts the pinned bytes of several pools together and keeps the sum within a limit. Thread-safe.
 
-    Bytes are reserved before they are allocated and released after they are freed, as the allocator rounds
-    them, so that the limit holds at every instant (I3). Room that nobody uses is for whoever asks first. When
-    there is none, a pool below its fair share, which is in proportion to the claims, gets memory from pools
-    above theirs. The machine's memory running short lowers the limit for as long as it lasts.
+    A pool reserves bytes before it allocates them and releases them after it has freed them, so the limit holds at
+    every instant (I3). All sizes are those after the allocator's rounding.
 
-    Its lock is taken inside the pools' locks. A pool is asked to give memory back only by threads that hold
-    neither, so a pool must call `make_room`, `shrink_pools` and `relieve` with its own lock released.
+    Free room goes to the pool that asks first. Where there is none, a pool below its fair share gets memory from pools
+    above their shares; the shares divide the limit in proportion to the pools' claims. While the machine is short of
+    memory, the limit is lower (`MemoryPressure`).
+
+    A pool may call the budget with its own lock held, so the budget's lock comes after the pools' locks. A thread that
+    asks a pool to give memory back must hold neither kind of lock. A pool therefore has to release its lock before it
+    calls `make_room`, `set_claim`, `shrink_pools` or `relieve`.
     """
 
     def __init__(self, limit_bytes: int | None = None, *, pressure: MemoryPressure | None = None) -> None:
-        """Limit the pools to `limit_bytes` together, or without it to the largest of the models' claims."""
+        """Limit the sum of all pools to `limit_bytes`; by default to the largest claim of any model."""
         self._limit_bytes = limit_bytes
         self._pressure = pressure
         self._lock = threading.Lock()
         self._shrinking = threading.Lock()
-        self._references: list[weakref.ref[Account]] = []  # a WeakSet is slower, and in no order
+        self._references: list[weakref.ref[Account]] = []  # a WeakSet would be slower and has no order
         self._peak_bytes = 0
         self.is_over = False
-        """Whether pools have to shrink; read without the lock, as a hint."""
+        """Whether pools have to shrink. Pools read it without the lock, as a hint that may be outdated."""
 
     @property
     def limit_bytes(self) -> int:
-        """What the pools may take together now."""
+        """The bytes that all pools together may take now."""
         with self._lock:
             return self._limit()
 
     @property
     def used_bytes(self) -> int:
-        """What they take."""
+        """The bytes that all pools together take now, including reserved ones."""
         with self._lock:
             return self._used()
 
     @property
     def peak_bytes(self) -> int:
-        """The most that they took at any time."""
+        """The highest value that `used_bytes` has had."""
         return self._peak_bytes
 
     @property
     def bounce_bytes(self) -> int:
-        """What the fixed minimum of every pool takes beside it."""
+        """The bytes of all pools' bounce blocks, which do not count against the limit."""
         with self._lock:
             return sum(account.bounce_bytes for account in self._accounts())
 
     @property
     def is_short(self) -> bool:
-        """Whether the machine has so little memory that the pools may not take what they are allowed."""
+        """Whether the machine is so short of memory that the limit is lowered."""
         return self._pressure is not None and self._pressure.ceiling_bytes is not None
 
     def resize(self, limit_bytes: int) -> None:
-        """Set the limit; pools shrink now as far as blocks in use allow, and the rest when these are left."""
+        """Set the limit. Pools shrink at once, except for chunks with blocks in use, which go when their use ends."""
         with self._lock:
             self._limit_bytes = limit_bytes
             self._note_limit()
         self.shrink_pools()
 
-    # ---- for a pool, any lock held
+    # ---- for a pool, which may hold its lock
 
     def open(self, pool: GivesBack, claim_bytes: int, model: object = None) -> Account:
-        """Return an account for a pool of `model`, or of a model of its own.
+        """Return a new account for `pool`; without `model` the pool is the only one of its model.
 
-        One that is dropped without `close` is not counted any more.
+        An account that is garbage-collected counts no more, even without `close`.
         """
         with self._lock:
             account = Account(claim_bytes, weakref.ref(pool), model=model)
@@ -111,7 +115,7 @@ class HostBudget:
         return account
 
     def close(self, account: Account) -> None:
-        """End an account."""
+        """Stop counting an account."""
         with self._lock:
             self._keep([other for other in self._accounts() if other is not account])
             self._note_limit()
@@ -122,7 +126,7 @@ class HostBudget:
             return self._room(account)
 
     def reserve(self, account: Account, n_bytes: int) -> bool:
-        """Count bytes that are about to be allocated; False, and nothing counted, where there is no room."""
+        """Count bytes that are about to be allocated, and return True; return False where there is no room for them."""
         with self._lock:
             if n_bytes > self._room(account):
                 return False
@@ -132,24 +136,24 @@ class HostBudget:
             return True
 
     def release(self, account: Account, n_bytes: int) -> None:
-        """Count bytes that were freed, or not allocated after all."""
+        """Subtract bytes that were freed, or that were reserved and not allocated after all."""
         with self._lock:
             account.used_bytes -= n_bytes
             assert account.used_bytes >= 0, f"{-account.used_bytes} bytes were released twice"
             self._note_limit()
 
     def add_bounce(self, account: Account, n_bytes: int) -> None:
-        """Count bytes of the fixed minimum."""
+        """Count bytes of bounce blocks; a negative number where they were freed."""
         with self._lock:
             account.bounce_bytes += n_bytes
 
     def share(self, account: Account) -> int:
-        """Return what the pool may take while the others want theirs."""
+        """Return the pool's fair share in bytes: what it may keep while other pools want their shares."""
         with self._lock:
             return self._shares().get(account, 0)
 
     def others_have(self, account: Account, n_bytes: int) -> bool:
-        """Whether the pool is below its share by `n_bytes`, and others are above theirs."""
+        """Whether the pool could take `n_bytes` more within its share, and another pool is above its own share."""
         with self._lock:
             if len(self._references) == 1:
                 return False
@@ -158,10 +162,10 @@ class HostBudget:
                 other.used_bytes > share for other, share in shares.items() if other is not account
             )
 
-    # ---- for a pool, no lock held
+    # ---- for a pool, which must not hold its lock
 
     def make_room(self, account: Account, n_bytes: int) -> None:
-        """Have pools above their share free about `n_bytes`, those with the largest excess first."""
+        """Have other pools that are above their share free about `n_bytes`, the pool with the largest excess first."""
         with self._lock:
             crossing = account.used_bytes == 0
             excess = [
@@ -174,14 +178,17 @@ class HostBudget:
                 n_bytes -= self._ask(other, n_bytes, share, crossing=crossing)
 
     def set_claim(self, account: Account, claim_bytes: int) -> None:
-        """Set what a pool has a use for, and have pools shrink that are above what they may take now."""
+        """Set the most that a pool can use, and have pools shrink that are now above what they may take."""
         with self._lock:
             account.claim_bytes = claim_bytes
             self._note_limit()
         self.shrink_pools()
 
     def shrink_pools(self) -> None:
-        """Have pools shrink that are above what they may take, as far as blocks in use allow."""
+        """Have pools shrink that are above their claim, or above their share where the limit is exceeded.
+
+        Chunks with blocks in use stay.
+        """
         with self._shrinking:
             with self._lock:
                 too_much = self._used() - self._limit()
@@ -195,8 +202,9 @@ class HostBudget:
                 self._ask(account, n_bytes, share, crossing=True)
 
     def relieve(self) -> None:
-        """Look at the machine's memory, unless that was done just now; shrink where it runs short, and where
-        blocks could not be given back before.
+        """Look at the machine's memory, unless that was done just now, and have pools shrink where they have to.
+
+        They have to where the memory runs short, or where an earlier shrinking had to leave blocks in use.
         """
         if self._pressure is not None and self._pressure.is_due():
             with self._lock:
@@ -208,7 +216,7 @@ class HostBudget:
             self.shrink_pools()
 
     def check_valid(self) -> None:
-        """Assert that the sums hold, and the limit, unless pools are on their way down to it."""
+        """Assert that counts and shares agree, and that `is_over` is set exactly where pools have to shrink."""
         with self._lock:
             used = self._used()
             assert used <= self._peak_bytes, f"{used} bytes used, {self._peak_bytes} at most"
@@ -223,7 +231,7 @@ class HostBudget:
     # ---- with the lock held
 
     def _accounts(self) -> list[Account]:
-        """Return the accounts whose pools are there, in the order of their opening."""
+        """Return the accounts that still exist, in the order in which they were opened."""
         return [account for reference in self._references if (account := reference()) is not None]
 
     def _keep(self, accounts: list[Account]) -> None:
@@ -260,7 +268,7 @@ class HostBudget:
             account.used_bytes > account.claim_bytes for account in self._accounts()
         )
 
-    # ---- without it
+    # ---- with no lock held
 
     @staticmethod
     def _ask(account: Account, n_bytes: int, keep_bytes: int, *, crossing: bool) -> int:
@@ -270,8 +278,8 @@ class HostBudget:
 
 @cache
 def process_budget() -> HostBudget:
-    """Return the budget of this process: its limit is the largest claim of its models.
+    """Return the one budget of this process, whose limit is the largest claim of any of its models.
 
-    So `MOE_HOST_POOL_MIB` holds for all models of a process together.
+    Thus `MOE_HOST_POOL_MIB` limits all models of a process together.
     """
     return HostBudget(pressure=MemoryPressure())

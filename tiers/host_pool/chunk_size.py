@@ -1,4 +1,4 @@
-"""How much the host pool takes from the allocator at a time."""
+"""How much memory the host pool asks the allocator for at a time."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from collections.abc import Callable
 from expertier.units import MIB, round_up
 
 BLOCK_ALIGNMENT = 4096
-"""Blocks begin at, and are multiples of, this many bytes: what a direct read from a disk needs."""
+"""Blocks begin at multiples of this many bytes and have such sizes, because direct reads from a disk need it."""
 
 LARGEST_CHUNK_BYTES = 64 * MIB
-"""A chunk's size in a large pool: pinning memory is slow, and one chunk is what a fill may wait for."""
+"""A chunk's size in a large pool. It is not larger because pinning is slow, and a fill may wait for a whole chunk."""
 
 CHUNKS_PER_POOL = 32
-"""A smaller pool has about so many chunks, so that giving one back does not cost it much of its content."""
+"""A smaller pool has about this many chunks, so that it does not lose much of its content with one chunk."""
 
 MAX_WASTE = 1 / 16
-"""Largest share that the allocator's rounding may waste before larger chunks are considered."""
+"""Where the allocator's rounding wastes a larger share than this, larger chunks are considered."""
 
 STRETCH = 4
-"""How many times the usual size such a chunk may have."""
+"""Such a larger chunk may have this many times the usual size."""
 
 STRETCH_BLOCKS = 8
-"""How many blocks it may have where that is more: among so many sizes, one suits powers of two well enough."""
+"""It may have this many blocks where that is more; with up to 8 blocks one size comes close to a power of two."""
 
 
 def block_size(n_bytes: int) -> int:
@@ -38,13 +38,14 @@ def blocks_per_chunk(
     room_bytes: int,
     most_blocks: int | None = None,
 ) -> int:
-    """Return how many blocks the next chunk of a pool of `pool_bytes` shall have; 0 where none fits.
+    """Return how many blocks the next chunk of a pool of `pool_bytes` shall have; 0 where not one block fits.
 
-    `allocated_bytes` says what the allocator takes for a size; the chunk never takes more than `room_bytes`,
-    and has at most `most_blocks`.
-    Of the sizes up to the usual one, the least wasteful is chosen: an allocator that rounds to powers of two
-    wastes up to half of a size that does not suit it, and nothing of one that does. Where all waste more than
-    `MAX_WASTE`, sizes up to `STRETCH` times the usual, or `STRETCH_BLOCKS`, are considered as well.
+    `allocated_bytes(n)` returns what the allocator takes for n bytes. The chunk takes at most `room_bytes` and has at
+    most `most_blocks`.
+
+    Of the sizes up to the usual one, the least wasteful is chosen: an allocator that rounds up to powers of two wastes
+    up to half of a chunk, but nothing of a chunk whose size is a power of two. Where all these sizes waste more than
+    `MAX_WASTE`, larger ones are considered as well: up to `STRETCH` times the usual size, or `STRETCH_BLOCKS` blocks.
     """
     usual_bytes = min(LARGEST_CHUNK_BYTES, pool_bytes // CHUNKS_PER_POOL)
     usual = max(1, usual_bytes // block_bytes)

@@ -1,4 +1,4 @@
-"""The host pool's memory: chunks from the allocator, by the size of their blocks."""
+"""The host pool's memory: chunks that the allocator gave, grouped by the size of their blocks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from expertier.tiers.host_pool.growth_pause import GrowthPause
 from expertier.tiers.host_pool.size_class import SizeClass
 
 Step: TypeAlias = Callable[[], object]
-"""Something to do with the lock released, before looking again."""
+"""What the caller has to do, after it has released the lock, before it asks again."""
 
-_ROOM_TRIES = 3  # steps after which a fill takes nothing from other sizes or pools: others may snatch it
+_ROOM_TRIES = 3  # steps after which a fill makes no more room, since other fills keep taking what it makes
 
 
 class ChunkStore:
-    """Takes chunks from the allocator and gives them back, within the budget; finds the coldest to give.
+    """Takes chunks from the allocator within the budget, and gives the coldest chunks back.
 
-    `changed` is the pool's condition. Methods want its lock held, save those that allocate, free or wait:
-    `resize`, `give_back`, `close` and the steps that others return.
+    `changed` is the pool's condition. Its lock must be held when a method is called, with the exception of methods that
+    allocate, free or wait: `resize`, `give_back`, `close`, and the steps that `plan_growth` and `plan_free_growth`
+    return.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class ChunkStore:
         for n_bytes, count in (experts_by_size or {}).items():
             self._n_experts[block_size(n_bytes)] += count
         self._n_chunks = 0
-        self._moving_bytes = 0  # reserved, and in no chunk: being allocated or freed
-        self._allowed_bytes = budget_bytes  # above the budget only after it was lowered
+        self._moving_bytes = 0  # reserved bytes in no chunk: a thread is allocating or freeing them
+        self._allowed_bytes = budget_bytes  # the budget, or more while the pool shrinks to a lowered budget
         self._pause = GrowthPause(clock)
         self._quotas: dict[int, int] = {}
         self._quotas_for: tuple[int, int, int] | None = None
@@ -71,7 +72,7 @@ class ChunkStore:
     # ---- blocks, with the lock held
 
     def class_of(self, key: ExpertKey, n_bytes: int) -> SizeClass:
-        """Return the class of an expert of `n_bytes`."""
+        """Return the size class for the expert `key` of `n_bytes`; make the class where there is none yet."""
         block_bytes = block_size(n_bytes)
         size = self.classes.get(block_bytes)
         if size is None:
@@ -84,37 +85,40 @@ class ChunkStore:
         return size
 
     def put_on(self, block: HostBlock, key: ExpertKey) -> None:
-        """Make a block that is in no list FILLING, for an expert."""
+        """Give a block that is in no list to an expert, as FILLING."""
         self.classes[block.chunk.block_bytes].put_on(block, key)
         self.blocks[key] = block
 
     def use(self, block: HostBlock) -> None:
-        """Make a block that is not FREE the youngest."""
+        """Make a block that is not FREE the most recently used one."""
         assert block.key is not None, block.state
         self.uses += 1
         block.used_at = self.uses
         self.classes[block.chunk.block_bytes].order.move_to_end(block.key)
 
     def put_first(self, block: HostBlock) -> None:
-        """Make a block that nobody has used the oldest."""
+        """Make a block that was filled ahead of any use the first to be evicted."""
         assert block.key is not None, block.state
         self._n_unused += 1
         block.used_at = -self._n_unused
         self.classes[block.chunk.block_bytes].order.move_to_end(block.key, last=False)
 
     def abort_fill(self, block: HostBlock) -> None:
-        """Make a FILLING block FREE."""
+        """Make a FILLING block FREE, because its fill failed."""
         self._take_off(block)
         self.classes[block.chunk.block_bytes].free[block] = None
 
     def publish(self, block: HostBlock) -> None:
-        """Let C++ find a copy that has just become RESIDENT."""
+        """Enter a copy that has just become RESIDENT in the directory, where C++ finds it."""
         if self._directory is not None:
             assert block.key is not None, block.state
             self._directory.publish(block.key, block.address)
 
     def take_oldest(self, size: SizeClass) -> HostBlock | None:
-        """Evict the copy used longest ago that nobody reads, and return its block, which is then in no list."""
+        """Evict the least recently used copy that nothing reads, and return its block, which is then in no list.
+
+        Returns None where every block of the class is in use.
+        """
         directory = self._directory
         while (block := size.oldest(directory.is_read if directory is not None else None)) is not None:
             key = block.key
@@ -133,10 +137,10 @@ class ChunkStore:
     # ---- chunks, with the lock held
 
     def plan_growth(self, size: SizeClass, tries: int) -> Step | None:
-        """Return the step towards another chunk of a class; None where the budget has none for it.
+        """Return the next step towards another chunk for a class; None where the budget does not allow one.
 
-        `tries` counts the steps that this fill has done already. With some, the class takes what is its due
-        and no more: it may be what others have given up for it.
+        `tries` counts the steps that this fill has done already. After the first step the class takes no more than its
+        quota, since the free room may be what other pools or classes have just given up for it.
         """
         if self.account.claim_bytes < size.unit_bytes or self._pause.is_on():
             return None
@@ -155,9 +159,10 @@ class ChunkStore:
         return self._plan_chunk(size, room)
 
     def plan_free_growth(self, size: SizeClass) -> Step | None:
-        """Return the step towards another chunk out of room that is nobody else's due; None where there is none.
+        """Return the step that allocates another chunk where the class is below its quota and there is free room.
 
-        None as well while the machine is short of memory.
+        Returns None where that is not so, and also while the machine is short of memory. No other pool or class loses
+        memory by it.
         """
         if self.account.claim_bytes < size.unit_bytes or self._pause.is_on() or self._budget.is_short:
             return None
@@ -166,7 +171,7 @@ class ChunkStore:
         return self._plan_chunk(size, room) if room >= size.unit_bytes else None
 
     def _plan_chunk(self, size: SizeClass, room: int) -> Step | None:
-        """Reserve a chunk of a class of at most `room` bytes, and return the step that allocates it."""
+        """Reserve the bytes of a chunk, at most `room`, and return the step that allocates it; None: no room."""
         n_blocks = blocks_per_chunk(
             size.block_bytes,
             self._device.pinned_allocation_bytes,
@@ -182,14 +187,14 @@ class ChunkStore:
         return partial(self._grow, size, n_blocks, n_bytes)
 
     def _due(self, size: SizeClass) -> int:
-        """Return the bytes that a class is below its quota."""
+        """Return by how many bytes a class is below its quota; negative where it is above."""
         return self._class_quotas()[size.block_bytes] - size.taken_bytes
 
     def _surplus(self, size: SizeClass, n_bytes: int) -> list[HostChunk]:
-        """Return the coldest chunks of classes above their quota, `n_bytes` in all, for a class below its own.
+        """Return the coldest chunks of classes above their quotas, of `n_bytes` in all, for a class below its quota.
 
-        None at all where that is not to be had. A class that has nothing yet may bring others below theirs,
-        by less than a chunk: chunks may be larger than what these have too much.
+        Returns an empty list where these chunks have fewer bytes. For a class that has no memory yet, other classes may
+        go below their quotas by less than a chunk, because a chunk may be larger than what a class has in excess.
         """
         if len(self.classes) == 1 or self._due(size) < size.unit_bytes:
             return []
@@ -203,7 +208,7 @@ class ChunkStore:
 
         chosen: list[HostChunk] = []
         for chunk in self._coldest(is_surplus):
-            if is_surplus(chunk) and chunk.is_idle():  # asked again, as those before it count
+            if is_surplus(chunk) and chunk.is_idle():  # asked again: the chunks chosen so far lower `taken`
                 taken[chunk.block_bytes] -= chunk.n_bytes
                 chosen.append(chunk)
                 n_bytes -= chunk.n_bytes
@@ -212,7 +217,7 @@ class ChunkStore:
         return []
 
     def _coldest(self, which: Callable[[HostChunk], bool] = lambda _: True) -> list[HostChunk]:
-        """Return the chunks that are asked for, the coldest first."""
+        """Return the chunks for which `which` is true, the coldest first."""
         chunks = [chunk for size in self.classes.values() for chunk in size.chunks.values() if which(chunk)]
         return sorted(chunks, key=lambda chunk: chunk.coldness)
 
@@ -226,9 +231,9 @@ class ChunkStore:
         return self._quotas
 
     def _remove(self, chunks: Iterable[HostChunk]) -> list[HostChunk]:
-        """Take idle chunks out of their classes, for `_free`; their copies are evicted.
+        """Take idle chunks out of their classes and evict their copies; return the removed chunks, for `_free`.
 
-        Returns them, save those that the engine has just begun to read from: they stay.
+        A chunk stays, and is not returned, where the engine has just begun to read a copy in it.
         """
         removed = []
         for chunk in chunks:
@@ -251,14 +256,14 @@ class ChunkStore:
     # ---- with the lock released
 
     def resize(self, budget_bytes: int) -> None:
-        """Set the budget; shrink as far as blocks in use allow."""
+        """Set the budget, and shrink the pool to it; chunks with blocks in use stay."""
         with self._changed:
             self._allowed_bytes = max(budget_bytes, self.account.used_bytes)
             self.budget_bytes = budget_bytes
         self._budget.set_claim(self.account, self._claim(budget_bytes))
 
     def give_back(self, n_bytes: int, keep_bytes: int, *, crossing: bool) -> int:
-        """Free about `n_bytes`, the coldest chunks first, and return what was freed; for `HostBudget`."""
+        """Free about `n_bytes`, the coldest chunks first, and return how many were freed; see `GivesBack`."""
         with self._changed:
             chunks: list[HostChunk] = []
             left, freed = self.account.used_bytes - self._moving_bytes, 0
@@ -276,7 +281,10 @@ class ChunkStore:
         return freed
 
     def _grow(self, size: SizeClass, n_blocks: int, n_bytes: int) -> None:
-        """Allocate a chunk whose `n_bytes` are reserved; `DeviceError`, and nothing changed, when refused."""
+        """Allocate a chunk whose `n_bytes` are reserved already.
+
+        Raises `DeviceError` where the allocator refuses; the reservation is then undone.
+        """
         try:
             address = self._device.alloc_pinned(n_blocks * size.block_bytes)
         except BaseException as error:
@@ -295,7 +303,7 @@ class ChunkStore:
             size.growing = False
 
     def _free(self, chunks: Iterable[HostChunk]) -> None:
-        """Free chunks that are in no class any more."""
+        """Free chunks that were removed from their classes."""
         for chunk in chunks:
             self._device.free(chunk.address)
             with self._changed:
@@ -308,13 +316,13 @@ class ChunkStore:
         self._changed.notify_all()
 
     def _claim(self, budget_bytes: int) -> int:
-        """Return what the pool has a use for: no more than all of its experts, where these are known."""
+        """Return the most bytes that the pool can use: the budget, or less where copies of all experts take less."""
         if self._seen is not None:
             return budget_bytes
         units = self._device.pinned_allocation_bytes
         return min(budget_bytes, sum(units(size) * count for size, count in self._n_experts.items()))
 
-    # ---- the pool
+    # ---- for the pool's stats, checks and end
 
     @property
     def refusals(self) -> int:
@@ -323,16 +331,16 @@ class ChunkStore:
 
     @property
     def rounding_bytes(self) -> int:
-        """What the chunks take beyond the experts that they have room for."""
+        """The bytes of the chunks that can hold no expert bytes, because of rounding."""
         return sum(size.taken_bytes - size.content_bytes * size.n_blocks for size in self.classes.values())
 
     def fences(self) -> list[Fence]:
-        """Return the ends of all queued copies that read blocks."""
+        """Return the fences of all queued copies that read blocks."""
         chunks = self._coldest()
         return [fence for chunk in chunks for block in chunk.blocks for fence in block.fences]
 
     def check_valid(self) -> None:
-        """Assert the budget (I3), conservation (I4) and bijection (I5)."""
+        """Assert the budget (I3), that every block is in one state (I4), and that keys and blocks match (I5)."""
         sizes = self.classes.values()
         used = self.account.used_bytes
         taken = sum(size.taken_bytes for size in sizes)
@@ -350,7 +358,7 @@ class ChunkStore:
             assert self._directory.n_published() == len(resident), "a copy is published that is not there"
         chunks = sorted(self._coldest(), key=lambda chunk: chunk.address)
         for chunk, after in pairwise(chunks):
-            # Their blocks: what the allocator counts for a small chunk may be its share of a larger piece.
+            # Only the blocks are compared: the allocator may count a small chunk as its share of a larger piece.
             end = chunk.address + len(chunk.blocks) * chunk.block_bytes
             assert end <= after.address, f"chunks overlap at {after.address:#x}"
 

@@ -1,4 +1,4 @@
-"""Who may have how much of what is too little for all. Pure arithmetic on bytes."""
+"""Divides a number of bytes among claims that together exceed it. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 def fair_shares(limit_bytes: int, claims: Sequence[int]) -> list[int]:
-    """Divide `limit_bytes` in proportion to what each claims; nobody gets more than that."""
+    """Divide `limit_bytes` in proportion to `claims`; return a share for each claim, which never exceeds it."""
     total = sum(claims)
     if total <= limit_bytes:
         return list(claims)
@@ -18,9 +18,9 @@ def class_quotas(
 ) -> dict[int, int]:
     """Divide a pool among its size classes; return the bytes for each, in whole blocks.
 
-    `unit_bytes` is what one block of each class takes and `n_experts` how many experts it is for. One block
-    for every class comes first, as a class without any serves nobody, those with the most bytes before the
-    others; what is left is divided in proportion to the bytes of the classes' experts.
+    `unit_bytes` is what one block of each class takes, and `n_experts` the number of experts of its size. First each
+    class gets one block, since a class without a block is of no use; a class whose experts have more bytes comes
+    earlier. The rest is divided in proportion to the bytes of the classes' experts.
     """
     wanted = {name: unit * n_experts.get(name, 0) for name, unit in unit_bytes.items()}
     by_need = sorted(wanted, key=lambda name: (-wanted[name], name))

@@ -1,4 +1,4 @@
-"""One fill of the host pool: an expert, and the block that it has meanwhile."""
+"""One fill: an expert on its way into a slot or into the host pool, and the block that it uses meanwhile."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from expertier.tiers.host_pool.block import ExpertKey, HostBlock
 
 
 class FreeRoom(Enum):
-    """What came of a fill that nobody waits for."""
+    """The outcome of `HostPool.begin_fill_ahead`."""
 
     BEGUN = auto()
     """The handle has a free block to read the expert into."""
@@ -23,11 +23,14 @@ class FreeRoom(Enum):
 
 @dataclass(slots=True, eq=False)
 class FillHandle:
-    """An expert on its way into a slot, and its block in the host pool while the fill lasts.
+    """The expert `key` that is being filled, and its block in the host pool while the fill lasts.
 
-    The caller makes it empty, so that `HostPool.end_fill` can undo whatever an interrupted `HostPool.begin_fill`
-    had done. `hit`: the block holds the expert's bytes already. `bounce`: it is a bounce block, which keeps nothing.
-    `ahead`: nobody waits for the fill.
+    `n_bytes` is what a host block needs to hold the expert, and `expert_bytes` what its matrices have without gaps.
+    `hit`: the block holds the expert's bytes already. `bounce`: it is a bounce block, which is reused after the fill.
+    `ahead`: the fill was begun ahead of demand, so nothing waits for it.
+
+    The caller creates the handle, and `HostPool.begin_fill` notes in it what was done. So `HostPool.end_fill` can undo
+    everything, even where an interrupt has ended `begin_fill`.
     """
 
     key: ExpertKey
@@ -40,6 +43,6 @@ class FillHandle:
 
     @property
     def address(self) -> int:
-        """Where the expert's block begins."""
+        """The address of the expert's block."""
         assert self.block is not None, "begin_fill first"
         return self.block.address

@@ -1,4 +1,4 @@
-"""How long the host pool stops asking an allocator that has refused."""
+"""For how long the host pool asks for no memory after the allocator has refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ LONGEST_PAUSE_S = 60.0
 
 
 class GrowthPause:
-    """A pause after refusals in a row: the first is retried at once, then it doubles with each refusal.
+    """A pause in asking the allocator for memory, after it has refused at least twice in a row.
 
-    So a refusal is an error of the fill that met it, and a limit that lasts (of locked memory, say) does not
-    fail every fill after it. Not thread-safe; the pool's lock guards it.
+    After one refusal the next fill asks again. From the second on there is a pause, which doubles with each refusal.
+    Only a fill that meets a refusal fails; in a pause, fills use the memory that the pool has. So a lasting limit, such
+    as one of locked memory, does not fail every later fill. Not thread-safe; the pool's lock guards it.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,5 +38,5 @@ class GrowthPause:
         self._in_a_row = 0
 
     def is_on(self) -> bool:
-        """Whether not to ask now."""
+        """Whether the pause lasts, so that the allocator must not be asked."""
         return self._in_a_row > 1 and self._clock() < self._until_s

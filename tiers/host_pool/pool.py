@@ -8,22 +8,22 @@ A fill is the pair `begin_fill` / `end_fill`, with `complete_fill` between them 
      ▲ ▲                          │                    │   └─────┘ begin_fill (hit), acquire_copies, touch:
      │ └─ end_fill, not complete ─┘                    │           it becomes the youngest in the order of use
      └──────── begin_fill for another expert ──────────┘
-               (evicts the oldest that nobody uses)
+               (evicts the least recently used block that nothing uses)
 
-1. Blocks are cut from chunks, one chunk an allocation, and all blocks of a chunk have one size. Within a size,
-   the oldest block goes first. Where experts differ in size, each size has a quota: one below its own takes
-   the coldest whole chunk of one above (`chunk_store.py`, `fair_share.py`).
-2. What the allocator takes for chunks, FREE and FILLING blocks included, is reserved in `HostBudget` before it
-   is allocated and released after it is freed (I3).
-3. Memory is allocated and freed, and fences and other pools are waited for, with no lock held.
-4. A block whose bytes a queued copy still reads is neither overwritten nor freed; it may be read (I10).
-5. Where no block can be had for an expert (the pool is off, too small, or all of it is in use), the fill goes
-   through one of two bounce blocks, which are allocated at the start, beside the budget, and keep nothing.
-6. A refused allocation is an error of the fill that asked. It changes nothing, and the next fill works: after
-   refusals in a row, with the memory that the pool has (`growth_pause.py`).
+1. Blocks are cut from chunks. Each chunk is one allocation, and all its blocks have the same size. Within a size the
+   least recently used block is evicted first. Where experts differ in size, each size has a quota: a size below its
+   quota takes the coldest whole chunk of a size above its own (`chunk_store.py`, `fair_share.py`).
+2. The bytes of chunks, with their FREE and FILLING blocks, are reserved in `HostBudget` before they are allocated and
+   released after they are freed (I3).
+3. No lock is held while memory is allocated or freed, nor while a thread waits for fences or other pools.
+4. A block that a queued copy still reads is neither overwritten nor freed; it may be read (I10).
+5. Where there is no block for an expert, because the pool is off, too small or wholly in use, the fill goes through one
+   of two bounce blocks. These are allocated at the start, beside the budget, and keep no copies.
+6. A refused allocation is an error of the fill that asked. It changes nothing, and the next fill works; after several
+   refusals in a row, fills use the memory that the pool has (`growth_pause.py`).
 
-Order of use (the eviction order): an L2 hit and a fill are uses, and so is the expert's eviction from L1
-(`touch`); an L1 hit is none.
+The order of use decides what is evicted. An L2 hit, a fill, and the expert's eviction from L1 (`touch`) count as uses;
+an L1 hit does not.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ from expertier.tiers.shared.stats import L2Stats
 __all__ = ["N_BOUNCE_BLOCKS", "HostPool"]
 
 USES_PER_LOOK = 128
-"""After so many uses, and at every miss, the machine's memory is looked at, if that was not done just now."""
+"""The machine's memory is looked at after so many uses, and at every miss, but at most once a second."""
 
 
 class HostPool:
-    """Blocks of pinned host memory, one an expert copy, least recently used first out.
+    """Copies of experts in blocks of pinned host memory; the least recently used copy is evicted first.
 
     Thread-safe: its lock is held for book-keeping only, never during a read, a copy, an allocation or a wait. The main
-    thread begins and ends fills, and acquires and releases copies, in a region of `interrupts.py`.
+    thread must be in a region of `interrupts.py` when it begins or ends fills, and when it acquires or releases copies.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class HostPool:
         directory: CopyDirectory | None = None,
         model: object = None,
     ) -> None:
-        """Allocate the bounce blocks; `budget_bytes` of 0 switches the pool off.
+        """Allocate the bounce blocks; a `budget_bytes` of 0 switches the pool off.
 
-        `largest_block_bytes` is the most that `begin_fill` will ask for. `experts_by_size` says how many experts
-        there are of each size in bytes; without it, those that fills have asked for so far count. `budget` is the
-        process's unless another is given; `directory` is kept up to date with the copies; pools of one `model` on
-        several devices claim together. Raises `DeviceError`.
+        `largest_block_bytes` is the largest `n_bytes` of any fill. `experts_by_size` maps a size in bytes to the number
+        of experts of that size; without it, only experts that fills have asked for are counted. `budget` is by default
+        the one of the process. `directory`, if given, is kept up to date with the copies. Where a model lies on several
+        devices, its pools are given the same `model`, and the budget adds their claims. Raises `DeviceError`.
         """
         self._budget = budget if budget is not None else process_budget()
         self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class HostPool:
             device, self._budget, self._changed, budget_bytes, experts_by_size, clock, directory, model
         )
         self._blocks = self._store.blocks
-        self._fenced: deque[HostBlock] = deque()  # in the order of their fences, to forget these when done
+        self._fenced: deque[HostBlock] = deque()  # blocks with fences, oldest fence first, to drop those done
         self._hits = self._misses = self._fills = self._bytes_in = 0
         self._ahead_fills = self._ahead_bytes = 0
         try:
@@ -104,8 +104,8 @@ class HostPool:
     def begin_fill(self, handle: FillHandle) -> None:
         """Give the handle a block: the expert's copy if there is one (`handle.hit`), otherwise memory to read it into.
 
-        Waits while the same expert is being read by another fill, for queued copies, and for a bounce block.
-        Raises `DeviceError` when the allocator fails. `end_fill` must follow, whatever happened.
+        It waits where another fill reads the same expert, and where all blocks and bounce blocks are in use. Raises
+        `DeviceError` where the allocator fails. The caller must call `end_fill` afterwards, even where this raised.
         """
         with self._lock:
             block = self._blocks.get(handle.key)
@@ -123,11 +123,11 @@ class HostPool:
                 tries += 1
 
     def begin_fill_ahead(self, handle: FillHandle) -> FreeRoom:
-        """Give the handle a block to read an expert into that nobody waits for, where that takes nothing from anyone.
+        """Give the handle a block to read an expert into ahead of demand, but only out of free room.
 
-        No copy is evicted, no other pool or size of experts loses what is its due, and no memory is taken while the
-        machine is short of it. The copy will be the first to go. Raises `DeviceError` when the allocator fails.
-        `end_fill` must follow, whatever happened.
+        No copy is evicted, no other pool or size of experts loses memory of its share or quota, and no memory is
+        allocated while the machine is short of it. The new copy is the first to be evicted. Raises `DeviceError` where
+        the allocator fails. The caller must call `end_fill` afterwards, even where this raised.
         """
         self._budget.relieve()
         while True:
@@ -151,7 +151,7 @@ class HostPool:
             step()
 
     def complete_fill(self, handle: FillHandle) -> None:
-        """Make the fill's block RESIDENT: all of the expert's bytes are there. A bounce block stays one."""
+        """Make the fill's block RESIDENT, because it holds all of the expert's bytes; a bounce block has no state."""
         with self._lock:
             assert handle.block is not None, "complete_fill before begin_fill"
             assert not handle.hit, "complete_fill of a hit"
@@ -166,9 +166,9 @@ class HostPool:
                 self._changed.notify_all()
 
     def end_fill(self, handle: FillHandle, fence: Fence | None = None) -> None:
-        """Take the block back from the handle; a fill that is not complete is aborted. A second call does nothing.
+        """Take the block back from the handle, and abort the fill where it is not complete. A second call does nothing.
 
-        `fence` is the end of a queued copy that still reads the block.
+        `fence` marks the end of a queued copy that still reads the block.
         """
         with self._lock:
             block, handle.block = handle.block, None
@@ -188,7 +188,10 @@ class HostPool:
     # ---- several copies at once
 
     def acquire_copies(self, copies: AcquiredCopies, layer: int, experts: Sequence[int]) -> None:
-        """Add the complete copies of a layer's `experts` to `copies`; never waits. `release_copies` must follow."""
+        """Add the RESIDENT copies of a layer's `experts` to `copies`, without waiting for any.
+
+        The caller must call `release_copies` afterwards.
+        """
         with self._lock:
             looks = self._store.uses // USES_PER_LOOK
             for index, expert in enumerate(experts):
@@ -204,7 +207,10 @@ class HostPool:
             self._budget.relieve()
 
     def release_copies(self, copies: AcquiredCopies, fence: Fence | None = None) -> None:
-        """Let the blocks go; a second call does nothing. `fence` is the end of queued copies that still read them."""
+        """Give up the blocks in `copies`; a second call does nothing.
+
+        `fence` marks the end of queued copies that still read the blocks.
+        """
         with self._lock:
             blocks, copies.blocks = copies.blocks, []
             self._forget_fences(len(blocks) + 1)
@@ -218,16 +224,16 @@ class HostPool:
 
     @property
     def is_on(self) -> bool:
-        """Whether the pool may keep anything."""
+        """Whether the pool may keep copies: its budget is above 0."""
         return self._store.budget_bytes > 0
 
     @property
     def n_lost(self) -> int:
-        """How many copies have left the pool so far, however they did."""
+        """How many copies have left the pool so far, for whatever reason."""
         return self._store.evictions
 
     def touch(self, keys: Iterable[ExpertKey]) -> None:
-        """Note that L1 evicted these experts: copies that exist become the youngest."""
+        """Note that L1 evicted these experts: their copies, where there are any, become the most recently used."""
         with self._lock:
             for key in keys:
                 block = self._blocks.get(key)
@@ -235,12 +241,12 @@ class HostPool:
                     self._store.use(block)
 
     def contains(self, key: ExpertKey) -> bool:
-        """Whether a complete copy of the expert is there now; this is no use of it."""
+        """Whether the pool has a complete copy of the expert now; asking does not count as a use."""
         block = self._blocks.get(key)
         return block is not None and block.state is BlockState.RESIDENT
 
     def copies(self) -> list[tuple[ExpertKey, int]]:
-        """Return (expert, address) of the RESIDENT blocks, oldest first."""
+        """Return (key, address) of the RESIDENT blocks, the least recently used first."""
         with self._lock:
             blocks = sorted(self._blocks.items(), key=lambda entry: entry[1].used_at)
             return [(key, block.address) for key, block in blocks if block.state is BlockState.RESIDENT]
@@ -248,11 +254,11 @@ class HostPool:
     # ---- the pool
 
     def resize(self, budget_bytes: int) -> None:
-        """Set the budget. The pool shrinks now as far as blocks in use allow, the rest when they are left."""
+        """Set the budget. The pool shrinks at once; chunks with blocks in use go when their use ends."""
         self._store.resize(budget_bytes)
 
     def stats(self) -> L2Stats:
-        """Return sizes and counts as of now."""
+        """Return the sizes now and the counts so far."""
         with self._lock:
             store = self._store
             return L2Stats(
@@ -272,7 +278,7 @@ class HostPool:
             )
 
     def check_valid(self) -> None:
-        """Assert the budget (I3), conservation (I4), bijection (I5) and the counts (I14) of the blocks."""
+        """Assert the budget (I3), the states of blocks (I4), that keys and blocks match (I5), and the counts (I14)."""
         self._budget.check_valid()
         with self._lock:
             self._store.check_valid()
@@ -283,12 +289,12 @@ class HostPool:
             )
 
     def close(self) -> None:
-        """Free all memory, once queued copies are done; no fill may run. A second call does nothing."""
+        """Wait for queued copies, then free all memory. No fill may be running. A second call does nothing."""
         with self._lock:
             fences = [*self._store.fences(), *self._bounce.fences()]
         for fence in fences:
             fence.wait()
-        for block in self._fenced:  # blocks and chunks know each other: their events would outlive the device
+        for block in self._fenced:  # blocks and chunks form cycles: their events could outlive the device
             block.fences = ()
         self._fenced.clear()
         self._bounce.close()
@@ -297,7 +303,7 @@ class HostPool:
     # ---- with the lock held
 
     def _place(self, handle: FillHandle, tries: int) -> Step | None:
-        """Give the handle a block if there is one now; otherwise return what to do before looking again, or wait."""
+        """Give the handle a block where there is one; otherwise wait, or return a step to do before the next call."""
         block = self._blocks.get(handle.key)
         if block is not None:
             if block.state is BlockState.RESIDENT:
@@ -324,7 +330,7 @@ class HostPool:
         return self._place_elsewhere(handle, size)
 
     def _place_elsewhere(self, handle: FillHandle, size: SizeClass) -> Step | None:
-        """Wait for a block that a queued copy reads, take a bounce block, or wait for either."""
+        """Return a step that waits for a queued copy; or give the handle a bounce block, or wait for any change."""
         awaited = size.awaited()
         if awaited is None:
             block = self._bounce.idle()
@@ -365,8 +371,8 @@ class HostPool:
             block.chunk.n_in_use -= 1
 
     def _forget_fences(self, most: int) -> None:
-        """Forget fences that are done, up to one more than come in, so that their events are used again."""
-        with suppress(DeviceError):  # an error of whoever needs the block, not of the fill that ends
+        """Drop fences that are done, at most those of `most` blocks, so that their events can be reused."""
+        with suppress(DeviceError):  # the next fill that needs the block raises it, not the one that ends
             while most and self._fenced and self._fenced[0].is_quiet():
                 self._fenced.popleft()
                 most -= 1

@@ -1,4 +1,4 @@
-"""What a manager is of a model that several devices share."""
+"""Which part of a model one manager holds, where several devices share the model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PoolShare:
-    """The fraction of `model`'s expert bytes that one manager holds.
+    """The `fraction` of a model's expert bytes that one manager holds.
 
-    `model` is the same object for all of its managers: their pools draw from one budget.
+    `model` is the same object for all managers of the model, so that the host budget adds their pools' claims.
     """
 
     model: object

@@ -1,4 +1,4 @@
-"""When the machine runs short of memory, and how far the host pools have to shrink for it."""
+"""Notices when the machine runs short of memory, and how far the host pools have to shrink then."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from expertier.tiers.shared import host_memory
 from expertier.units import GIB
 
 INTERVAL_S = 1.0
-"""How often the machine is asked at most: it costs a few file reads."""
+"""The shortest time between two looks at the machine's memory, each of which reads a few files."""
 
 LARGEST_FLOOR_BYTES = GIB
 
 FLOOR_DIVISOR = 16
-"""By default the floor is this fraction of what is available at the start, at most `LARGEST_FLOOR_BYTES`."""
+"""By default the floor is the memory available at the start divided by this, at most `LARGEST_FLOOR_BYTES`."""
 
 
 class MemoryPressure:
@@ -23,8 +23,9 @@ class MemoryPressure:
 
     available      below the floor        between              above twice the floor
                 ─────────────────────┼─────────────────────┼──────────────────────────
-    ceiling     down, until half as       as it was           up by the excess, and
-                much again is there                           gone at the limit
+    ceiling     lowered, so that 1.5      unchanged           raised by the excess;
+                times the floor is                            removed when it reaches
+                available again                               the pools' limit
 
     The gap between the two marks keeps the pools from shrinking and growing in turns.
     """
@@ -41,20 +42,20 @@ class MemoryPressure:
             floor_bytes = min(LARGEST_FLOOR_BYTES, available_bytes() // FLOOR_DIVISOR)
         self.floor_bytes = floor_bytes
         self.ceiling_bytes: int | None = None
-        """What all pools may take together now; None where memory is no reason for a limit."""
+        """The bytes that all pools together may take now; None while the machine is not short of memory."""
         self._available_bytes = available_bytes
         self._clock = clock
         self._lock = threading.Lock()
         self._next_s = clock()
 
     def is_due(self) -> bool:
-        """Whether enough time has passed since the machine was asked."""
+        """Whether enough time has passed since the last look at the machine's memory."""
         return self._clock() >= self._next_s
 
     def poll(self, used_bytes: int, limit_bytes: int) -> bool:
-        """Ask the machine, unless that was done just now; return whether the ceiling changed.
+        """Look at the machine's memory, unless that was done just now; return whether the ceiling changed.
 
-        `used_bytes` are what the pools take now, and `limit_bytes` what they may take at best.
+        `used_bytes` is what all pools take now, and `limit_bytes` what they may take where memory is not short.
         """
         if not self.is_due() or not self._lock.acquire(blocking=False):
             return False

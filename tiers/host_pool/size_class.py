@@ -9,18 +9,18 @@ from expertier.tiers.host_pool.block import BlockState, ExpertKey, HostBlock, Ho
 
 
 class SizeClass:
-    """Chunks of blocks of `block_bytes`: the FREE ones, and the others in their order of use.
+    """All chunks whose blocks have `block_bytes`: a list of FREE blocks, and the other blocks in their order of use.
 
-    Not thread-safe; the pool's lock guards it. `unit_bytes` is what the smallest chunk, of one block, takes
-    from the allocator. `growing`: a thread is allocating a chunk for it.
+    Not thread-safe; the pool's lock guards it. `unit_bytes` is what the allocator takes for the smallest chunk, which
+    has one block. `growing` says that a thread is allocating a chunk for this class.
     """
 
     def __init__(self, block_bytes: int, unit_bytes: int) -> None:
         """Start without chunks."""
         self.block_bytes = block_bytes
         self.unit_bytes = unit_bytes
-        self.content_bytes = 0  # of the largest expert seen, before any rounding
-        self.taken_bytes = 0  # by the chunks, as the allocator rounds them
+        self.content_bytes = 0  # the bytes of the largest expert seen, before any rounding
+        self.taken_bytes = 0  # the bytes of all chunks after the allocator's rounding
         self.n_blocks = 0
         self.growing = False
         self.chunks: dict[int, HostChunk] = {}
@@ -28,14 +28,14 @@ class SizeClass:
         self.order: OrderedDict[ExpertKey, HostBlock] = OrderedDict()
 
     def add(self, chunk: HostChunk) -> None:
-        """Take in a new chunk."""
+        """Add a new chunk, all of whose blocks are FREE."""
         self.chunks[chunk.number] = chunk
         self.taken_bytes += chunk.n_bytes
         self.n_blocks += len(chunk.blocks)
-        self.free.update(dict.fromkeys(reversed(chunk.blocks)))  # the last in is the first out
+        self.free.update(dict.fromkeys(reversed(chunk.blocks)))  # reversed: the last one is used first
 
     def remove(self, chunk: HostChunk) -> list[ExpertKey]:
-        """Let an idle chunk go; return the experts whose copies go with it."""
+        """Remove an idle chunk; return the experts whose copies were in it."""
         del self.chunks[chunk.number]
         self.taken_bytes -= chunk.n_bytes
         self.n_blocks -= len(chunk.blocks)
@@ -49,7 +49,7 @@ class SizeClass:
         return lost
 
     def take_free(self) -> HostBlock | None:
-        """Take a FREE block that nothing reads any more off the list."""
+        """Return a FREE block that no queued copy reads, taken off the list; None where there is none."""
         for block in reversed(self.free):
             if block.is_quiet():
                 del self.free[block]
@@ -57,20 +57,20 @@ class SizeClass:
         return None
 
     def put_on(self, block: HostBlock, key: ExpertKey) -> None:
-        """Make a block FILLING, for an expert."""
+        """Give a block to an expert, as FILLING and the most recently used one."""
         block.state, block.key = BlockState.FILLING, key
         self.order[key] = block
 
     def take_off(self, block: HostBlock) -> None:
-        """Make a block FREE that is then in no list."""
+        """Take a block from its expert: it is then FREE but in no list."""
         assert block.key is not None, block
         del self.order[block.key]
         block.key, block.state, block.used_at = None, BlockState.FREE, 0
 
     def oldest(self, is_read: Callable[[ExpertKey], bool] | None = None) -> HostBlock | None:
-        """Return the RESIDENT block used longest ago that nobody reads; None where there is none.
+        """Return the least recently used RESIDENT block that nothing reads; None where there is none.
 
-        `is_read` says of which experts the engine reads the copies by itself.
+        `is_read` says whether the engine's C++ reads an expert's copy now, which `users` does not count.
         """
         for key, block in self.order.items():
             if not block.users and block.is_quiet() and not (is_read is not None and is_read(key)):
@@ -78,14 +78,14 @@ class SizeClass:
         return None
 
     def awaited(self) -> HostBlock | None:
-        """Return a block that only queued copies still read; None where there is none."""
+        """Return a block that no fill uses but queued copies still read; None where there is none."""
         for block in (*self.free, *self.order.values()):
             if not block.users and block.fences:
                 return block
         return None
 
     def check_valid(self) -> None:
-        """Assert that each block of each chunk is in one list, in the state that the list means."""
+        """Assert that each block of each chunk is in exactly one list, and in the state that the list means."""
         blocks = [block for chunk in self.chunks.values() for block in chunk.blocks]
         assert self.taken_bytes == sum(chunk.n_bytes for chunk in self.chunks.values())
         assert self.n_blocks == len(blocks), f"{self.n_blocks} blocks counted, there are {len(blocks)}"

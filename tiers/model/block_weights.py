@@ -1,4 +1,4 @@
-"""What each block of a model takes beside its experts: weights that lie on the block's own device."""
+"""The bytes of each block's weights without its experts; these weights lie on the block's device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """Bytes of weights that are no experts, of each block as the engine counts them, from 0.
+    """The bytes of weights that are not experts, for each block as the engine counts blocks, from 0.
 
-    The blocks from `n_used` on only predict further tokens; the engine places them and loads nothing of them.
+    The blocks from `n_used` on only predict further tokens. The engine places them on devices but loads no weights of
+    them.
     """
 
     bytes_by_block: tuple[int, ...]
@@ -33,7 +34,7 @@ class BlockWeights:
 def read_block_weights(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_TYPES) -> BlockWeights:
     """Return the weights of the model at `path`, which may be any of its shards. Only headers are read.
 
-    Raises `ModelError`s as `ExpertTable.from_gguf` does.
+    Raises the same `ModelError`s as `ExpertTable.from_gguf`.
     """
     shards = read_file_shards(Path(path).absolute(), type_sizes)
     layers = collect_layers(shards, type_sizes)

@@ -1,4 +1,4 @@
-"""How many of a file's bytes are on disk, and not a hole that reads as zeros."""
+"""How many of a file's bytes are on disk; the rest are holes, which read as zeros."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import os
 
 
 class DataOnDisk:
-    """The bytes of an open file that are data, counted from its beginning and only as far as somebody asks.
+    """Counts the bytes of an open file that are data, from its beginning and only as far as a caller asks.
 
-    A file system that knows of no holes calls all bytes data.
+    A file system that has no holes reports all bytes as data.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self._descriptor = descriptor
         self.size = size
         self.found = 0
-        """Bytes that were found so far."""
+        """Bytes of data that were found so far."""
         self._looked_until = 0
 
     def has(self, n_bytes: int) -> bool:
-        """Whether this many bytes are on disk, wherever in the file."""
+        """Whether at least `n_bytes` of the file are on disk, no matter where in it."""
         while self.found < n_bytes and self._looked_until < self.size:
             try:
                 begin = os.lseek(self._descriptor, self._looked_until, os.SEEK_DATA)
                 end = os.lseek(self._descriptor, begin, os.SEEK_HOLE)
             except OSError as error:
-                # No more data; or the file system cannot tell.
+                # ENXIO: no more data follows. Any other error: the file system cannot tell, so all is data.
                 begin = self.size if error.errno == errno.ENXIO else self._looked_until
                 end = self.size
             self.found += max(0, min(end, self.size) - begin)

@@ -1,4 +1,4 @@
-"""Gathers what a model needs of a device beside its experts, for the ledger (`planner/budget/ledger.py`)."""
+"""Computes what a model takes of a device beside its experts, for the ledger (`planner/budget/ledger.py`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from expertier.planner.budget.geometry import ModelGeometry
 from expertier.planner.budget.ledger import Consumer, DeviceNeeds
 
 NARROW_TOKENS = 8
-"""The largest batch of decode: up to so many tokens the engine's kernels are those of matrix by vector."""
+"""The largest batch of decode, in tokens: up to this size the engine's kernels multiply a matrix by a vector."""
 
 
 def device_needs(
@@ -25,11 +25,11 @@ def device_needs(
     taken: Mapping[Consumer, int] | None = None,
     share: float = 1.0,
 ) -> DeviceNeeds:
-    """Return what a model and a context of this shape take of a device of which `free_bytes` are free.
+    """Return what a model and a context of `shape` take of a device that has `free_bytes` of free memory.
 
-    `taken` has what is allocated already, such as a key-value cache: it counts in the place of what is computed here.
-    `share` is the part of weights and cache that this device holds, where several share the layers; each of them
-    computes with whole buffers.
+    `taken` has the bytes of consumers that are allocated already, such as a key-value cache; they replace the numbers
+    computed here. `share` is the fraction of weights and cache that this device holds, where several devices share the
+    layers. Compute buffers are not divided: each device needs all of theirs.
     """
     return DeviceNeeds(
         free=free_bytes,

@@ -1,4 +1,4 @@
-"""Which tensors of a GGUF are experts."""
+"""Finds the expert tensors of a GGUF."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ROLE_SETS = (
     (Role.GATE_UP, Role.DOWN),
     (Role.UP, Role.DOWN),
 )
-"""The matrices that one expert may have, in the order in which a slot holds them."""
+"""The sets of matrices that an expert may have, each in the order in which a slot holds them."""
 
 _SMALL_SETS = re.compile(r"blk\.\d+\.(ffn_(gate|up|down)_chexps|attn_v_exps)\.weight")
-"""Stacked matrices beside the experts that are small enough for ordinary weights: GroveMoE's, K2 Horizon's."""
+"""Stacked matrices that are no experts and small enough to be ordinary weights: those of GroveMoE and K2 Horizon."""
 
 
 def collect_layers(
@@ -37,7 +37,7 @@ def collect_layers(
 ) -> tuple[ExpertLayer, ...]:
     """Return the MoE layers of a model whose headers were read with these `type_sizes`.
 
-    Raises as `ExpertTable.from_gguf` does.
+    Raises the same errors as `ExpertTable.from_gguf`.
     """
     path, header = shards[0].path, shards[0].header
     patterns = _patterns()
@@ -49,7 +49,7 @@ def collect_layers(
         for tensor in shard.header.tensors:
             if tensor.name in names:
                 raise UnsupportedLayoutError(
-                    f"{shard.path} holds {tensor.name} again, as another shard does: it is of another model; "
+                    f"{shard.path} holds {tensor.name}, which another shard holds already: it is of another model; "
                     "download it again"
                 )
             names.add(tensor.name)
@@ -73,14 +73,14 @@ def collect_layers(
 
 @dataclass(frozen=True, slots=True)
 class _UsedCounts:
-    """How many experts a token uses: one number for all blocks, or one a block (`numbers`)."""
+    """How many experts a token uses: one number for all blocks (`said`), or a number for each block (`numbers`)."""
 
     path: Path
     key: str
     said: object
     numbers: Sequence[int]
     n_trunk: int
-    """Blocks from here on only predict further tokens; the engine may load nothing of them."""
+    """The blocks from this number on only predict further tokens; the engine may load no weights of them."""
 
     @classmethod
     def read(cls, path: Path, header: GgufHeader, n_blocks: int) -> Self:
@@ -100,7 +100,10 @@ class _UsedCounts:
         return cls(path, key, said, numbers, n_trunk)
 
     def of(self, layer: ExpertLayer, most_experts: int) -> int:
-        """Return a layer's number; the smaller layers of one number for all use all that they have."""
+        """Return how many of a layer's experts a token uses.
+
+        A layer with fewer experts than the number for all blocks uses all of its experts.
+        """
         one_for_all = self.said is not None
         found = self.numbers[layer.block] if self.numbers else None
         if found == 0 and not one_for_all and layer.block >= self.n_trunk:
@@ -142,7 +145,7 @@ def _match(patterns: Mapping[Role, re.Pattern[str]], name: str) -> tuple[int, Ro
 
 
 def _refuse_unknown_experts(path: Path, tensor: TensorInfo) -> None:
-    """Refuse experts under names or in shapes that are not known here: the engine would load them whole."""
+    """Raise where a tensor holds experts under an unknown name or shape, because the engine would load all of them."""
     if _SMALL_SETS.fullmatch(tensor.name):
         return
     one_tensor_an_expert = re.fullmatch(r"blk\.\d+\.ffn_(gate|up|down)\.\d+\.weight", tensor.name)
@@ -156,7 +159,7 @@ def _refuse_unknown_experts(path: Path, tensor: TensorInfo) -> None:
 
 
 def _check_data(path: Path, header: GgufHeader) -> None:
-    """Check that every tensor's data lies within the file and no two overlap."""
+    """Check that the data of every tensor lies within the file and that no two tensors overlap."""
     end = 0
     before = "the header"
     for tensor in sorted(header.tensors, key=lambda tensor: tensor.offset):
@@ -175,7 +178,7 @@ def _check_data(path: Path, header: GgufHeader) -> None:
 
 
 def _layer(path: Path, block: int, tensors: Mapping[Role, TensorInfo], type_sizes: TypeSizes) -> ExpertLayer:
-    """Return a block's experts; how many of them a token uses is not known yet."""
+    """Return a block's experts, with a `top_k` of 0: how many of them a token uses is not known yet."""
     order = next((roles for roles in _ROLE_SETS if set(roles) == set(tensors)), None)
     if order is None:
         found = ", ".join(f"{tensor.name} {list(tensor.dims)}" for tensor in tensors.values())

@@ -1,4 +1,4 @@
-"""What tells whether a file is still the one that was looked at."""
+"""Tells whether a file is still the same, unchanged file as before."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Self
 class FileIdentity:
     """A file's size, times of change, inode and device.
 
-    Whoever writes to a file may put its `mtime` back. Nobody can put back its `ctime`, the time at which the system
-    last changed anything about it: bytes, times, names, owner or rights.
+    A program that writes to a file can set its `mtime` back. No program can set back its `ctime`, which the system
+    updates whenever it changes the file's bytes, times, names, owner or rights.
     """
 
     n_bytes: int
@@ -24,11 +24,11 @@ class FileIdentity:
 
     @classmethod
     def of(cls, stat: os.stat_result) -> Self:
-        """Take it from what `os.stat` returned."""
+        """Return the identity in a result of `os.stat`."""
         return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev)
 
     def matches(self, stat: os.stat_result) -> bool:
-        """Tell whether `os.stat` saw the same file, unchanged; cheap enough for every read."""
+        """Whether a result of `os.stat` shows the same file, unchanged; cheap enough to call at every read."""
         return (
             stat.st_mtime_ns == self.mtime_ns
             and stat.st_size == self.n_bytes
@@ -38,7 +38,7 @@ class FileIdentity:
         )
 
     def difference(self, now: FileIdentity) -> str | None:
-        """Say how `now` differs; None when it is the same file, unchanged."""
+        """Return how `now` differs, as the end of a sentence; None where it is the same file, unchanged."""
         if now.n_bytes != self.n_bytes:
             return f"its size was {self.n_bytes} bytes and is {now.n_bytes}"
         if (now.inode, now.device) != (self.inode, self.device):
@@ -53,5 +53,5 @@ class FileIdentity:
         return None
 
     def is_but_for_ctime(self, now: FileIdentity) -> bool:
-        """Whether `now` differs in nothing else than perhaps the time at which the system last changed it."""
+        """Whether `now` is the same except for its `ctime`, which may differ."""
         return dataclasses.replace(now, ctime_ns=self.ctime_ns) == self

@@ -1,4 +1,4 @@
-"""The files of a model: one GGUF, or shards of one named `NAME-00001-of-0000N.gguf`."""
+"""The files of a model: one GGUF, or several shards named `NAME-00001-of-0000N.gguf`."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _COUNT, _NUMBER, _TENSORS = (
 
 @dataclass(frozen=True, slots=True)
 class FileShard:
-    """One file of a model and its header; the first one's holds what is known of the whole model."""
+    """One file of a model and its header; the first file's header describes the whole model."""
 
     path: Path
     header: GgufHeader
 
 
 def read_file_shards(path: Path, type_sizes: TypeSizes = PACKAGE_TYPES) -> tuple[FileShard, ...]:
-    """Read the headers of all files of the model that `path` is, or is any shard of; first shard first.
+    """Return all files of the model at `path`, which may be any of its shards; the first shard comes first.
 
-    Raises `ModelError`s: as `read_header` does, and `UnsupportedLayoutError` that names a shard which is missing
-    or belongs to another model.
+    Raises the same errors as `read_header`, and `UnsupportedLayoutError` where a shard is missing or belongs to another
+    model; the message names the shard.
     """
     header = read_header(path, type_sizes)
     count = _integer(header, _COUNT, 1)

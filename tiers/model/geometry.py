@@ -1,8 +1,8 @@
 """Reads the sizes that decide what a model takes beside its experts.
 
-From its tensors where they say it, since these cannot lie: a block that has `attn_k` keeps keys as wide as that
-matrix is high, one with `ssm_conv1d` keeps a state. What tensors do not show comes from the header's keys: how
-far a block looks back, and how wide fused queries, keys and values are.
+Tensors are the first source, because the engine computes with their true shapes: a block with the tensor `attn_k` keeps
+keys as wide as that matrix has rows, and a block with `ssm_conv1d` keeps a state. What tensors do not show comes from
+the header's keys: how far a block looks back, and how wide fused queries, keys and values are.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ _WINDOW_PERIODS = {
     "exaone-moe": (4, False),
     "smallthinker": (4, True),
 }
-"""Where the file lists no sliding blocks, llama.cpp takes this: all of a period slide but the last one, or first."""
+"""(period, whether the first block of a period is full): llama.cpp's rule where the file does not list sliding blocks.
+
+All blocks of a period have a sliding window except one, which attends to everything: the first or else the last block.
+"""
 
 _CHUNKED = {"llama4": 8192}
-"""Architectures that attend in chunks without saying so."""
+"""Architectures that attend in chunks of so many tokens without a key in the header that says so."""
 
 _SPARSE_ROWS = {"qwen4exp": 2, "glm5-next": 3}
-"""Rows of indexer keys that the engine keeps a token, where it pools them."""
+"""How many rows of indexer keys the engine keeps for each token, for architectures where it pools them."""
 
 _COMPARED = frozenset(
     (
@@ -59,13 +62,13 @@ _COMPARED = frozenset(
         "qwen4exp",
     )
 )
-"""Architectures whose context was compared with the engine's (`benchmarks/compute_buffer.py`)."""
+"""Architectures whose computed context memory was compared with the engine's (`benchmarks/compute_buffer.py`)."""
 
 
 def read_geometry(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_TYPES) -> ModelGeometry:
     """Return the geometry of the model at `path`, which may be any of its shards. Only headers are read.
 
-    Raises `ModelError`s as `ExpertTable.from_gguf` does.
+    Raises the same `ModelError`s as `ExpertTable.from_gguf`.
     """
     shards = read_file_shards(Path(path).absolute(), type_sizes)
     layers = collect_layers(shards, type_sizes)
@@ -80,7 +83,7 @@ def read_geometry(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_
     )
     device = sum(_size(tensor) for name, tensor in used.items() if name not in experts) - host
     if "output.weight" not in used and embedding is not None:
-        device += _size(embedding)  # tied: the engine makes a copy where the layers run
+        device += _size(embedding)  # tied weights: the engine copies them to the device that runs the layers
     blocks = _blocks(keys, used)
     heads = keys.by_block("attention.head_count") or [0]
     return ModelGeometry(
@@ -104,7 +107,7 @@ def read_geometry(path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_
 
 
 class _Keys:
-    """The header's numbers, by their names without the architecture."""
+    """The header's numbers, by their keys without the architecture's name in front."""
 
     def __init__(self, shard: FileShard) -> None:
         self._path, self._header = shard.path, shard.header
@@ -169,11 +172,11 @@ def _block(keys: _Keys, has: Mapping[str, TensorInfo], window: int, block: int) 
 
 
 _EXPANDED = ("attention.head_count", "attention.key_length", "attention.value_length")
-"""Of an old file with compressed attention, whose keys and values the engine expands."""
+"""Keys for an old file with compressed attention, whose keys and values the engine expands."""
 
 
 def _windows(keys: _Keys) -> list[int]:
-    """Return how far each block looks back; 0: all the way."""
+    """Return how many tokens each block looks back; 0: it attends to all of them."""
     said = keys.number("attention.sliding_window", -1)
     window = _CHUNKED.get(keys.architecture, 0) if said == -1 else said
     if not window:
@@ -185,13 +188,13 @@ def _windows(keys: _Keys) -> list[int]:
     if pattern is not None:
         return [window if slides else 0 for slides in pattern]
     if not period:
-        return [0] * keys.n_blocks  # which of them slide is not known: count all as full
+        return [0] * keys.n_blocks  # which blocks have a sliding window is not known: count all as full
     full = 0 if first else period - 1
     return [0 if block % period == full else window for block in range(keys.n_blocks)]
 
 
 def _experts_width(layer: ExpertLayer) -> int:
-    """Return what one token's experts produce in a layer before their last matrix."""
+    """Return how many numbers the experts of one token produce in a layer before their last matrix."""
     rows = sum(matrix.ne1 for matrix in layer.matrices if matrix.role is not Role.DOWN)
     gated = any(matrix.role in (Role.GATE, Role.GATE_UP) for matrix in layer.matrices)
     return layer.top_k * (rows + rows // 2 if gated else 2 * rows)
@@ -199,12 +202,12 @@ def _experts_width(layer: ExpertLayer) -> int:
 
 def _query_width(keys: _Keys, heads: int, tensors: Mapping[str, TensorInfo]) -> int:
     if any(name.endswith("attn_k_b.weight") for name in tensors):
-        return heads * keys.number("attention.key_length", 0)  # of compressed attention, absorbed
+        return heads * keys.number("attention.key_length", 0)  # compressed attention, absorbed form
     return max(_rows_of(tensors, ("attn_q.weight",)), heads * keys.number("attention.key_length", 0))
 
 
 def _rows_of(tensors: Mapping[str, TensorInfo], names: Sequence[str]) -> int:
-    """Return the most rows of a block's matrices of these names."""
+    """Return the largest number of rows of any block's matrices of these names; 0 where there are none."""
     return max(
         (
             tensor.dims[1]
@@ -230,7 +233,7 @@ def _notes(keys: _Keys) -> tuple[str, ...]:
 
 
 def _uncounted(tensors: Mapping[str, TensorInfo]) -> tuple[str, ...]:
-    """Say which weights are not counted, as nobody here knows what their types take."""
+    """Return a note on the weights that are not counted, because the sizes of their types are unknown."""
     types = sorted({tensor.ggml_type for tensor in tensors.values() if tensor.n_bytes is None})
     if not types:
         return ()

@@ -1,10 +1,14 @@
-"""The header of a GGUF file, through the gguf package's reader: its scalars and where its tensors lie.
+"""Reads the header of a GGUF file with the gguf package's reader: its scalars, and where its tensors lie.
 
-The reader maps the file and believes every length in it. Here each of its reads is checked against the file's end
-first, so that a cut or damaged file is one of our errors and never a loop, a huge allocation or an assorted NumPy
-error; arrays, such as a vocabulary, and long strings are skipped; and bytes are read, not taken from the map, because
-touching the map of a file that another program cuts meanwhile would end the process. Nor does it believe in more
-header than the file has bytes on disk: a sparse file of 4 KiB could claim billions of empty strings in its hole.
+The package's reader maps the file into memory and trusts every length in it. The class here changes that in four ways:
+
+- Each read is checked against the end of the file first. A truncated or damaged file then raises one of our errors;
+  otherwise it could cause an endless loop, a huge allocation or some error of NumPy's.
+- Arrays, such as a vocabulary, and long strings are skipped.
+- Bytes are read and not taken from the map: where another program truncates the file meanwhile, touching the map would
+  end the process.
+- The header may not be longer than the file has bytes on disk. Otherwise a sparse file of 4 KiB could claim to have
+  billions of empty strings in its hole.
 """
 
 from __future__ import annotations
@@ -32,21 +36,22 @@ _MIN_HEADER_BYTES = 4 + 4 + 8 + 8  # magic, version, two counts
 _MIN_TENSOR_BYTES = 8 + 4 + 8 + 4 + 8  # an empty name, one dimension
 _MIN_VALUE_BYTES = 8 + 4 + 1  # an empty key, one byte
 _MAX_DIMS = 4
-_MAX_TENSORS = 1 << 16  # an object each; a model has some thousand
-_MAX_VALUES = 1 << 14  # likewise; a model has some dozen
-_MAX_NAME_BYTES = 1024  # of a key, a tensor's name, a string that is kept
-_MAX_STRINGS = 1 << 22  # in arrays, of all of them; a vocabulary and its merges have less than a million
-_MAX_ALIGNMENT = 1 * MIB  # the merged header of shards is padded to it
+_MAX_TENSORS = 1 << 16  # each takes an object; a model has some thousand
+_MAX_VALUES = 1 << 14  # each takes an object; a model has some dozen
+_MAX_NAME_BYTES = 1024  # the longest key, name of a tensor, or string value that is kept
+_MAX_STRINGS = 1 << 22  # in all arrays together; a vocabulary and its merges have less than a million
+_MAX_ALIGNMENT = 1 * MIB  # the merged header of shards is padded to the alignment
 _WINDOW_BYTES = 64 * KIB
-_MIN_ITEM_BYTES = 8  # of an array of strings: each has a length
+_MIN_ITEM_BYTES = 8  # an item of an array of strings has a length, at least
 _VERSIONS = (2, GGUF_VERSION)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor's entry: `dims` as GGUF orders them (fastest first), `offset` from the start of the file.
+    """A tensor's entry in the header.
 
-    `block` is a block of its type, None where the type is not known.
+    `dims` are in GGUF's order, the fastest first. `offset` counts bytes from the start of the file. `block` is the size
+    of a block of the tensor's type; None where the type is not known.
     """
 
     name: str
@@ -57,7 +62,7 @@ class TensorInfo:
 
     @property
     def n_bytes(self) -> int | None:
-        """Bytes of the data; None for a type that is not known, and for rows that are no whole blocks."""
+        """The bytes of the data; None where the type is not known, or a row is not a whole number of blocks."""
         if self.block is None or self.dims[0] % self.block.elements:
             return None
         return self.dims[0] // self.block.elements * self.block.n_bytes * math.prod(self.dims[1:])
@@ -65,11 +70,11 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GgufHeader:
-    """What a GGUF says of itself.
+    """The contents of a GGUF's header.
 
-    `values` holds its scalars and short strings, bytes in them that are no UTF-8 replaced; arrays and texts of
-    more than 1024 bytes, such as a chat template, are left out. `value_spans` says for every key, arrays too,
-    which bytes of the file hold key and value. Data of tensors begins at multiples of `alignment`.
+    `values` holds scalars and strings. Bytes of strings that are not UTF-8 are replaced; arrays and strings of more
+    than 1024 bytes, such as a chat template, are left out. `value_spans` has for every key, also those of arrays, the
+    [begin, end) of key and value in the file. The data of tensors begins at multiples of `alignment` bytes.
     """
 
     version: int
@@ -81,15 +86,15 @@ class GgufHeader:
 
     @property
     def architecture(self) -> str:
-        """The model's architecture, "unknown" where the file does not say."""
+        """The model's architecture; "unknown" where the file does not name it."""
         return str(self.values.get("general.architecture", "unknown"))
 
 
 def read_header(path: Path, type_sizes: TypeSizes = PACKAGE_TYPES) -> GgufHeader:
-    """Read the header of `path`; `type_sizes` says what its tensors take.
+    """Read the header of the GGUF at `path`; `type_sizes` has the block sizes of the tensors' types.
 
-    Raises `NotGgufError` for what is no GGUF or contradicts itself, and `TruncatedModelError` where the file
-    ends before its header, or before the data of a tensor.
+    Raises `NotGgufError` for a file that is no GGUF or whose header contradicts itself, and `TruncatedModelError` for a
+    file that ends within its header.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would wait for its writer
@@ -130,7 +135,7 @@ def _text(data: bytes) -> str:
 
 
 def _check_start(path: Path, start: bytes, size: int) -> int:
-    """Return the version of the GGUF; refuse what does not begin as one that we read."""
+    """Return the version of the GGUF; raise where the file does not begin as a GGUF of a version that we read."""
     magic = struct.pack("<I", GGUF_MAGIC)
     if not start or not magic.startswith(start[:4]):
         found = f"{start[:4]!r}" if start else "nothing: the file is empty"
@@ -165,7 +170,7 @@ def _check_start(path: Path, start: bytes, size: int) -> int:
 
 
 class _CheckedReader(GGUFReader):
-    """The gguf package's reader, over a file that may end anywhere and may be cut while it is read."""
+    """The gguf package's reader, for a file that may be truncated anywhere, even while it is read."""
 
     def __init__(self, path: Path, descriptor: int, data: DataOnDisk, type_sizes: TypeSizes) -> None:
         self._path = path
@@ -183,7 +188,7 @@ class _CheckedReader(GGUFReader):
         super().__init__(path)
 
     def _build_fields(self, offs: int, count: int) -> int:
-        """Read all keys and values, and note where each one lies."""
+        """Read all keys and values, and note where each pair lies in the file."""
         end = int(super()._build_fields(offs, count))
         begins = sorted((field.offset, name) for name, field in self.fields.items() if field.offset >= offs)
         ends = [*(begin for begin, _ in begins), end][1:]
@@ -191,13 +196,13 @@ class _CheckedReader(GGUFReader):
         return end
 
     def _build_tensor_info(self, offs: int, count: int) -> tuple[int, list[Any]]:
-        """Read the tensors' entries; a few hundred bytes of memory each, where the package takes thousands."""
+        """Read the tensors' entries. Each takes a few hundred bytes of memory; the package's take thousands."""
         end = int(offs)
         for _ in range(int(count)):
             name_bytes = self._name(end)
             name = name_bytes.decode()
             end += 8 + len(name_bytes)
-            if not name.isprintable():  # messages show it, and a terminal would obey it
+            if not name.isprintable():  # messages show it, and a terminal would obey its control codes
                 raise ValueError(f"it has a tensor named {name!r}")
             (n_dims,) = struct.unpack("<I", self._read(end, 4))
             if not 1 <= n_dims <= _MAX_DIMS:
@@ -209,8 +214,8 @@ class _CheckedReader(GGUFReader):
         return end, []
 
     def _build_tensors(self, start_offs: int, fields: Any) -> None:  # noqa: ARG002
-        """Take over the tensors' entries; their data is not looked at, and their types may be unknown here."""
-        alignment = int(self.alignment)  # NumPy's, of 32 bits, would overflow beyond 4 GiB
+        """Check the tensors' entries and keep them. Their data is not looked at, and their types may be unknown."""
+        alignment = int(self.alignment)  # NumPy's integer of 32 bits would overflow beyond 4 GiB
         if alignment > _MAX_ALIGNMENT:
             raise ValueError(f"its alignment is {alignment}, more than {_MAX_ALIGNMENT}")
         begin = round_up(self._header_end, alignment)
@@ -226,16 +231,16 @@ class _CheckedReader(GGUFReader):
             self.entries.append(TensorInfo(name, dims, kind, begin + offset, self._type_sizes.block(kind)))
 
     def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:  # noqa: ARG002
-        """Return `count` items at `offset`; the package's only way to the file."""
+        """Return `count` items at `offset`. The package reads the file through this method only."""
         return np.frombuffer(self._read(int(offset), int(count) * np.dtype(dtype).itemsize), dtype)
 
     def _get_str(self, offset: int) -> Any:
-        """Return (length, bytes) of a key, or of a string that is kept."""
+        """Return (length, bytes) of a key, or of a string value that is kept."""
         name = np.frombuffer(self._name(int(offset)), np.uint8)
         return np.array([len(name)], np.uint64), name
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-        """Return (bytes, parts, indices, types) of a value; an array has no parts, a long string no types either."""
+        """Return (bytes, parts, indices, types) of a value; an array gets no parts, a long string no types either."""
         if int(raw_type) == GGUFValueType.STRING:
             end = self._end_of_strings(orig_offs, 1)
             if end - orig_offs > 8 + _MAX_NAME_BYTES:
@@ -262,7 +267,7 @@ class _CheckedReader(GGUFReader):
         return self._read(offset + 8, length)
 
     def _end_of_strings(self, begin: int, n_items: int) -> int:
-        """Return where an array of strings ends; a vocabulary may have some hundred thousand."""
+        """Return where an array of strings ends. It may be long: a vocabulary has some hundred thousand strings."""
         self._require(begin, n_items * _MIN_ITEM_BYTES)
         self._n_strings += n_items
         if self._n_strings > _MAX_STRINGS:
@@ -278,7 +283,7 @@ class _CheckedReader(GGUFReader):
         return offset
 
     def _read(self, offset: int, n_bytes: int) -> bytes:
-        """Return bytes of the file; `n_bytes` is small, and many reads follow each other closely."""
+        """Return `n_bytes` at `offset`, from a window that is read at once: most reads are small and close together."""
         at = offset - self._window_begin
         if not 0 <= at <= len(self._window) - n_bytes:
             self._require(offset, n_bytes)
@@ -296,9 +301,9 @@ class _CheckedReader(GGUFReader):
                 f"{self._path} is cut short: it needs the bytes {offset} to {offset + n_bytes}, the file ends at "
                 f"{self._size}; download it again"
             )
-        # A header takes disk: as many bytes as it has, at least, or it is none, and reading it would have no end.
+        # A true header lies on disk with all of its bytes. A longer one lies in a hole, and reading it might never end.
         if not self._data.has(offset + n_bytes):
             raise TruncatedModelError(
                 f"{self._path} is not all there: its header goes on until {offset + n_bytes} at least, but of its "
-                f"{self._size} bytes only {self._data.found} are on disk, the others are holes; download it again"
+                f"{self._size} bytes only {self._data.found} are on disk, the rest are holes; download it again"
             )

@@ -1,4 +1,4 @@
-"""Numbers in a GGUF's header that may be one for all blocks, or an array with one a block."""
+"""Reads keys of a GGUF's header that have one number for all blocks, or an array with a number for each block."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MAX_ITEMS = 1 << 16
 
 
 def numbers_by_block(path: Path, header: GgufHeader, key: str, n_blocks: int) -> list[int] | None:
-    """Return the whole number that `key` has for each block; None where the file has no such key.
+    """Return the whole number that `key` gives for each block; None where the file has no such key.
 
-    Booleans count as 0 and 1. An array that is too short leaves the other blocks at 0. Raises `ModelError` for
-    what is neither a whole number nor an array of some.
+    Booleans count as 0 and 1. Blocks beyond the end of a short array get 0. Raises `ModelError` where the value is
+    neither a whole number nor an array of whole numbers.
     """
     value = header.values.get(key)
     if isinstance(value, int):

@@ -10,9 +10,10 @@ from expertier.tiers.model.span import Span
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """One MoE layer: `block` is the N of the tensors' `blk.N.`, `matrices` what every expert has of them.
+    """One MoE layer of `n_experts`, of which a token uses `top_k`.
 
-    A token uses `top_k` of its experts.
+    `block` is the N of its tensors' names `blk.N.`. `matrices` are the matrices that every expert has, in the order in
+    which a slot holds them.
     """
 
     block: int
@@ -22,7 +23,7 @@ class ExpertLayer:
 
     @property
     def expert_bytes(self) -> int:
-        """Bytes of one expert, all its matrices together."""
+        """The bytes of one expert: of all its matrices together."""
         return sum(matrix.expert_bytes for matrix in self.matrices)
 
     def spans(self, expert: int) -> list[Span]:

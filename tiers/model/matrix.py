@@ -19,11 +19,10 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExpertMatrix:
-    """A 3-d tensor with one matrix an expert: `ne1` rows of `ne0` elements of `ggml_type`, experts one after
-    another.
+    """A 3-d tensor that holds one matrix for each expert of a layer, one expert after another.
 
-    `file_offset` is where expert 0 begins in the file, `expert_bytes` the bytes of one expert, `type_bytes`
-    those of one quantisation block.
+    Each matrix has `ne1` rows of `ne0` elements of the type `ggml_type`. Expert 0 begins at `file_offset` of the model,
+    each expert takes `expert_bytes`, and each quantisation block takes `type_bytes`.
     """
 
     role: Role

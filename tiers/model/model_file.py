@@ -1,4 +1,4 @@
-"""One file of a model, at its place among the bytes of all of them."""
+"""One file of a model, and which of the model's bytes it holds."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from expertier.tiers.model.file_identity import FileIdentity
 
 @dataclass(frozen=True, slots=True)
 class ModelFile:
-    """A file whose bytes are `begin` to `begin + identity.n_bytes` of the model.
+    """A file that holds the bytes `begin` to `begin + identity.n_bytes` of the model.
 
-    A model of several shards is addressed as if they lay one after another; a model of one file begins at 0.
+    Offsets in a model of several shards count as if the shards lay one after another, from 0.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""What a model takes of the devices that share its blocks, beside its experts."""
+"""What a model takes of each device beside its experts, on one device or on several that share its blocks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _F32_BYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class ModelNeeds:
-    """A model, for contexts of `shape` altogether."""
+    """A model and the `shape` of all its contexts together, from which follow its needs of memory."""
 
     table: ExpertTable
     geometry: ModelGeometry
@@ -28,28 +28,28 @@ class ModelNeeds:
 
     @classmethod
     def of(cls, table: ExpertTable, shape: ContextShape) -> Self:
-        """Read the model's headers. Raises `ModelError`s as `ExpertTable.from_gguf` does."""
+        """Read the model's headers. Raises the same `ModelError`s as `ExpertTable.from_gguf`."""
         geometry = read_geometry(table.path, table.type_sizes)
         return cls(table, geometry, read_block_weights(table.path, table.type_sizes), shape)
 
     @property
     def n_units(self) -> int:
-        """How many pieces llama.cpp's layer split places: the blocks, and the output."""
+        """How many units llama.cpp's layer split places on devices: the blocks, and the output."""
         return self.weights.n_blocks + 1
 
     @property
     def output_bytes(self) -> int:
-        """What lies on the device of the output: weights that belong to no block."""
+        """The bytes of weights that belong to no block; they lie on the device of the output."""
         return max(self.geometry.device_weight_bytes - sum(self.weights.bytes_by_block), 0)
 
     def needs_on_one_device(self, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
-        """Return what all of the model takes of one device."""
+        """Return what the whole model takes of one device."""
         return device_needs(
             self.geometry, self.shape, free_bytes=free_bytes, prefill_stream_bytes=prefill_stream_bytes
         )
 
     def needs_of_share(self, units: range, free_bytes: int, *, prefill_stream_bytes: int = 0) -> DeviceNeeds:
-        """Return what some of the units take of a device: a stretch of blocks, the last one with the output."""
+        """Return what consecutive `units` take of a device; the last unit of the model is the output."""
         has_output = self.weights.n_blocks in units
         weights = sum(self.weights.bytes_by_block[units.start : units.stop])
         geometry = replace(
@@ -68,7 +68,7 @@ class ModelNeeds:
         )
 
     def blocks(self) -> list[BlockNeeds]:
-        """Return what each block takes of the device that it lies on."""
+        """Return for each block what it takes of the device that it lies on."""
         demands = self.table.layer_demands()
         by_block = {
             layer.block: demands[number]

@@ -1,4 +1,4 @@
-"""The routing profile that a user names, for one model: what the plan and the warm start take from it."""
+"""A user's routing profile, as the plan and the warm start of one model use it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ModelProfile:
-    """Uses of a model's experts, [layers, most experts of a layer]; both None without a profile."""
+    """How often each expert of a model was used, as arrays [layer, expert]; both None without a profile."""
 
     plan_uses: F64 | None = None
     """For `plan_layers`."""
     warm_uses: F64 | None = None
-    """For `TierManager.warm_start`; None where the profile knows only layers."""
+    """For `TierManager.warm_start`; None where the profile has numbers of layers only, not of experts."""
 
     @classmethod
     def of(cls, path: Path | None, table: ExpertTable) -> Self:
-        """Read the profile at `path` for the model of `table`; without a path there is none.
+        """Read the profile at `path` for the model of `table`; without a path, return an empty one.
 
-        Raises `ConfigError` where it cannot be read, or is of another model.
+        Raises `ConfigError` where the profile cannot be read, or is of another model.
         """
         if path is None:
             return cls()
@@ -39,7 +39,7 @@ class ModelProfile:
         return cls(profile.plan_uses(blocks, n_experts), profile.warm_uses(blocks, n_experts))
 
     def of_layers(self, layers: Sequence[int], most_experts: int) -> Self:
-        """Return the part of some layers, of which none has more than `most_experts`."""
+        """Return the rows of `layers`, cut to `most_experts` columns; none of these layers has more experts."""
 
         def rows(uses: F64 | None) -> F64 | None:
             return None if uses is None else uses[list(layers), :most_experts]

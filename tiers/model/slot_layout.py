@@ -1,6 +1,6 @@
 """How the slots of a layer hold its experts.
 
-Two forms (D3). Where the block sizes of an expert's matrices have a small common multiple, a slot is one
+There are two forms (D3). Where the block sizes of an expert's matrices have a small common multiple, a slot is one
 piece:
 
     │ gate │ up │ down │ gap │ gate │ up │ down │ gap │ ...  │ guard │
@@ -13,10 +13,11 @@ than 1 % of an expert (some mixes of quantisations), each matrix gets an array o
 
 The guards stay zero: matrix kernels read up to 512 bytes past the last expert.
 
-Kernels read rows in steps of `KERNEL_STEP` elements, and so past the last row of a matrix whose rows are no
-multiple of that, as shards of tensor split often are. What is read there is multiplied by zero, which makes zero
-of finite numbers only: it has to be blocks of the same type. In an array it always is; in one piece it is where
-the next matrix follows at once and is alike, else the layer gets arrays.
+Kernels read rows in steps of `KERNEL_STEP` elements. Where a row's length is no multiple of that, as often in a shard
+of tensor split, they read past the last row of a matrix. They multiply by zero what they read there. The product is
+zero only for finite numbers, so the bytes there have to be blocks of the same type. In an array they always are. In the
+one-piece form they are only where the next matrix has the same type and follows without a gap; elsewhere the layer gets
+arrays.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ from expertier.tiers.model.matrix import ExpertMatrix
 from expertier.units import round_up
 
 RANGE_ALIGNMENT = 128
-"""Where ranges and arrays begin: multiples of this many bytes."""
+"""Ranges and arrays begin at multiples of this many bytes."""
 
 GUARD_BYTES = 512
 """Zeros after the last slot of a range or an array."""
 
 MATRIX_ALIGNMENT = 32
-"""Where a matrix begins within a slot or a host block."""
+"""A matrix begins at a multiple of this many bytes within a slot or a host block."""
 
 MAX_WASTE = 0.01
 """Largest share of an expert's bytes that a slot's gap may waste."""
 
 
 KERNEL_STEP = 256
-"""Elements that matrix kernels read at once of a row of quantised blocks."""
+"""How many elements of a row of quantised blocks matrix kernels read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where one matrix of all slots lies: slot `i`'s at `offset + i * stride` in the layer's range."""
+    """Where one matrix lies: in slot `i` it begins at byte `offset + i * stride` of the layer's range."""
 
     offset: int
     stride: int
@@ -59,7 +60,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy that fills part of a slot: from an offset in a host block to an offset in the layer's range."""
+    """A copy that fills part of a slot: `n_bytes` from an offset in a host block to an offset in the layer's range."""
 
     source: int
     target: int
@@ -70,8 +71,9 @@ class Copy:
 class SlotLayout:
     """The layout of one layer's slots and of its experts' copies in host memory.
 
-    A host block holds the matrices of one expert at `block_offsets`, `block_bytes` in all: as a slot does in
-    the one-piece form, so that a fill is one copy. `stride` is a slot's in that form, and 0 for arrays.
+    A host block has `block_bytes` and holds the matrices of one expert at `block_offsets`. A slot in the one-piece form
+    holds them at the same offsets, so that a fill is one copy. `stride` is the distance of two such slots in bytes; 0
+    means that each matrix has an array.
     """
 
     matrix_bytes: tuple[int, ...]
@@ -97,12 +99,12 @@ class SlotLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """What one more slot costs."""
+        """The bytes that one more slot takes."""
         return self.stride or sum(self.matrix_bytes)
 
     @property
     def fixed_bytes(self) -> int:
-        """What a range costs besides its slots, at most: guards and alignment."""
+        """The bytes that a range takes beside its slots, at most: guards and alignment."""
         n_arrays = 1 if self.stride else len(self.matrix_bytes)
         return n_arrays * (GUARD_BYTES + RANGE_ALIGNMENT)
 
@@ -113,7 +115,7 @@ class SlotLayout:
         return sum(_array_bytes(n_slots, size) for size in self.matrix_bytes)
 
     def place(self, n_slots: int) -> tuple[Place, ...]:
-        """Return where each matrix lies in a range of `n_slots` slots."""
+        """Return for each matrix where it lies in a range of `n_slots` slots."""
         if self.stride:
             return tuple(Place(offset, self.stride) for offset in self.block_offsets)
         places = []
@@ -124,7 +126,7 @@ class SlotLayout:
         return tuple(places)
 
     def copies(self, places: Sequence[Place], slot: int) -> tuple[Copy, ...]:
-        """Return the copies that fill `slot` from a host block; `places` are those of the layer's range."""
+        """Return the copies that fill `slot` from a host block; `places` is what `place` returned for the range."""
         if self.stride:
             return (Copy(0, slot * self.stride, self.block_bytes),)
         return tuple(
@@ -135,9 +137,10 @@ class SlotLayout:
     def fills(
         self, places: Sequence[Place], slots: Sequence[int], blocks: Sequence[int], address: int
     ) -> Moves:
-        """Return what copies the experts in the host blocks at addresses `blocks` into slots, the i-th into `slots[i]`.
+        """Return the moves that copy the host block at address `blocks[i]` into slot `slots[i]`, for each i.
 
-        Rows of (target, source, bytes), a slot's one after another; `places` count from `address`.
+        The moves are rows of (target, source, bytes), all rows of a slot together. `address` is where the layer's range
+        begins, and `places` is what `place` returned for it.
         """
         if self.stride:
             begin = address + places[0].offset
@@ -159,7 +162,7 @@ class SlotLayout:
 
 
 def _can_be_read_past(matrices: Sequence[ExpertMatrix], offsets: Sequence[int], stride: int) -> bool:
-    """Whether what lies behind each matrix in one piece is harmless to a kernel that reads on."""
+    """Whether kernels may read past the end of each matrix in the one-piece form, as the module's docstring says."""
     begins = [*offsets[1:], stride]
     followers = [*matrices[1:], matrices[0]]
     return all(

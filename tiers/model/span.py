@@ -1,4 +1,4 @@
-"""A piece of a model."""
+"""Consecutive bytes of a model."""
 
 from __future__ import annotations
 

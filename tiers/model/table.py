@@ -22,11 +22,11 @@ from expertier.tiers.model.type_sizes import PACKAGE_TYPES, TypeSizes
 
 @dataclass(frozen=True)
 class ExpertTable:
-    """The experts of one model: which layers have them, and where in its files each one lies.
+    """The experts of one model: which layers have experts, and where in the model's files each expert lies.
 
     `layer` counts MoE layers from 0 everywhere; `layers[layer].block` is the N of the file's `blk.N.`. Offsets
     count through all `files`, as if the shards of a model lay one after another. Only headers are read, never a
-    weight; `type_sizes` say what the tensors take.
+    weight; the sizes of tensors follow from `type_sizes`.
     """
 
     files: tuple[ModelFile, ...]
@@ -38,7 +38,7 @@ class ExpertTable:
     def from_gguf(cls, path: str | os.PathLike[str], type_sizes: TypeSizes = PACKAGE_TYPES) -> Self:
         """Read the table of the model at `path`, which may be any of its shards.
 
-        An engine may know types that the gguf package does not: pass its `type_sizes` where there is one.
+        An engine may know types that the gguf package does not know: pass the engine's `type_sizes` where you have one.
 
         Raises `NotGgufError`, `TruncatedModelError` (also where a tensor's data reaches past the end of a
         file), `NotMoeError` or `UnsupportedLayoutError` (also for a shard that is missing or of another
@@ -60,7 +60,7 @@ class ExpertTable:
 
     @property
     def top_k(self) -> int:
-        """The most experts that a token uses in a layer."""
+        """The largest number of experts that a token uses in any layer."""
         return max((layer.top_k for layer in self.layers), default=0)
 
     @property
@@ -80,7 +80,7 @@ class ExpertTable:
 
     @cached_property
     def expert_ranges(self) -> tuple[tuple[int, int], ...]:
-        """The expert tensors' [begin, end) in the files, in their order."""
+        """The [begin, end) of every expert tensor in the model, in increasing order."""
         return tuple(
             sorted(
                 (matrix.file_offset, matrix.file_offset + layer.n_experts * matrix.expert_bytes)
@@ -95,12 +95,12 @@ class ExpertTable:
         return tuple(SlotLayout.of(layer.matrices) for layer in self.layers)
 
     def span(self, layer: int, expert: int) -> list[Span]:
-        """Return where an expert lies in the files, one span a matrix; `IndexError` where there is none."""
+        """Return where an expert lies in the model, one span a matrix. Raises `IndexError` where it does not exist."""
         self.check_experts(layer, (expert,))
         return self.layers[layer].spans(expert)
 
     def bytes_of(self, experts_by_layer: Sequence[int]) -> int:
-        """Return the bytes of so many experts of each layer."""
+        """Return the bytes of `experts_by_layer[layer]` experts of every layer, all together."""
         return sum(n * layer.expert_bytes for n, layer in zip(experts_by_layer, self.layers, strict=True))
 
     def check_experts(self, layer: int, experts: Sequence[int]) -> None:
@@ -115,17 +115,17 @@ class ExpertTable:
             )
 
     def existing(self, layer: int, experts: Sequence[int]) -> list[int]:
-        """Return those of `experts` that the layer has; none where there is no such layer."""
+        """Return those of `experts` that the layer has; an empty list where there is no such layer."""
         if not 0 <= layer < self.n_layers:
             return []
         return [expert for expert in experts if 0 <= expert < self.layers[layer].n_experts]
 
     def of_layers(self, layers: Sequence[int]) -> Self:
-        """Return the table of some of the layers, which count from 0 in it; files and names stay."""
+        """Return a table of some of the layers, numbered from 0 in the new table; the files stay the same."""
         return replace(self, layers=tuple(self.layers[layer] for layer in layers))
 
     def layer_demands(self) -> list[LayerDemand]:
-        """Return what every layer asks of a budget, for `plan_layers`."""
+        """Return the demand of each layer (experts, top-k, bytes of a slot), for `plan_layers`."""
         return [
             LayerDemand(
                 layer=number,

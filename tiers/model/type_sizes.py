@@ -1,6 +1,7 @@
-"""How large a block of each ggml type is: the bytes of a tensor follow from it.
+"""The size of a block of each ggml type, from which the bytes of a tensor follow.
 
-The gguf package has a list, and so has each engine; an engine's may be newer. Whoever has one at hand passes it in.
+The gguf package has a list of sizes, and each engine has one that may be newer. A caller that has an engine passes the
+engine's list.
 """
 
 from __future__ import annotations
@@ -12,33 +13,33 @@ from gguf import GGML_QUANT_SIZES
 
 
 class BlockSize(NamedTuple):
-    """One block of a type: the `elements` that it holds, in `n_bytes`."""
+    """The size of one block of a type: how many `elements` it holds, and in how many bytes."""
 
     elements: int
     n_bytes: int
 
 
 class TypeSizes(Protocol):
-    """Knows the block sizes of ggml types."""
+    """A list of the block sizes of ggml types."""
 
     def block(self, ggml_type: int) -> BlockSize | None:
-        """Return the block of a type; None for one that is not known."""
+        """Return the size of a block of a type; None for an unknown type."""
 
     @property
     def advice(self) -> str:
-        """Who does not know a type, and what to do then, as the end of a sentence "type 42 is none that "."""
+        """Whose list lacks a type, and what to do then, as the end of the sentence "type 42 is none that "."""
 
 
 class PackageTypes:
     """The types of the installed gguf package."""
 
     def block(self, ggml_type: int) -> BlockSize | None:
-        """Return the block of a type; None for one that is not known."""
+        """Return the size of a block of a type; None for an unknown type."""
         return _PACKAGE.get(ggml_type)
 
     @property
     def advice(self) -> str:
-        """Who does not know a type, and what to do then."""
+        """Whose list lacks a type, and what to do then."""
         return (
             f"the installed gguf package ({version('gguf')}) knows. An engine may know it: `expertier run`, `serve` "
             "and `exec` ask theirs, and so does ExpertTable.from_gguf(path, EngineTypes(open_engine)) in Python; "
@@ -48,4 +49,4 @@ class PackageTypes:
 
 _PACKAGE = {int(kind): BlockSize(*size) for kind, size in GGML_QUANT_SIZES.items()}
 PACKAGE_TYPES = PackageTypes()
-"""For everyone who has no engine at hand."""
+"""The list for callers that have no engine."""

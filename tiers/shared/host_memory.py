@@ -13,10 +13,10 @@ _OWN_CGROUP = Path("/proc/self/cgroup")
 
 
 def available_bytes(cgroup_root: Path = _CGROUP_ROOT, own_cgroup: Path = _OWN_CGROUP) -> int:
-    """Return the bytes that can be allocated without swapping or being killed.
+    """Return the bytes that this process can allocate without swapping or being killed.
 
-    The least of what the machine has available and what each control group around this process (version 1 or
-    2) has left; pages of the file cache that nobody uses count as available in both.
+    This is the smallest of these numbers: what the machine has available, and what each control group around this
+    process (version 1 or 2) has left. Pages of the file cache that no process uses count as available in both.
     """
     available = machine_available_bytes()
     for folder, limit, usage, cache_key in _groups(cgroup_root, own_cgroup):
@@ -28,7 +28,7 @@ def available_bytes(cgroup_root: Path = _CGROUP_ROOT, own_cgroup: Path = _OWN_CG
 
 
 def machine_available_bytes() -> int:
-    """Return what the machine has available; where there is no /proc, what nobody uses for anything."""
+    """Return the bytes that the machine has available; without /proc, the bytes of unused memory only."""
     try:
         return int(psutil.virtual_memory().available)
     except OSError:
@@ -36,7 +36,7 @@ def machine_available_bytes() -> int:
 
 
 def total_bytes() -> int:
-    """Return the machine's RAM."""
+    """Return the bytes of RAM that the machine has."""
     try:
         return int(psutil.virtual_memory().total)
     except OSError:  # there is no /proc
@@ -44,7 +44,7 @@ def total_bytes() -> int:
 
 
 def _groups(root: Path, own: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the folders that may limit this process, with the names of their files."""
+    """Yield each control group's folder, its files for limit and usage, and the key of its unused file cache."""
     try:
         lines = own.read_text().splitlines()
     except OSError:
@@ -62,7 +62,7 @@ def _groups(root: Path, own: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _number(path: Path) -> int | None:
-    """Read a file with one number; None where it is missing or says `max`."""
+    """Read a file that holds one number; None where the file is missing or says `max`."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

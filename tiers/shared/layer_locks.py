@@ -1,13 +1,13 @@
 """A lock and a condition for every layer, shared with an engine's C++ threads.
 
-128 bytes a layer in memory that Python owns: a `pthread_mutex_t` at 0 and a `pthread_cond_t` with default
-attributes at 64. They guard the layer's part of the residency tables. Whoever changes what another could wait
-for (`complete`, `abort`, `release`) calls `notify_all` before it unlocks.
+Each layer has 128 bytes of memory that Python owns: a `pthread_mutex_t` at byte 0 and a `pthread_cond_t` with default
+attributes at byte 64. They guard the layer's part of the residency tables. A thread that changes what other threads may
+wait for (`complete`, `abort`, `release`) calls `notify_all` before it unlocks.
 
-Order of locks, in Python as in C++: a layer's lock is a leaf. Whoever holds one takes no other lock, neither
-another layer's nor one of Python's; and whoever holds one of Python's takes no layer's. The interpreter's own
-lock is no exception to fear: C++ does not ask for it while it holds a layer's, and Python lets go of it
-before it blocks on one.
+The order of locks is the same in Python and in C++. A thread that holds a layer's lock takes no other lock: neither
+another layer's nor one of Python's. A thread that holds one of Python's locks takes no layer's lock. The interpreter's
+own lock causes no deadlock either: C++ does not ask for it while it holds a layer's lock, and Python releases it before
+it blocks on a layer's lock.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class _Timespec(ctypes.Structure):
 
 
 def wait_deadline() -> _Timespec:
-    """Return when a wait that begins now has to end, so that the main thread can act on a signal such as Ctrl-C."""
+    """Return when a wait that begins now has to end, so that the main thread can look for a signal such as Ctrl-C."""
     return _Timespec(*divmod(time.time_ns() + _POLL_INTERVAL_NS, 1_000_000_000))
 
 
 class _Pthread:
     """The functions of libc that are used here.
 
-    Those that may block release the interpreter meanwhile; the short ones keep it.
+    Functions that may block release the interpreter during the call; the short ones keep it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class _Pthread:
 
 
 class _Held:
-    """One layer's lock for the length of a `with` block, in which interrupts wait."""
+    """Holds one layer's lock for the length of a `with` block, in which interrupts are delayed."""
 
     __slots__ = ("_mutex", "_pthread", "_region")
 
@@ -73,7 +73,7 @@ class _Held:
         self._region = interrupts_deferred()
 
     def __enter__(self) -> None:
-        """Take the lock; trying first keeps the interpreter in the usual case that nobody holds it."""
+        """Take the lock. It is tried first: in the usual case it is free, and the interpreter need not be released."""
         self._region.__enter__()
         status = 0
         if self._pthread.try_lock(self._mutex) != 0:
@@ -91,12 +91,12 @@ class _Held:
 
 
 class LayerLocks:
-    """The locks and conditions of all layers. `close` destroys them; nobody may hold or wait for one then."""
+    """The locks and conditions of all layers. `close` destroys them; no thread may then hold or wait for one."""
 
     def __init__(self, n_layers: int) -> None:
         """Make unlocked locks for layers 0 to `n_layers - 1`."""
         self._pthread = _Pthread()
-        # A cache line of 64 bytes or a pair of them is not shared by two layers.
+        # Aligned to 128 bytes, so that no two layers share a cache line or a pair of cache lines.
         self._memory = np.zeros((n_layers + 1) * LAYER_BYTES, np.uint8)
         self._address = -(-int(self._memory.ctypes.data) // LAYER_BYTES) * LAYER_BYTES
         attributes = ctypes.create_string_buffer(64)
@@ -114,21 +114,22 @@ class LayerLocks:
 
     @property
     def address(self) -> int:
-        """Where layer 0's 128 bytes begin; the other layers' follow."""
+        """The address of layer 0's 128 bytes; those of the other layers follow."""
         return self._address
 
     def held(self, layer: int) -> _Held:
-        """Return the layer's lock as a context manager; it cannot be taken twice by one thread.
+        """Return a context manager that holds the layer's lock; a thread cannot take it twice.
 
-        For what is done with it in Python. The policy's calls take the lock themselves
+        It is for code in Python. The policy's calls take the lock themselves
         (`planner/policy/calls/locked_calls.py`).
         """
         return _Held(self._pthread, self._mutexes[layer])
 
     def wait(self, layer: int) -> None:
-        """Let go of the layer's lock, which the caller holds, until someone notifies; then hold it again.
+        """Release the layer's lock, which the caller holds, wait for a notification, and take the lock again.
 
-        Returns after 50 ms at the latest: look at the state again and wait again. Raises an interrupt that has come.
+        Returns after 50 ms at the latest, so the caller has to look at the state again and perhaps wait again. Raises
+        an interrupt that came meanwhile.
         """
         deadline = wait_deadline()
         status = self._pthread.wait(self._conditions[layer], self._mutexes[layer], ctypes.byref(deadline))
@@ -136,7 +137,7 @@ class LayerLocks:
         raise_pending()
 
     def notify_all(self, layer: int) -> None:
-        """Wake everyone who waits for a change of the layer; the caller holds its lock."""
+        """Wake all threads that wait for a change of the layer; the caller holds its lock."""
         self._pthread.notify_all(self._conditions[layer])
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What the tiers count: bytes beside hits, by cause. Counters only grow; sizes are as of the moment."""
+"""What the tiers count: hits and bytes, by cause. Counters only grow; sizes are those of the moment."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 class L1Stats:
     """The slots on the device.
 
-    `used_bytes` is what the layers' ranges take of the slab, `compute_bytes` what is reserved for computing,
-    `rounding_bytes` the rest, which is too small for a slot or waits to be planned. `memory_bytes` is the memory
-    under the slab, which may come in chunks. `bytes_in` are the expert bytes of completed fills; every request
-    for an expert is a hit or a miss.
+    `used_bytes` is what the layers' ranges take of the slab, and `compute_bytes` what is reserved for computing.
+    `rounding_bytes` is the rest: it is too small for a slot, or the present plan does not use it. `memory_bytes` is the
+    memory under the slab, which may come in chunks. `bytes_in` counts the expert bytes of completed fills. Every
+    request for an expert is a hit or a miss.
     """
 
     budget_bytes: int
@@ -35,12 +35,14 @@ class L1Stats:
 class L2Stats:
     """The pool of host memory.
 
-    `used_bytes` and `peak_bytes` (the most ever) are what the allocator took for the pool, fills in flight
-    included; `bounce_bytes` is the fixed minimum beside it. `rounding_bytes` of the used ones hold no expert,
-    however full the pool is: they are what pages and the allocator round up. Hits and misses count the fills
-    of L1 while the pool is on. `ahead_fills` experts of `ahead_bytes` were read into free room before anyone
-    asked (`pool_filling.py`); `bytes_in` has them, too. `refusals` are failed allocations, and `given_back_bytes`
-    were freed for other pools, for a smaller budget, or because the machine ran short.
+    `used_bytes` is what the allocator has given to the pool, with blocks of unfinished fills; `peak_bytes` is its
+    highest value so far. `bounce_bytes` are those of the bounce blocks, which are not part of `used_bytes`.
+    `rounding_bytes` is the part of `used_bytes` that no expert can use, because block sizes and the allocator round up.
+
+    Hits and misses count L1's fills while the pool is on. `ahead_fills` experts, of `ahead_bytes` together, were read
+    into free room ahead of demand (`pool_filling.py`); `bytes_in` counts them, too. `refusals` are allocations that
+    failed. `given_back_bytes` were freed for other pools, for a smaller budget, or because the machine ran short of
+    memory.
     """
 
     budget_bytes: int
@@ -60,7 +62,7 @@ class L2Stats:
 
 @dataclass(frozen=True, slots=True)
 class FileStats:
-    """The model's file: `reads` that gave all their bytes, and `failures` that did not."""
+    """The model's files: `reads` that gave all their bytes, and `failures` that did not."""
 
     bytes_read: int
     reads: int
@@ -69,24 +71,24 @@ class FileStats:
 
 @dataclass(frozen=True, slots=True)
 class MoveStats:
-    """Moves of the boundary or of quotas: how many, bytes copied within the device, and experts dropped."""
+    """Moves of the boundary or of quotas: their number, the bytes copied within the device, and the experts dropped."""
 
     moves: int = 0
     moved_bytes: int = 0
     dropped: int = 0
 
     def plus(self, *, moves: int, moved_bytes: int, dropped: int) -> MoveStats:
-        """Return the sums."""
+        """Return these numbers with the given ones added."""
         return MoveStats(self.moves + moves, self.moved_bytes + moved_bytes, self.dropped + dropped)
 
 
 @dataclass(frozen=True, slots=True)
 class PrefetchStats:
-    """Experts that were fetched before anyone asked for them.
+    """Prefetches: experts that were fetched ahead of demand.
 
-    Of what was `asked` (and not there already), `done` arrived; `dropped` was cancelled or in the way, and
-    `failed` could not be read. Of the bytes of what arrived in L1, `useful_bytes` were then asked for and
-    `wasted_bytes` left unused.
+    `asked` counts the experts to prefetch that were not present already. Of these, `done` arrived, `failed` could not
+    be read, and `dropped` were cancelled, found no room, do not exist, or were fetched by demand first. Of the bytes
+    that arrived in L1, `useful_bytes` were used afterwards and `wasted_bytes` were evicted unused.
     """
 
     asked: int = 0
@@ -108,18 +110,21 @@ class TierStats:
     prefetch: PrefetchStats
 
     def as_dict(self) -> dict[str, dict[str, int]]:
-        """Return the numbers as plain dictionaries, one a tier."""
+        """Return the numbers as plain dictionaries: one for each field, with its numbers by name."""
         return asdict(self)
 
 
 def summed(stats: Sequence[TierStats]) -> TierStats:
-    """Return the sums of managers that share a model; `peak_bytes` is of peaks that need not have been at once."""
+    """Return the sums over managers that share a model.
+
+    `peak_bytes` is the sum of the managers' peaks, which need not have occurred at the same time.
+    """
     return TierStats(
         **{field.name: _summed([getattr(each, field.name) for each in stats]) for field in fields(TierStats)}
     )
 
 
 def _summed(parts: Sequence[T]) -> T:
-    """Return the sum, field by field, of counts of one kind."""
+    """Return the sum, field by field, of stats of one class."""
     kind = type(parts[0])
     return kind(**{name: sum(getattr(part, name) for part in parts) for name in kind.__dataclass_fields__})  # type: ignore[attr-defined]

@@ -1,1 +1,1 @@
-"""L1: the slab, where its slots lie, how they move, and who waits for whom."""
+"""L1: the slab, where its slots lie, how they move, and which queued work waits for which."""

@@ -18,7 +18,7 @@ I64 = npt.NDArray[np.int64]
 
 
 class ArenaLayout:
-    """The layers' ranges, stacked against the slab's high end; offsets count from the slab's base.
+    """Where the layers' ranges lie: one after another, up to the slab's high end. Offsets count from the slab's base.
 
     low end                                                                     high end
     │ compute region │ too small for a slot │ layer 0 │ layer 1 │ ... │ layer L-1 │
@@ -28,7 +28,7 @@ class ArenaLayout:
     def __init__(
         self, layouts: Sequence[SlotLayout], slots: Sequence[int], slab_bytes: int, compute_bytes: int
     ) -> None:
-        """Lay out `slots[layer]` slots a layer above `compute_bytes`; `BudgetError` when they do not fit."""
+        """Lay out `slots[layer]` slots for each layer above `compute_bytes`; `BudgetError` where they do not fit."""
         if len(slots) != len(layouts) or min(slots) < 1:
             raise ValueError(f"{len(layouts)} layers need a slot each: got {list(slots)}")
         sizes = [layout.range_bytes(n) for layout, n in zip(layouts, slots, strict=True)]
@@ -54,22 +54,23 @@ class ArenaLayout:
 
     @property
     def rounding_bytes(self) -> int:
-        """Bytes above the compute region that no range uses."""
+        """The bytes above the compute region that no range uses."""
         return self.slab_bytes - self.compute_bytes - self.used_bytes
 
     def places(self, layer: int) -> tuple[Place, ...]:
-        """Return where the layer's matrices lie, one a matrix."""
+        """Return where each of the layer's matrices lies."""
         return self._places[layer]
 
     @cached_property
     def offsets(self) -> I64:
-        """Where each matrix of each layer lies in slot 0, layer after layer."""
+        """The offset of each matrix in slot 0, for all layers one after another."""
         return np.array([place.offset for places in self._places for place in places], np.int64)
 
     def pieces(self, layers: I32, slots: I32) -> I64:
-        """Return (offset, bytes, stride) of every piece of slots, in the order of their addresses.
+        """Return the pieces of the given slots as rows (offset, bytes, stride), in the order of their addresses.
 
-        Shape (pieces, 3): a slot is one piece or one a matrix. `layers` and then `slots` rise.
+        Slot `slots[i]` of layer `layers[i]` is one piece, or one piece for each matrix. The slots must be sorted by
+        layer, then by slot.
         """
         from expertier.tiers.slots.move_runs import write_pieces  # imports Numba
 
@@ -77,15 +78,16 @@ class ArenaLayout:
         return rows[: write_pieces(layers, slots, self.arrays, rows)]
 
     def slot_numbers(self, layers: I32) -> I64:
-        """Return for each of the `pieces` of slots of rising `layers` which of these it is of, counted from 0."""
+        """Return for each row of `pieces` the index in `layers`, which rise, of the slot that the piece belongs to."""
         first, after = (np.searchsorted(layers, self.arrays[:, 0], side=side) for side in ("left", "right"))
         return np.concatenate([np.arange(*ends) for ends in zip(first.tolist(), after.tolist(), strict=True)])
 
     def guards(self, layers: I32, slots: I32) -> I64:
-        """Return (offset, bytes) of what must be zero: the end of every array, and the head of every FREE slot.
+        """Return what must be zero, as rows (offset, bytes): the end of every array, and the head of every FREE slot.
 
-        Kernels read up to `GUARD_BYTES` past an expert, where another's bytes do no harm but those of another
-        quantisation would. All but `slots` are FREE; `layers` and then `slots` rise. Shape (guards, 2).
+        Kernels read up to `GUARD_BYTES` past an expert. Bytes of another expert of the same type do no harm there, but
+        bytes of another quantisation would. All slots are FREE except `slots[i]` of layer `layers[i]`, sorted by layer,
+        then by slot.
         """
         from expertier.tiers.slots.move_runs import write_guards  # imports Numba
 
@@ -93,10 +95,11 @@ class ArenaLayout:
         return zeros[: write_guards(layers, slots, self.arrays, self._tails, 0, zeros)]
 
     def work_to(self, new: ArenaLayout, survivors: Survivors, base: int = 0) -> tuple[I64, I64]:
-        """Return what brings the experts of `survivors` to their places in `new`, in a slab at address `base`.
+        """Return the moves and the zeroing that take the slab at address `base` from this layout to `new`.
 
-        Moves, rows (target, source, bytes), in the order of `moves.order_moves`; and the `guards` of `new`, rows
-        (address, bytes), which are to be zero then. One compiled call: a move of the boundary waits for it.
+        The moves bring the experts of `survivors` to their new slots: rows (target, source, bytes), in the order of
+        `moves.order_moves`. Afterwards the `guards` of `new`, rows (address, bytes), have to be zeroed. Both come from
+        one compiled call, because a move of the boundary waits for them.
         """
         from expertier.tiers.slots.move_runs import write_work  # imports Numba
 
@@ -116,9 +119,12 @@ class ArenaLayout:
         return np.array(self.slots, np.int32)
 
     def shifts_to(self, new: ArenaLayout) -> I64:
-        """Return for each layer by how much slot numbers change where bytes stay: old slot `i` lies where new slot
-        `i - shift` lies; `NOT_IN_LINE` where no slots of the two lie on each other."""
-        if self._shifts is None or self._shifts[0] is not new:  # a boundary mostly goes back to where it was
+        """Return for each layer the shift between old and new slot numbers at the same address.
+
+        Old slot `i` lies where new slot `i - shift` lies. The shift is `NOT_IN_LINE` where new slots do not begin at
+        the addresses of old ones.
+        """
+        if self._shifts is None or self._shifts[0] is not new:  # a boundary mostly goes back and forth
             self._shifts = new, self._shifts_to(new)
         return self._shifts[1]
 
@@ -132,9 +138,9 @@ class ArenaLayout:
 
     @cached_property
     def arrays(self) -> I64:
-        """The arrays that slots form, one a layer or one a matrix, in the order of their addresses.
+        """The arrays that slots form, as rows (layer, offset, bytes of a piece, stride, slots), in address order.
 
-        Rows (layer, offset, bytes of a piece, stride, slots).
+        A layer has one array, or one for each matrix, as its `SlotLayout` says.
         """
         rows: list[tuple[int, int, int, int, int]] = []
         for layer, (layout, places, n) in enumerate(zip(self.layouts, self._places, self.slots, strict=True)):

@@ -20,19 +20,19 @@ from expertier.units import MIB, round_up
 
 @dataclass(frozen=True, slots=True)
 class ComputeRegion:
-    """Device memory that the slots leave alone: `n_bytes` from `address`, which never changes."""
+    """Device memory that is free of slots: `n_bytes` from `address`, which never changes."""
 
     address: int
     n_bytes: int
 
 
 class Boundary:
-    """Moves the boundary: up at once when more is reserved, down again when that pays.
+    """Moves the boundary: up at once when more memory is reserved, down again when that pays.
 
-    Hysteresis: a release only allows the boundary to go down. It goes when the misses since then have cost
-    as many bytes as the slots that it would give back can hold, which is what a needless move costs: what
-    is fetched into them is dropped at the next `reserve`. So alternating prefill and decode never pays more
-    than twice what the better of moving and staying would have cost.
+    A release does not move the boundary; it only allows a move down (hysteresis). The boundary moves down once the
+    misses since the release have cost as many bytes as the slots that the move gives back can hold. A needless move
+    costs as much: the experts that are fetched into these slots are dropped at the next `reserve`. So alternating
+    prefill and decode never costs more than twice what the better choice, to move or to stay, would have cost.
     """
 
     def __init__(
@@ -45,10 +45,13 @@ class Boundary:
         arena_bytes: int,
         quotas: Sequence[int],
     ) -> None:
-        """Start as the slab is laid out; `bytes_missed` is what L1's misses have cost so far, `quotas` what the layers
-        get when all of the slab is theirs."""
+        """Start with the slab's present layout.
+
+        `bytes_missed` returns how many bytes L1's misses have cost so far. `quotas` has the slots that each layer gets
+        while nothing is reserved for computing.
+        """
         self.arena_bytes = arena_bytes
-        """The size that was asked for; the slab's is rounded up. Changed by `resize` only."""
+        """The slab's size as asked for, before it was rounded up. Only `resize` changes it."""
         self._slab = slab
         self._relayout = relayout
         self._usage = usage
@@ -56,12 +59,12 @@ class Boundary:
         self._floor_bytes = floor_bytes(demands)
         self._positions = Positions(slab, demands)
         self._bytes_missed = bytes_missed
-        self._lock = threading.Lock()  # of the wishes below; never held during a move
+        self._lock = threading.Lock()  # guards the fields below; never held during a move
         self._quotas = tuple(quotas)
         self._wanted_bytes = 0
-        self._going_to: int | None = None  # where a move down is on its way to
+        self._going_to: int | None = None  # the compute bytes after a move down that is under way
         self.pays_at: int | None = None
-        """Bytes missed at which going down pays; None: there is nothing to go down for. Read without a lock."""
+        """A move down pays once `bytes_missed` reaches this; None: no move down is possible. Read without a lock."""
 
     def reserve(self, n_bytes: int, stream: int | None) -> ComputeRegion:
         """See `TierManager.reserve_compute`."""
@@ -72,7 +75,7 @@ class Boundary:
                 self._want(n_bytes)
         if not enough:
             with self._usage.exclusively("reserve compute memory"):
-                if n_bytes > self._slab.layout.compute_bytes:  # else another thread was faster
+                if n_bytes > self._slab.layout.compute_bytes:  # False where another thread was faster
                     self._lay_out(n_bytes)
                 with self._lock:
                     self._want(n_bytes)
@@ -85,7 +88,7 @@ class Boundary:
         """See `TierManager.move_boundary`."""
         self._require_room(n_bytes)
         if plan is not None:
-            self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
+            self._slab.plan(plan.slots, 0)  # raises where the plan does not fit even the whole slab
         with self._usage.exclusively("move the boundary", for_engine=True):
             with self._lock:
                 self._wanted_bytes = n_bytes
@@ -101,12 +104,12 @@ class Boundary:
                 elif round_up(n_bytes, RANGE_ALIGNMENT) != self._slab.layout.compute_bytes:
                     self._lay_out(n_bytes, in_order_where_all_fit=True, meanwhile=meanwhile)
             finally:
-                with self._lock:  # where it stands is what the engine has: there is nothing to go down for
+                with self._lock:  # the engine uses all that it was given, so there is no reason to move down
                     self._wanted_bytes = self._slab.layout.compute_bytes
                     self.pays_at = None
 
     def most_bytes(self) -> int:
-        """Return how much can be free of slots: all but one slot a layer."""
+        """Return how many bytes can be free of slots: all of the slab except one slot for each layer."""
         return max(self._slab.n_bytes - self._floor_bytes, 0)
 
     def release(self, n_bytes: int) -> None:
@@ -119,10 +122,10 @@ class Boundary:
                 self.pays_at = self._pays_from_now()
 
     def lower(self, *, now: bool) -> bool:
-        """Go down to what is still wanted where that pays, or `now` whether it does or not.
+        """Move down to what is still reserved, where that pays; with `now`, even where it does not.
 
-        Returns whether the boundary moved. Without `now` it gives up where someone is in the way or a call
-        fails, and tries again the next time.
+        Returns whether the boundary moved. Without `now` it does not move where leases or an engine are in the way or a
+        call to the device fails; the next call tries again.
         """
         pays_at = self.pays_at
         if not now and (pays_at is None or self._bytes_missed() < pays_at):
@@ -131,7 +134,7 @@ class Boundary:
             return False
         try:
             with self._usage.exclusively("give compute memory back", wait_s=WAIT_S if now else 0):
-                with self._lock:  # asked again: someone may have reserved meanwhile
+                with self._lock:  # asked again, because another thread may have reserved memory meanwhile
                     wanted = self._wanted_bytes
                     if not self._gain():
                         return False
@@ -148,12 +151,12 @@ class Boundary:
 
     @property
     def quotas(self) -> tuple[int, ...]:
-        """What the layers get when all of the slab is theirs."""
+        """How many slots each layer gets while nothing is reserved for computing."""
         return self._quotas
 
     def apply(self, plan: LayerPlan, *, wait_s: float = WAIT_S) -> None:
-        """Make `plan` the quotas of the whole slab, shrunk to what the compute region leaves."""
-        self._slab.plan(plan.slots, 0)  # refuses what does not fit even then
+        """Make `plan` the quotas of the whole slab, and give the layers what the compute region leaves of them."""
+        self._slab.plan(plan.slots, 0)  # raises where the plan does not fit even the whole slab
         with self._usage.exclusively("apply a plan", wait_s=wait_s):
             self._give_quotas(plan.slots, self._slab.n_bytes)
 
@@ -194,7 +197,7 @@ class Boundary:
         in_order_where_all_fit: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, all is as before."""
+        """Make `slots` the quotas, in a slab of `slab_bytes`; where that fails, the quotas are as before."""
         quotas, layout = self._quotas, self._slab.layout
         self._quotas = tuple(slots)
         try:
@@ -217,14 +220,14 @@ class Boundary:
         in_order_where_all_fit: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Give the layers their quotas, or what of them a compute region leaves."""
+        """Give the layers their quotas, shrunk where the compute region leaves too little room for them."""
         compute_bytes = round_up(compute_bytes, RANGE_ALIGNMENT)
         size = self._slab.n_bytes if slab_bytes is None else slab_bytes
         new = self._positions.layout(self._quotas, compute_bytes, size)
         layout = self._slab.layout
         try:
             self._relayout.run(new, in_order_where_all_fit=in_order_where_all_fit, meanwhile=meanwhile)
-        finally:  # an interrupt may come when all is done
+        finally:  # also where an interrupt comes after the move was made
             if self._slab.layout is not layout:
                 with self._lock:
                     self.pays_at = self._pays_from_now()
@@ -232,7 +235,7 @@ class Boundary:
     # ---- with the lock held
 
     def _steady_bytes(self) -> int:
-        """Return how much is free of slots, whatever move is on its way."""
+        """Return how many bytes are free of slots now and after a move that is under way."""
         compute_bytes = self._slab.layout.compute_bytes
         return compute_bytes if self._going_to is None else min(self._going_to, compute_bytes)
 
@@ -241,10 +244,10 @@ class Boundary:
         self.pays_at = self._pays_from_now()
 
     def _pays_from_now(self) -> int | None:
-        """Return how many bytes missed make a move down pay, counted from now; None where there is no move."""
+        """Return the value of `pays_at` where counting begins now; None where no move down is possible."""
         gained = self._gain()
         return self._bytes_missed() + gained if gained else None
 
     def _gain(self) -> int:
-        """Return how many bytes a move down would give to the slots."""
+        """Return how many bytes a move down would give back to the slots."""
         return self._slab.layout.compute_bytes - round_up(self._wanted_bytes, RANGE_ALIGNMENT)

@@ -1,4 +1,4 @@
-"""Who must wait for whom on a device that queues its work (I10)."""
+"""Makes fills, reads and moves of slots wait for each other on a device that queues its work (I10)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ _Slot: TypeAlias = tuple[int, int]
 
 
 class SlotFences:
-    """Orders fills and reads of slots that are queued on different streams; never blocks the host unless asked.
+    """Orders fills and reads of slots that are queued on different streams.
 
         fill on a copy stream     waits for the slot's last write and all its reads
         read on a compute stream  waits for the slot's last write
         a move of the slots       waits for everything, and everything waits for it
 
-    On a device without streams all of it is done at once, and these methods do nothing. Thread-safe.
+    Streams wait, and not the host, unless a method's docstring says otherwise. On a device without streams all work is
+    done at once, and these methods do nothing. Thread-safe.
     """
 
     def __init__(self, device: Device) -> None:
@@ -29,7 +30,7 @@ class SlotFences:
         self._device = device
         self._fences = Fences(device)
         self._lock = threading.Lock()
-        # As far as they may still be queued: the last write to each slot, and the last read of it on each stream.
+        # The last write to each slot and the last read of it on each stream, where they may still be queued.
         self._written: dict[_Slot, Fence | None] = {}
         self._reads: dict[_Slot, dict[int, Fence]] = {}
         self._moved: Fence | None = None
@@ -39,7 +40,7 @@ class SlotFences:
         if not self._device.has_streams:
             return
         with self._lock:
-            pending = dict.fromkeys([self._moved])  # what was queued together has one fence
+            pending = dict.fromkeys([self._moved])  # an ordered set, as slots filled together share a fence
             for slot in slots:
                 pending[self._written.get((layer, slot))] = None
                 reads = self._reads.get((layer, slot))
@@ -50,9 +51,9 @@ class SlotFences:
                 fence.make_wait(stream)
 
     def after_fill(self, layer: int, slots: Iterable[int], stream: int) -> Fence | None:
-        """Note that a fill of `slots` was queued on `stream`, and return its fence; None without streams.
+        """Note that a fill of `slots` was queued on `stream`, and return its fence; None on a device without streams.
 
-        Where no fence can be made the call waits for the device instead, so that nothing needs one.
+        Where the driver cannot make a fence, the call waits for the device and returns None: the fill is then done.
         """
         if not self._device.has_streams:
             return None
@@ -64,7 +65,7 @@ class SlotFences:
         return fence
 
     def before_read(self, layer: int, slots: Iterable[int], stream: int | None) -> None:
-        """Have `stream` wait until the bytes of `slots` are there; the calling thread, where it is None."""
+        """Have `stream` wait until the bytes of `slots` are there; where it is None, the calling thread waits."""
         if not self._device.has_streams:
             return
         with self._lock:
@@ -80,7 +81,7 @@ class SlotFences:
                 fence.make_wait(stream)
 
     def after_read(self, layer: int, slots: Sequence[int], stream: int | None) -> None:
-        """Note that reads of `slots` may be queued on `stream`; None: the caller has seen them done."""
+        """Note that reads of `slots` may be queued on `stream`; None: the caller knows that the reads are done."""
         if not self._device.has_streams or stream is None or not slots:
             return
         fence = self._fence_or_wait(stream)
@@ -101,7 +102,10 @@ class SlotFences:
                 fence.make_wait(stream)
 
     def after_move(self, stream: int) -> Fence | None:
-        """Note that all slots moved on `stream`: everything later waits for that. Return its fence."""
+        """Note that a move of the slots was queued on `stream`, for which all later work waits; return its fence.
+
+        Returns None where nothing has to wait, as `after_fill` does.
+        """
         if not self._device.has_streams:
             return None
         fence = self._fence_or_wait(stream)
@@ -111,7 +115,7 @@ class SlotFences:
         return fence
 
     def close(self) -> None:
-        """Wait for what is queued and give the events back; nobody uses the slots any more."""
+        """Wait for all queued work and give the events back. The slots must not be used any more."""
         if self._device.has_streams:
             self._device.synchronize()
         with self._lock:
@@ -129,6 +133,6 @@ class SlotFences:
         except DeviceError:
             self._device.synchronize()
             return None
-        except BaseException:  # an interrupt: nothing may stay queued that nobody waits for
+        except BaseException:  # an interrupt: without a fence, nothing would wait for the queued work
             self._device.synchronize()
             raise

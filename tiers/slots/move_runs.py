@@ -1,4 +1,7 @@
-"""What a move of the boundary waits for, compiled: the order of its moves, and all of `ArenaLayout.work_to`."""
+"""Compiled functions for moves of the boundary: the order of moves, and all of `ArenaLayout.work_to`.
+
+They are compiled because the engine waits for a move.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,14 @@ _ROWS = types.Array(int64, 2, "C")
 
 @cached_njit(int64(_ROWS, _ROWS, int64, _ROWS))
 def write_runs(old: I64, new: I64, n: int, runs: I64) -> int:
-    """Write the moves of `n` pieces from `old` to `new` into `runs`, from the highest that goes up down and then from
-    the lowest that goes down up; return how many they are. `runs` has a row for each piece, and one more."""
+    """Write the moves of `n` pieces from `old` to `new` into `runs`, and return their number.
+
+    First come the upward moves, from the highest to the lowest, then the downward moves, from the lowest to the
+    highest. `runs` has a row for each piece, and one more.
+    """
     n_up = 0
-    # Backwards, a run that goes up is written when its first piece is reached.
+    # A run is a row of adjacent pieces that move by the same distance. This loop goes backwards, and writes an upward
+    # run when it reaches the run's first piece.
     last = n - 1
     for i in range(n - 1, -1, -1):
         by = new[i, 0] - old[i, 0]
@@ -50,15 +57,15 @@ def write_runs(old: I64, new: I64, n: int, runs: I64) -> int:
 
 @cached_njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS, int64, _ROWS))
 def write_guards(layers: I32, slots: I32, arrays: I64, tails: I64, base: int, zeros: I64) -> int:
-    """Write `tails`, and the heads of all pieces but those of `slots`, into `zeros`; return how many they are.
+    """Write `tails`, and the heads of all pieces except those of `slots`, into `zeros`; return how many rows there are.
 
-    Addresses count from `base`. `arrays` is `ArenaLayout.arrays`; `layers` and then `slots` rise.
+    `base` is added to every offset. `arrays` is `ArenaLayout.arrays`. The slots are sorted by layer, then by slot.
     """
     n = len(tails)
     for i in range(n):
         zeros[i, 0] = base + tails[i, 0]
         zeros[i, 1] = tails[i, 1]
-    begin = end = 0  # of the layer's slots in `slots`
+    begin = end = 0  # the layer's slots are `slots[begin:end]`
     for array in range(len(arrays)):
         layer, offset, n_bytes, stride, n_slots = arrays[array]
         if array == 0 or arrays[array - 1, 0] != layer:
@@ -78,7 +85,7 @@ def write_guards(layers: I32, slots: I32, arrays: I64, tails: I64, base: int, ze
 
 @cached_njit(int64(_SLOTS, _SLOTS, _ROWS, _ROWS))
 def write_pieces(layers: I32, slots: I32, arrays: I64, rows: I64) -> int:
-    """Write (offset, bytes, stride) of all pieces of `slots` into `rows`, by address; return how many they are."""
+    """Write (offset, bytes, stride) of all pieces of `slots` into `rows`, by address; return how many there are."""
     n = 0
     begin = end = 0
     for array in range(len(arrays)):
@@ -107,14 +114,14 @@ def write_work(
     moves: I64,
     zeros: I64,
 ) -> int:
-    """Write the moves of slots from one layout to another into `moves`, and what is zero then into `zeros`.
+    """Write the moves of slots from one layout to another into `moves`, and what has to be zeroed then into `zeros`.
 
-    Addresses count from `base`; `tails` are the new layout's. Returns how many moves, times one more than `zeros` has
-    rows, plus how many zeros.
+    `base` is added to every offset; `tails` are those of the new layout. Returns both numbers of rows in one integer:
+    (rows of moves) * (len(zeros) + 1) + (rows of zeros).
     """
     old = np.empty((len(moves), 3), np.int64)
     new = np.empty((len(moves), 3), np.int64)
-    # Slots keep their order, and so do their pieces: the n-th of the one layout is the n-th of the other.
+    # Slots keep their order, and so do their pieces: the n-th piece of one layout is the n-th piece of the other.
     n = write_pieces(layers, old_slots, old_arrays, old)
     write_pieces(layers, new_slots, new_arrays, new)
     n_moves = write_runs(old, new, n, moves)

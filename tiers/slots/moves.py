@@ -9,15 +9,15 @@ I64 = npt.NDArray[np.int64]
 
 
 def order_moves(old: I64, new: I64) -> I64:
-    """Return the moves that bring pieces from `old` to `new`, in a safe order, as few as there can be.
+    """Return the moves that bring pieces from `old` to `new`, as few as possible and in an order that is safe.
 
-    `old` and `new` have rows (offset, bytes, stride) of the same pieces; both are in increasing order of
-    offset and neither overlaps itself. The result has rows (target, source, bytes); a target may overlap its
-    own source. Neighbours that move by the same distance move as one, their gaps included.
+    `old` and `new` have rows (offset, bytes, stride) of the same pieces, in increasing order of offset, and in each of
+    the two no pieces overlap. The result has rows (target, source, bytes); a target may overlap its own source.
+    Adjacent pieces that move by the same distance become one move, together with the gaps between them.
 
-    Because the pieces keep their order, no piece that moves up ever lands on one that moves down, nor the
-    other way: upward moves from the highest down and then downward moves from the lowest up never
-    overwrite a piece that is still to move.
+    The order is safe because the pieces keep their order: a piece that moves up never lands on a piece that moves down,
+    nor the reverse. First come the upward moves, from the highest piece to the lowest, and then the downward moves,
+    from the lowest to the highest. So no move overwrites a piece that has yet to move.
     """
     from expertier.tiers.slots.move_runs import write_runs  # imports Numba
 
@@ -26,12 +26,12 @@ def order_moves(old: I64, new: I64) -> I64:
 
 
 def compile_moves() -> None:
-    """Compile what a move needs, or load it from the on-disk cache: else the first move does."""
+    """Compile the functions that a move needs, or load them from the on-disk cache, so that no move waits for that."""
     import expertier.tiers.slots.move_runs  # noqa: F401
 
 
 def untouched(pieces: I64, moves: I64) -> npt.NDArray[np.bool_]:
-    """Return for each of `pieces` (rows of offset, bytes, ...) whether no target of `moves` overlaps it."""
+    """Return for each of `pieces`, rows of (offset, bytes, ...), whether all targets of `moves` leave it alone."""
     if not len(moves):
         return np.ones(len(pieces), np.bool_)
     targets = moves[np.argsort(moves[:, 0])]

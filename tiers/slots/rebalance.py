@@ -1,4 +1,4 @@
-"""Quotas that follow demand: slots go to the layers whose misses cost most (D16)."""
+"""Lets quotas follow demand: slots go to the layers whose misses cost most (D16)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from expertier.tiers.slots.boundary import Boundary
 from expertier.units import mib
 
 STEPS_PER_SAMPLE = 27
-"""Steps between samples of the policy's heat, which is halved every 20: no multiple of that."""
+"""Steps between samples of the policy's heat. It is no multiple of 20, since heat is halved every 20 steps."""
 
 _log = logging.getLogger(__name__)
 
 
 class Rebalance:
-    """Watches who is used, and moves slots between layers where the planner says that it pays. Thread-safe."""
+    """Samples how experts are used, and moves slots between layers where the planner says that it pays. Thread-safe."""
 
     def __init__(self, residency: Residency, boundary: Boundary, demands: Sequence[LayerDemand]) -> None:
-        """Start with nothing seen."""
+        """Start without samples."""
         self._residency = residency
         self._boundary = boundary
         self._demands = demands
@@ -33,9 +33,10 @@ class Rebalance:
         self._sampled_at = 0
 
     def look(self, budget_bytes: int, weights: Sequence[float] | None = None) -> Proposal | None:
-        """Look at demand; return new quotas of `budget_bytes` where they pay. Cheap between samples.
+        """Sample demand where it is time; return new quotas of `budget_bytes` where they pay, else None.
 
-        `weights` are what a miss of each layer costs, in terms of one that is waited for.
+        `weights` has for each layer the cost of a miss, relative to a miss that the engine waits for. A call between
+        two samples is cheap.
         """
         with self._lock:
             steps = max(self._residency.by_layer("calls"))
@@ -52,10 +53,10 @@ class Rebalance:
             return propose(demands, self._counts, self._boundary.quotas, budget_bytes=budget_bytes)
 
     def move_if_it_pays(self, budget_bytes: int) -> Proposal | None:
-        """Look at demand; where new quotas of `budget_bytes` pay, move to them and return what they promise.
+        """Do as `look`; where new quotas pay, move the slots to them and return the proposal.
 
-        Cheap between samples. Gives up where a lease or an engine is in the way or the move fails, and looks
-        again the next time.
+        Returns None where nothing moved: the quotas do not pay, a lease or an engine is in the way, or the move failed.
+        The next call tries again.
         """
         found = self.look(budget_bytes)
         if found is None:
@@ -70,7 +71,7 @@ class Rebalance:
 
 
 def log_move(found: Proposal) -> None:
-    """Tell that the slots are as `found` says."""
+    """Log that slots have moved as `found` proposed."""
     _log.info(
         "slots a layer follow demand: %s of %s missed a step are expected to go, for a move of %s",
         mib(int(found.saved_bytes)),

@@ -1,4 +1,4 @@
-"""The transaction that gives the layers other numbers of slots."""
+"""The transaction that changes where slots lie and how many each layer has."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from expertier.tiers.slots.survivors import in_place
 
 
 class Relayout:
-    """Moves the slots: all or nothing, while nobody else uses the tiers (I12).
+    """Moves the slots, all or nothing, while no other thread uses the tiers (I12).
 
-    A new layout ──► who stays, and where ──► moves on the device ──► zeros ──► tables
-                                                └── fails ──► the old layout, with the experts that are intact
+    A new layout ──► choice of survivors ──► moves on the device ──► zeros ──► tables
+                                               └── fails ──► the old layout, with the experts that are intact
 
-    The hottest experts of each layer stay; the others leave as if evicted.
+    The survivors are the hottest experts of each layer; all other experts leave L1 as if they were evicted.
     """
 
     def __init__(
         self, slab: Slab, residency: Residency, pool: HostPool, fences: SlotFences, stream: int
     ) -> None:
-        """Connect; the work is queued on `stream`."""
+        """Connect the parts; the work will be queued on `stream`."""
         self._slab = slab
         self._residency = residency
         self._pool = pool
@@ -46,12 +46,12 @@ class Relayout:
         in_order_where_all_fit: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> Fence | None:
-        """Lay out the slots as `new` says, which `Slab.plan` made; its slab may have another size.
+        """Lay out the slots as `new`, a result of `Slab.plan`, says; it may be for a slab of another size.
 
-        `in_order_where_all_fit` is that of `repack.choose_survivors` in planner. `meanwhile` is called when slots and
-        tables are the new ones, while the device may still be moving bytes. Returns the fence after which the new
-        layout holds; None where it does already. Raises `DeviceError` where a call failed; slots and compute region are
-        as before then, and experts whose bytes were lost are no longer resident.
+        `in_order_where_all_fit` is passed to `repack.choose_survivors` in planner. `meanwhile` is called when layout
+        and tables are the new ones, while the device may still be moving bytes. Returns the fence after which the
+        device has done the move; None where it has done it already. Raises `DeviceError` where a call to the device
+        failed: slots and compute region are then as before, and experts whose bytes were lost are no longer resident.
         """
         old = self._slab.slots
         shifts = self._slab.layout.shifts_to(new)
@@ -69,7 +69,7 @@ class Relayout:
             self._residency.repack(old, intact)
             self._fences.after_move(self._stream)
             self._pool.touch(lost)
-            with suppress(DeviceError):  # else before the next use
+            with suppress(DeviceError):  # where this fails, the next use of the slots restores the guards
                 self.restore_guards()
             raise
         try:  # the tables follow while the device moves
@@ -85,14 +85,14 @@ class Relayout:
         return fence
 
     def let_in(self, stream: int | None) -> None:
-        """Have `stream` wait until no move that is queued touches what lies below the slots; None: the caller."""
+        """Have `stream` wait until no queued move touches the memory below the slots; None: the caller waits."""
         try:
             self._fences.before_read(0, (), stream)
-        except DeviceError:  # the move is made, so this must not fail any more
+        except DeviceError:  # the move was made, so this call must not fail
             self._fences.before_read(0, (), None)
 
     def restore_guards(self) -> None:
-        """Zero again what a failed `run` may have left, while nobody uses the slots; `DeviceError`."""
+        """Zero the guards that a failed `run` may have left stale, while no thread uses the slots; `DeviceError`."""
         if self._slab.stale_guards:
             here = choose_survivors(self._residency, self._slab.slots, [0] * len(self._slab.slots))
             self._slab.restore_guards(here, self._stream)
@@ -105,10 +105,10 @@ class Relayout:
     # ---- inside
 
     def _dropped(self, survivors: Survivors) -> list[tuple[int, int]]:
-        """Return (layer, expert) of the residents that are not in `survivors`."""
+        """Return (layer, expert) for each resident that is not in `survivors`."""
         if np.count_nonzero(self._residency.owner >= 0) == len(survivors.layer):
             return []
-        goes = self._residency.slot_of >= 0  # all READY: nothing is pinned
+        goes = self._residency.slot_of >= 0  # every resident is READY, as no slot is pinned
         goes[survivors.layer, survivors.expert] = False
         layers, experts = np.nonzero(goes)
         return list(zip(layers.tolist(), experts.tolist(), strict=True))

@@ -9,7 +9,7 @@ from expertier.planner.policy.repack import Survivors
 
 
 def some_of(survivors: Survivors, chosen: npt.NDArray[np.bool_]) -> Survivors:
-    """Return those that `chosen` marks."""
+    """Return the survivors that `chosen`, a bool for each of them, marks."""
     return Survivors(
         survivors.layer[chosen],
         survivors.expert[chosen],
@@ -19,5 +19,5 @@ def some_of(survivors: Survivors, chosen: npt.NDArray[np.bool_]) -> Survivors:
 
 
 def in_place(survivors: Survivors) -> Survivors:
-    """Return the same experts in the slots that they have."""
+    """Return the same experts, each staying in its old slot."""
     return Survivors(survivors.layer, survivors.expert, survivors.old_slot, survivors.old_slot)

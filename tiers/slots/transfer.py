@@ -1,4 +1,4 @@
-"""The way from host memory into a slot."""
+"""Copies experts from host memory into slots."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from expertier.tiers.slots.slab import Slab
 
 
 class Transfer:
-    """Copies experts from host blocks into slots, on streams of its own where the device has some.
+    """Copies experts from host blocks into slots, on streams of its own where the device has streams.
 
-    Demand and prefetch have a stream each, so that a prefetch that is queued never holds a demand up.
+    Demand and prefetches have a stream each, so that no copy on demand waits for a prefetch that was queued before.
     """
 
     def __init__(self, device: Device, slab: Slab, fences: SlotFences) -> None:
-        """Copy into `slab`, which lies on `device`; `DeviceError` where no stream can be had."""
+        """Copy into `slab`, which lies on `device`. Raises `DeviceError` where no stream can be created."""
         self._device = device
         self._slab = slab
         self._fences = fences
@@ -37,10 +37,10 @@ class Transfer:
     def into_slots(
         self, layer: int, slots: Sequence[int], blocks: Sequence[int], *, prefetch: bool = False
     ) -> Fence | None:
-        """Copy the experts in the host blocks at addresses `blocks` into slots, the i-th into `slots[i]`.
+        """Copy the expert in the host block at address `blocks[i]` into `slots[i]`, for each i.
 
-        Returns the fence after which all are complete; None where they are already. Raises `DeviceError`; the
-        slots' bytes are then undefined, and nothing is queued that reads a block.
+        Returns the fence after which all slots are complete; None where they are complete already. Raises
+        `DeviceError`; the slots' bytes are then undefined, and no queued work reads a block.
         """
         stream = self.prefetch_stream if prefetch else self.demand_stream
         self._fences.before_fill(layer, slots, stream)
@@ -48,7 +48,7 @@ class Transfer:
         return self._fences.after_fill(layer, slots, stream)
 
     def outside(self, moves: Moves) -> None:
-        """Copy pieces, rows of (target, source, bytes), elsewhere; complete when it returns, or raises."""
+        """Copy pieces, rows (target, source, bytes), to memory outside the slots; wait until all work is done."""
         self._queue(moves, self.demand_stream)
         if self._device.has_streams:
             self._device.synchronize()
@@ -62,13 +62,13 @@ class Transfer:
             raise
 
     def on_host(self, target: int, source: int, n_bytes: int) -> None:
-        """Copy one matrix into a slot that is host memory; complete when it returns."""
+        """Copy one matrix into a slot in host memory; the copy is complete when this returns."""
         self._device.copy_in(target, source, n_bytes)
 
     def addresses(self, layer: int, slot: int) -> list[int]:
-        """Return where a slot's matrices lie, for devices whose memory is the host's."""
+        """Return the address of each matrix of a slot, for devices whose memory is host memory."""
         return [self._slab.base + place.offset + slot * place.stride for place in self._slab.places(layer)]
 
     def close(self) -> None:
-        """Destroy the streams, whose work is done."""
+        """Destroy the streams; all work on them must be done."""
         self._undo.close()

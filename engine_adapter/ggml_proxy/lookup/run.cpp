@@ -130,7 +130,7 @@ class LookupRun {
         }
         const size_t n_floats = queue_.n_predicted_floats();
         if (n_floats > 0 && predictor->reserve(n_floats)) {
-            prefetch_run_.emplace(tiers_, lookup_, *predictor, tiers_.prefetch_events(), plan_.calls.size());
+            prefetch_run_.emplace(tiers_, lookup_, *predictor, tiers_.piece_events(), plan_.calls.size());
             queue_.predict(*prefetch_run_);
         }
     }

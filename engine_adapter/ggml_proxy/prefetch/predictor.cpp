@@ -19,9 +19,10 @@ static_assert(first_candidate + Predictor::n_candidates <= (int) DeviceLookup::n
 constexpr size_t mailbox_words = 128;
 constexpr int64_t max_experts = 512, max_scores = 4096;
 
-// Of the experts that are scored next to those which will be used, so many are not given up for others either.
+// So many experts with the next best scores are not replaced either.
 constexpr uint32_t n_spared = 2;
-// Of one layer no more is fetched ahead, but for one expert: more would hardly arrive in the time of a layer.
+// Of one layer no more bytes than that are prefetched, but always one expert: more would hardly arrive while a layer
+// computes.
 constexpr int64_t bytes_ahead = 6 << 20;
 
 constexpr unsigned n_threads = 256, n_threads_of_small = 32;
@@ -29,7 +30,8 @@ constexpr int64_t small_hidden = 1024;
 
 constexpr auto trial_limit = std::chrono::seconds(5);
 
-// A share of the last so many prefetches: below the first part of it they pause, above the second all is well again.
+// Prefetches pause when less than `low` of about the last `memory` were of use; with more than `high`, the next pause is
+// short again.
 constexpr int memory = 128, low = 45, high = 60;       // percent
 constexpr int first_pause = 256, longest_pause = 8192; // graphs
 
@@ -147,7 +149,7 @@ const int32_t * Predictor::predicted(int layer) const {
     return reinterpret_cast<const int32_t *>(mailbox(layer) + first_predicted);
 }
 
-// All experts of layer 0 score alike, so the first is used; it is in no slot, and a FREE one is there for it.
+// Predicts layer 0 from zeros: all experts score alike, so the first is used. It is in no slot, and one slot is FREE.
 void Predictor::try_out(ggml_backend_dev_t device, int n_experts) {
     constexpr uint32_t n_hidden = 64;
     Buffer memory = new_device_buffer(device, n_hidden * sizeof(float)); // zeros

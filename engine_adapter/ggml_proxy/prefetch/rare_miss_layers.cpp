@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t enough_graphs = 48, memory = 512;
 
-// What is missing in a graph's layer, in the mean: a PCIe 5 link takes 6 us for it, and a prediction, which is right
-// and in time two times out of five, 2.5 us on a fast GPU (docs/measurements/gpu-engine.md).
+// The mean of the bytes that a layer lacks in a graph. A PCIe 5 link copies so many in 6 us; a prediction takes 2.5 us
+// on a fast GPU, and is right and in time two times out of five (docs/measurements/gpu-engine.md).
 constexpr int64_t rare_miss_bytes = 300 << 10;
 
 } // namespace

@@ -1,5 +1,5 @@
-// Which layers lack an expert so rarely that predicting it costs more than it saves: a prediction takes the device some
-// microseconds in every graph, beside the kernels of a layer.
+// Which layers miss so rarely that predicting their experts costs more than it saves: a prediction takes the device some
+// microseconds in every graph, besides the kernels of the layer.
 #pragma once
 
 #include <cstddef>
@@ -11,17 +11,17 @@ namespace expertier {
 class RareMissLayers {
   public:
     explicit RareMissLayers(size_t n_layers) : layers_(n_layers) {}
-    // A graph used `n` experts of the layer that were in no slot, before anything was fetched ahead.
+    // A graph used `n` experts of the layer that would have been in no slot without prefetches.
     void note(int layer, int64_t n);
-    // Chooses which layers are not predicted, until it is called again: graphs are captured with what is predicted in
-    // them. `expert_bytes` are each layer's.
+    // Chooses the layers that are not predicted until the next call; not at any time, because a captured graph holds its
+    // predictions. `expert_bytes` is the size of an expert of each layer.
     void update(const std::vector<int64_t> & expert_bytes);
     bool has(int layer) const { return layers_[layer].misses_rarely; }
     int n() const;
 
   private:
     struct Layer {
-        int64_t n_missing = 0, n_graphs = 0; // of the last ones
+        int64_t n_missing = 0, n_graphs = 0; // of the last graphs
         bool misses_rarely = false;
     };
     std::vector<Layer> layers_;

@@ -3,28 +3,21 @@
 #include "ggml-backend-impl.h"
 
 #include <algorithm>
-#include <stdexcept>
 #include <thread>
 
 namespace expertier {
 
 namespace {
 
-// A demand may have to wait for two of them: 40 us on PCIe 5. Half of that kept the host too busy to feed the link.
+// A look-up that misses may have to wait for two pieces: 40 us on PCIe 5. With pieces of half the size, the host was too
+// busy to keep the link fed.
 constexpr size_t piece_bytes = 1 << 20;
 
 } // namespace
 
-PrefetchEvents::PrefetchEvents(ggml_backend_dev_t device) {
-    for (auto & event : events_) {
-        event.reset(ggml_backend_event_new(device));
-        if (!event) {
-            throw std::runtime_error("the device gave no event for prefetches");
-        }
-    }
-}
+using State = Prefetch::State;
 
-PrefetchRun::PrefetchRun(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PrefetchEvents & events,
+PrefetchRun::PrefetchRun(Tiers & tiers, DeviceLookup & lookup, Predictor & predictor, const PieceEvents & events,
                          size_t n_calls)
     : tiers_(tiers), lookup_(lookup), predictor_(predictor), events_(events), evicted_(1) {
     predictions_.reserve(n_calls); // with look-ups queued, nothing may fail for want of memory
@@ -40,7 +33,7 @@ void PrefetchRun::expect(int layer, int n_rows) {
     prediction.n_rows = n_rows;
     const int n = tiers_.tables().policy().victims(tiers_.tables().directory(), layer, prediction.slots.data(),
                                                    Predictor::n_candidates, prediction.experts.data());
-    predictor_.expect(layer, prediction.experts, std::max(n, 0)); // none where others hold all its slots
+    predictor_.expect(layer, prediction.experts, std::max(n, 0)); // no candidate where leases hold all slots
     predictions_.push_back(prediction);
 }
 
@@ -57,15 +50,15 @@ void PrefetchRun::attend() {
     if (is_stopped_) {
         return;
     }
-    take();
+    read_predictions();
     const uint64_t before = n_done_;
     while (n_done_ < n_queued_ && lookup_.driver().event_query(events_[n_done_]->context) == 0) {
         n_done_ += 1;
     }
     if (n_done_ != before) {
-        land();
+        finish_complete();
     }
-    while (n_queued_ - n_done_ < PrefetchEvents::n) {
+    while (n_queued_ - n_done_ < PieceEvents::n) {
         Prefetch * prefetch = next();
         if (prefetch == nullptr) {
             return;
@@ -74,9 +67,9 @@ void PrefetchRun::attend() {
     }
 }
 
-void PrefetchRun::take() {
-    for (; n_taken_ < n_launched_ && predictor_.has_arrived(predictions_[n_taken_].layer); n_taken_++) {
-        const Prediction & prediction = predictions_[n_taken_];
+void PrefetchRun::read_predictions() {
+    for (; n_read_ < n_launched_ && predictor_.has_arrived(predictions_[n_read_].layer); n_read_++) {
+        const Prediction & prediction = predictions_[n_read_];
         const int layer = prediction.layer;
         for (int i = 0; i < predictor_.n_chosen(layer); i++) {
             const int candidate = predictor_.candidate(layer, i);
@@ -86,10 +79,10 @@ void PrefetchRun::take() {
     }
 }
 
-// What is to be copied now; null when there is nothing.
-PrefetchRun::Prefetch * PrefetchRun::next() {
+// The prefetch whose next piece is to be queued; null when there is none.
+Prefetch * PrefetchRun::next() {
     for (Prefetch & prefetch : prefetches_) {
-        if (prefetch.state == State::copying) {
+        if (prefetch.state == State::Copying) {
             return &prefetch;
         }
     }
@@ -105,10 +98,10 @@ PrefetchRun::Prefetch * PrefetchRun::next() {
 }
 
 // Null when the host pool has no copy of the expert, or the slot cannot be had.
-PrefetchRun::Prefetch * PrefetchRun::begin(const Wanted & wanted) {
+Prefetch * PrefetchRun::begin(const Wanted & wanted) {
     const int layer = wanted.layer;
     const auto free = std::find_if(prefetches_.begin(), prefetches_.end(),
-                                   [](const Prefetch & prefetch) { return prefetch.state == State::none; });
+                                   [](const Prefetch & prefetch) { return prefetch.state == State::Free; });
     if (free == prefetches_.end()) {
         return nullptr;
     }
@@ -122,25 +115,24 @@ PrefetchRun::Prefetch * PrefetchRun::begin(const Wanted & wanted) {
         return nullptr;
     }
     note_version(layer);
-    if (wanted.leaves >= 0) {
-        lookup_.table(layer)[wanted.leaves] = -1; // as the kernel has done on the device
-        evicted_[0] = wanted.leaves;
+    if (wanted.evicted >= 0) {
+        lookup_.table(layer)[wanted.evicted] = -1; // as the kernel has done on the device
+        evicted_[0] = wanted.evicted;
         tiers_.host_copies().touch(layer, evicted_);
     }
-    free->state = State::copying;
+    free->state = State::Copying;
     free->layer = layer;
     free->expert = wanted.expert;
     free->slot = wanted.slot;
-    free->is_over = false;
     free->copy = copy;
     free->piece = free->offset = 0;
     free->n_bytes = 0;
-    free->last = 0;
+    free->last_piece = 0; // none is queued yet
     tiers_.counters.prefetches += 1;
     return &*free;
 }
 
-// With the last of an expert's bytes goes its entry in the device's table, behind them.
+// Behind the last of an expert's bytes, its entry in the device's table is queued.
 void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
     const std::vector<expertier_copy> & pieces = tiers_.slots().copies(prefetch.layer);
     expertier_copy piece = pieces[prefetch.piece];
@@ -151,7 +143,7 @@ void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
     piece.n_bytes = n;
     ggml_tensor target = tiers_.slots().piece(prefetch.slot, piece);
     ggml_backend_tensor_set_async(lookup_.uploads(), &target, source, 0, n);
-    is_dirty_ = true;
+    has_uploads_ = true;
     tiers_.counters.prefetch_bytes += n;
     prefetch.n_bytes += n;
     prefetch.offset = n < left ? prefetch.offset + n : 0;
@@ -159,75 +151,83 @@ void PrefetchRun::queue_piece(Prefetch & prefetch, bool is_paced) {
     if (is_paced) {
         ggml_backend_event_record(events_[n_queued_], lookup_.uploads());
         n_queued_ += 1;
-        prefetch.last = n_queued_;
+        prefetch.last_piece = n_queued_;
     } else {
-        prefetch.last = UINT64_MAX; // `synchronized` tells
+        prefetch.last_piece.reset();
     }
     if (prefetch.piece == pieces.size()) {
-        prefetch.state = State::queued;
+        prefetch.state = State::Queued;
         lookup_.table(prefetch.layer)[prefetch.expert] = prefetch.slot;
         lookup_.upload_entry(prefetch.layer, prefetch.expert);
     }
 }
 
-// Ends what is complete.
-void PrefetchRun::land() {
-    const expertier_policy & policy = tiers_.tables().policy();
+void PrefetchRun::finish_complete() {
     for (Prefetch & prefetch : prefetches_) {
-        if (prefetch.last > n_done_) {
+        if (!prefetch.is_complete(n_done_)) {
             continue;
         }
         switch (prefetch.state) {
-        case State::queued:
-            policy.complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
-            policy.release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
-            prefetch.state = prefetch.is_over ? State::none : State::landed;
-            break;
-        case State::dropped:
-            policy.abort(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
-            prefetch.state = State::none;
-            break;
-        case State::arriving:
-            prefetch.state = State::none;
-            break;
-        default:
+        case State::Free:
+        case State::Copying:
+        case State::Landed:
             continue;
+        case State::Queued:
+            complete_fill(prefetch);
+            prefetch.state = State::Landed;
+            break;
+        case State::Unwanted:
+            complete_fill(prefetch);
+            prefetch.state = State::Free;
+            break;
+        case State::Dropped:
+            tiers_.tables().policy().abort(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
+            prefetch.state = State::Free;
+            break;
+        case State::Arriving:
+            prefetch.state = State::Free;
+            break;
         }
         note_version(prefetch.layer);
         prefetch.reads.release();
     }
 }
 
+// FILLING to READY, with nobody holding the slot.
+void PrefetchRun::complete_fill(const Prefetch & prefetch) {
+    tiers_.tables().policy().complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
+    tiers_.tables().policy().release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
+}
+
 void PrefetchRun::arrive(int layer, const std::vector<int32_t> & experts, bool waits) {
-    if (n_ended_ == predictions_.size() || predictions_[n_ended_].layer != layer) {
+    if (n_ended_ == n_launched_ || predictions_[n_ended_].layer != layer) { // its experts were not predicted
         const std::vector<int32_t> & table = lookup_.table(layer);
         predictor_.rare_miss_layers.note(layer, std::count_if(experts.begin(), experts.end(), [&](int32_t expert) {
                                              return (size_t) expert < table.size() && table[expert] < 0;
                                          }));
         return;
     }
-    while (n_taken_ == n_ended_) { // it came before the look-up, on the same stream
-        take();
+    while (n_read_ == n_ended_) { // the prediction ran before the look-up, on the same stream
+        read_predictions();
     }
     count(predictions_[n_ended_], experts);
     n_ended_ += 1;
     while (!wanted_.empty() && wanted_.front().layer == layer) {
-        if (!waits) { // else the whole table goes up
+        if (!waits) { // else the answer uploads the whole table
             restore(wanted_.front());
         }
         wanted_.erase(wanted_.begin());
     }
     for (Prefetch & prefetch : prefetches_) {
-        if (prefetch.layer == layer && prefetch.state != State::none && !prefetch.is_over) {
+        if (prefetch.layer == layer && prefetch.awaits_lookup()) {
             end_at_lookup(prefetch, std::binary_search(experts.begin(), experts.end(), prefetch.expert));
         }
     }
-    land();
+    finish_complete();
 }
 
 void PrefetchRun::end_at_lookup(Prefetch & prefetch, bool is_used) {
-    prefetch.is_over = true;
-    const bool in_time = is_used && prefetch.state != State::copying;
+    const bool in_time = is_used && prefetch.state != State::Copying;
     tiers_.counters.prefetches_useful += is_used;
     tiers_.counters.prefetches_in_time += in_time;
     predictor_.distance.note(is_used, in_time);
@@ -235,36 +235,35 @@ void PrefetchRun::end_at_lookup(Prefetch & prefetch, bool is_used) {
     if (!predictor_.payoff.note(is_used)) {
         tiers_.counters.prefetch_pauses += 1;
     }
-    if (!is_used && prefetch.state == State::copying) {
-        prefetch.state = State::dropped;
+    if (prefetch.state == State::Landed) {
+        prefetch.state = State::Free;
+        return;
     }
-    while (prefetch.state == State::copying) {
+    if (!is_used) {
+        prefetch.state = prefetch.state == State::Copying ? State::Dropped : State::Unwanted;
+        return;
+    }
+    while (prefetch.state == State::Copying) {
         queue_piece(prefetch, false);
     }
-    if (prefetch.state == State::landed) {
-        prefetch.state = State::none;
-    }
-    if (is_used && prefetch.state == State::queued) {
-        // Nobody else sees the slot before the look-up has been answered, which waits for the bytes.
-        tiers_.tables().policy().complete(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
-        tiers_.tables().policy().release(tiers_.tables().directory(), prefetch.layer, &prefetch.slot, 1);
-        note_version(prefetch.layer);
-        prefetch.state = State::arriving;
-    }
+    // No other reader sees the slot before the look-up has been answered, and the answer waits for the bytes.
+    complete_fill(prefetch);
+    note_version(prefetch.layer);
+    prefetch.state = State::Arriving;
 }
 
 void PrefetchRun::synchronized() {
-    is_dirty_ = false;
+    has_uploads_ = false;
     n_done_ = n_queued_;
     for (Prefetch & prefetch : prefetches_) {
-        prefetch.last = prefetch.state == State::copying ? prefetch.last : 0;
+        prefetch.last_piece = prefetch.last_piece.value_or(n_done_);
     }
-    land();
+    finish_complete();
 }
 
 bool PrefetchRun::make_room(int layer) {
     const bool has_some = std::any_of(prefetches_.begin(), prefetches_.end(), [&](const Prefetch & prefetch) {
-        return prefetch.layer == layer && (prefetch.state == State::queued || prefetch.state == State::dropped);
+        return prefetch.layer == layer && prefetch.is_filling_at_device();
     });
     if (has_some) {
         ggml_backend_synchronize(lookup_.uploads());
@@ -279,17 +278,18 @@ void PrefetchRun::stop() {
     }
     is_stopped_ = true;
     for (Prefetch & prefetch : prefetches_) {
-        if (prefetch.state != State::none && !prefetch.is_over) { // its look-up was not served
+        if (prefetch.awaits_lookup()) { // its look-up was not served
             tiers_.counters.prefetch_wasted_bytes += prefetch.n_bytes;
         }
-        prefetch.is_over = true;
-        if (prefetch.state == State::copying) {
-            prefetch.state = State::dropped;
-        } else if (prefetch.state == State::landed) {
-            prefetch.state = State::none;
+        if (prefetch.state == State::Copying) {
+            prefetch.state = State::Dropped;
+        } else if (prefetch.state == State::Queued) {
+            prefetch.state = State::Unwanted;
+        } else if (prefetch.state == State::Landed) {
+            prefetch.state = State::Free;
         }
     }
-    if (is_dirty_) {
+    if (has_uploads_) {
         ggml_backend_synchronize(lookup_.uploads());
     }
     synchronized();
@@ -306,11 +306,11 @@ void PrefetchRun::end() {
     }
 }
 
-// The device's table lost an expert that stays after all.
+// The kernel has taken an expert out of the device's table that keeps its slot after all: puts it back.
 void PrefetchRun::restore(const Wanted & wanted) {
-    if (wanted.leaves >= 0) {
-        lookup_.upload_entry(wanted.layer, wanted.leaves);
-        is_dirty_ = true;
+    if (wanted.evicted >= 0) {
+        lookup_.upload_entry(wanted.layer, wanted.evicted);
+        has_uploads_ = true;
     }
 }
 
@@ -320,16 +320,16 @@ void PrefetchRun::count(const Prediction & prediction, const std::vector<int32_t
     int64_t n_missing = 0;
     for (int32_t expert : experts) {
         if (expert < 0 || (size_t) expert >= table.size()) {
-            continue; // the policy tells
+            continue; // the policy reports an id out of range
         }
         const bool is_right = std::find(first, first + prediction.n_rows, expert) != first + prediction.n_rows;
-        const bool was_missing =
-            table[expert] < 0 || std::any_of(
-                                     prefetches_.begin(), prefetches_.end(),
-                                     [&](const Prefetch & prefetch) {
-                                         return prefetch.state != State::none && !prefetch.is_over &&
-                                                prefetch.layer == prediction.layer && prefetch.expert == expert;
-                                     });
+        const bool was_missing = table[expert] < 0 || std::any_of(
+                                                          prefetches_.begin(), prefetches_.end(),
+                                                          [&](const Prefetch & prefetch) {
+                                                              return prefetch.awaits_lookup() &&
+                                                                     prefetch.layer == prediction.layer &&
+                                                                     prefetch.expert == expert;
+                                                          });
         tiers_.counters.predicted += 1;
         tiers_.counters.predicted_right += is_right;
         tiers_.counters.missing += was_missing;

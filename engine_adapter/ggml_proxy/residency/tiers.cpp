@@ -44,10 +44,10 @@ std::string Tiers::open_device_lookup(const expertier_device_lookup & driver) {
         return without;
     }
     try {
-        prefetch_events_ = std::make_unique<PrefetchEvents>(device_.inner);
+        piece_events_ = std::make_unique<PieceEvents>(device_.inner);
         predictor_ = std::make_unique<Predictor>(*device_lookup_, device_.inner, n_experts);
     } catch (const std::runtime_error & problem) { // look-ups work without predictions
-        prefetch_events_.reset();
+        piece_events_.reset();
         without += std::string("prefetch\t") + problem.what() + "\n";
     }
     return without;

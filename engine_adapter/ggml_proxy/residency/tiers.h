@@ -19,7 +19,7 @@ struct ProxyDevice;
 
 class ComputeRegion;
 class DeviceLookup;
-class PrefetchEvents;
+class PieceEvents;
 class Predictor;
 class PrefillStream;
 
@@ -57,7 +57,7 @@ class Tiers {
     std::string open_device_lookup(const expertier_device_lookup & driver);
     // Predicts what the next look-ups will ask for; null when there is none.
     Predictor * predictor() const { return predictor_.get(); }
-    const PrefetchEvents & prefetch_events() const { return *prefetch_events_; }
+    const PieceEvents & piece_events() const { return *piece_events_; }
 
     // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set
     // after an error. With no graph running.
@@ -79,7 +79,7 @@ class Tiers {
     std::unique_ptr<PrefillStream> prefill_stream_;
     std::unique_ptr<DeviceLookup> device_lookup_;
     std::shared_ptr<ComputeRegion> region_;
-    std::unique_ptr<PrefetchEvents> prefetch_events_;
+    std::unique_ptr<PieceEvents> piece_events_;
     std::unique_ptr<Predictor> predictor_;
 };
 

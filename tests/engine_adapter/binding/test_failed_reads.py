@@ -8,17 +8,12 @@ import os
 import numpy as np
 import pytest
 
-from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel, selftest
 from expertier.errors import DecodeError, EngineMismatchError, SourceError
 from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("reads"), "Q4_K+Q6_K")
 
 
 @pytest.fixture(scope="module")

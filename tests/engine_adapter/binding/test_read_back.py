@@ -8,7 +8,7 @@ import gguf
 import pytest
 
 from engine_runs.read_back import assert_read_in_pieces, engine_model
-from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model, write_small_model
+from engine_runs.tiered_runs import SMALL, make_tiers, prompt_tokens, run_model
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import ModelError, SourceError
@@ -17,11 +17,6 @@ from expertier.tiers.tier_set import TierSet
 from failures.failing_reads import FailingReads
 from model_files.lora_files import write_lora
 from model_files.shard_files import split_model
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_small_model(tmp_path_factory.mktemp("read-back"), "Q4_K+Q6_K")
 
 
 def tensors_of(path: Path) -> dict[str, tuple[int, bytes]]:
@@ -106,7 +101,7 @@ def test_a_saved_model_of_shards(loaded_engine: LoadedEngine, path: Path, tmp_pa
 def test_a_read_while_misses_are_refused_fails(
     loaded_engine: LoadedEngine, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """As in a host whose Python cannot answer."""
+    """A host whose Python cannot answer refuses misses in this way."""
     with (
         make_tiers(path, 1) as tiers,
         LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,

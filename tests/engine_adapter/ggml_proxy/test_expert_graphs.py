@@ -9,7 +9,7 @@ from itertools import product
 import pytest
 
 from engine_runs.expert_graphs import THROWN, ExpertGraphs
-from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, write_small_model
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.errors import SourceError
 from expertier.tiers.manager import TierManager
@@ -48,11 +48,6 @@ SERVED = (
     "no gate",
 )
 REFUSED = ("view of experts", "GET_ROWS of experts", "MUL_MAT of experts")
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("graphs"), "Q4_K+Q6_K")
 
 
 @pytest.fixture(scope="module")

@@ -5,24 +5,19 @@ from __future__ import annotations
 import ctypes
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine_runs.native_build import build_library
-from expertier.engine_adapter.build.plugin import installed_sources
+from engine_runs.native_build import load_proxy_part
 
-SOURCES = Path(__file__).parents[2] / "support" / "engine_runs"
-PROXY = installed_sources() / "ggml_proxy"
 PER_GRAPH = 5
 
 
 @pytest.fixture(scope="module")
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
-    sources = [SOURCES / "prefetch_distance_calls.cpp", PROXY / "prefetch" / "distance.cpp"]
-    loaded = ctypes.CDLL(str(build_library("prefetch_distance", sources, includes=[PROXY])))
+    loaded = load_proxy_part("prefetch_distance", "prefetch/distance.cpp")
     loaded.prefetch_distance_new.restype = ctypes.c_void_p
     for name in ("prefetch_distance_delete", "prefetch_distance_note", "prefetch_distance_update"):
         getattr(loaded, name).argtypes = [
@@ -42,7 +37,11 @@ def play(
     graphs: int = 20_000,
     seed: int = 0,
 ) -> list[int]:
-    """The distance of each graph, where so many of the prefetches at 1 to 4 layers are used, and of these in time."""
+    """The distance that each graph runs at.
+
+    `used` is the share of prefetches that are used, `in_time` the share of those that arrive in time, each for a
+    distance of 1 to 4 layers.
+    """
     random = np.random.default_rng(seed)
     distance = library.prefetch_distance_new(first, may_change)
     try:
@@ -79,7 +78,7 @@ def test_the_distance_that_pays_is_found(library, world, first):
 
 
 def test_it_follows_a_change(library):
-    """The trials become rare, but they do not end."""
+    """Trials of other distances become rare, but never stop."""
     distance = library.prefetch_distance_new(2, True)
     random = np.random.default_rng(1)
 

@@ -1,19 +1,15 @@
-"""Layers that hardly ever lack an expert are not predicted: by what is missing, in bytes, and not for ever."""
+"""Layers that hardly ever miss an expert are not predicted: missed bytes decide, and the decision is taken anew."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from engine_runs.native_build import build_library
-from expertier.engine_adapter.build.plugin import installed_sources
+from engine_runs.native_build import load_proxy_part
 
-SOURCES = Path(__file__).parents[2] / "support" / "engine_runs"
-PROXY = installed_sources() / "ggml_proxy"
 MIB = 1 << 20
 
 Play = Callable[..., list[bool]]
@@ -22,8 +18,7 @@ Play = Callable[..., list[bool]]
 @pytest.fixture(scope="module")
 def library(engine_cache) -> ctypes.CDLL:
     assert engine_cache
-    sources = [SOURCES / "rare_miss_layers_calls.cpp", PROXY / "prefetch" / "rare_miss_layers.cpp"]
-    loaded = ctypes.CDLL(str(build_library("rare_miss_layers", sources, includes=[PROXY])))
+    loaded = load_proxy_part("rare_miss_layers", "prefetch/rare_miss_layers.cpp")
     loaded.rare_miss_layers_new.restype = ctypes.c_void_p
     loaded.rare_miss_layers_delete.argtypes = [ctypes.c_void_p]
     loaded.rare_miss_layers_note.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
@@ -74,6 +69,6 @@ def test_not_between_two_settlings(play):
 
 
 def test_not_for_ever(play):
-    """What was long ago weighs less: a change of topic is seen within some hundred graphs."""
+    """Old misses weigh less, so that a change of topic shows within some hundred graphs."""
     assert play((0.0, 0.0, 0.0), 20_000, 7 * MIB) == [True] * 3
     assert play((0.0, 0.2, 0.2), 200, 7 * MIB) == [True, False, False]

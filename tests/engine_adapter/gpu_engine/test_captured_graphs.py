@@ -9,7 +9,7 @@ import pytest
 
 from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
+from fake_ggml_gpu.device_lookups import looking_up, open_device_lookup, tiered_model
 from fake_ggml_gpu.models import DEVICE, assert_same, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from model_files.architecture_models import MODELS
@@ -20,15 +20,21 @@ KIND = "qwen3moe"
 POOL_BYTES = 64 << 20
 
 
-@pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
-@pytest.mark.parametrize("layers_ahead", [0, 2])
+@pytest.mark.parametrize(
+    ("layers_ahead", "n_slots"),
+    [
+        (0, SMALL.experts // 2),
+        (2, SMALL.top_k),
+        pytest.param(0, SMALL.top_k, marks=pytest.mark.deep),
+        pytest.param(2, SMALL.experts // 2, marks=pytest.mark.deep),
+    ],
+)
 @on_fake_gpus
 def test_a_graph_is_captured_once_and_launched_for_each_token(gpus: GpuSession, layers_ahead, n_slots):
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
-    with tiered_model(gpus, path, n_slots, POOL_BYTES, layers_ahead=layers_ahead) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, n_slots, POOL_BYTES, layers_ahead=layers_ahead) as model:
         launches = launched(gpus)
         for _ in range(3):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
@@ -50,11 +56,7 @@ def test_without_captures_graphs_are_queued_part_by_part(gpus: GpuSession):
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=1)
-    with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1, captures=False) as (
-        model,
-        calls,
-    ):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1, captures=False) as model:
         for _ in range(3):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
@@ -66,20 +68,20 @@ def test_without_captures_graphs_are_queued_part_by_part(gpus: GpuSession):
 @pytest.mark.parametrize("call", ["capture", "instantiate"])
 @on_fake_gpus
 def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
-    """In the trial at the start, which says so, or later; everything is given back."""
+    """A capture fails in the trial at the start, which says so, or later; either way everything is given back."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     for nth in (1, 2):
         with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES, layers_ahead=1) as (model, calls):
             gpus.fakes.fail(call, nth)
-            error = open_device_lookup(gpus, model, calls)
+            error = open_device_lookup(gpus, model.binding.bindings[0], calls)
             assert error.startswith("capture\t") if nth == 1 else error == "", error
             for _ in range(2):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
             assert not gpus.fakes.is_armed(call)
             counters = model.binding.counters()
             assert counters.device_lookups > TOKENS, counters
-            # A context captures anew where another one could not.
+            # Where one context could not capture a graph, the next context tries again.
             assert (counters.captured_runs == 0) == (nth == 1), counters
         gpus.fakes.reset()
     assert "live_graphs" not in gpus.fakes.devices[0].live()
@@ -87,7 +89,7 @@ def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
 
 @on_fake_gpus
 def test_graphs_of_several_widths_are_captured_each(gpus: GpuSession):
-    """In one context in turn, as a draft and its verification make them: none is launched in another one's place."""
+    """One context runs them in turn, as with a draft and its verification: no graph is launched in place of another."""
     path = model_path(gpus, KIND, MODELS[KIND])
     widths = [1] * 4 + [2] * 4 + [1] * 4
     tokens = prompt_tokens(sum(widths))
@@ -103,8 +105,7 @@ def test_graphs_of_several_widths_are_captured_each(gpus: GpuSession):
 
     with LlamaModel.open(gpus.engine, path, repack=False, inner_device=DEVICE) as stock:
         expected = logits(stock)
-    with tiered_model(gpus, path, 2 * SMALL.top_k, POOL_BYTES) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, 2 * SMALL.top_k, POOL_BYTES) as model:
         for _ in range(2):
             assert_same(logits(model), expected)
         assert model.binding.counters().captures > 2
@@ -113,10 +114,9 @@ def test_graphs_of_several_widths_are_captured_each(gpus: GpuSession):
 @pytest.mark.parametrize("n_tokens", [4, 5])
 @on_fake_gpus
 def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
-    """CUDA's backend waits for the device in some of these, which ends the process while its stream is captured."""
+    """CUDA's backend waits for the device in some of these batches; in a capture such a wait ends the process."""
     path = model_path(gpus, "many small experts", replace(MODELS[KIND], experts=32, top_k=2))
-    with tiered_model(gpus, path, 31, POOL_BYTES) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, 31, POOL_BYTES) as model:
         with model.context(n_ctx=512, n_threads=1) as context:
             for position in range(0, 20 * n_tokens, n_tokens):
                 context.decode(PROMPT[:n_tokens], position, all_logits=True)
@@ -128,11 +128,10 @@ def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
 
 @on_fake_gpus
 def test_experts_that_are_not_quantised_are_not_captured(gpus: GpuSession):
-    """For the same reason."""
+    """CUDA's backend waits for the device in such batches too."""
     path = model_path(gpus, "half floats", replace(MODELS[KIND], gate_up_type="F16", down_type="F16"))
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, path, SMALL.experts // 2, POOL_BYTES) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, SMALL.experts // 2, POOL_BYTES) as model:
         for _ in range(2):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()

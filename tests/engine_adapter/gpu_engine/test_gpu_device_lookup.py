@@ -10,9 +10,10 @@ import pytest
 from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.errors import DecodeError, SourceError
 from failures.failing_reads import FailingReads
-from fake_ggml_gpu.device_lookups import open_device_lookup, tiered_model
+from fake_ggml_gpu.device_lookups import looking_up, open_device_lookup, tiered_model
 from fake_ggml_gpu.models import (
     assert_same,
+    logits_in,
     logits_of,
     model_path,
     prefetched_meanwhile,
@@ -45,9 +46,8 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     path = model_path(gpus, kind, MODELS[kind])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
-    with tiered_model(gpus, path, n_slots, pool_bytes) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
-        for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # what the first one misses is on disk
+    with looking_up(gpus, path, n_slots, pool_bytes) as model:
+        for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # the first run's misses are read from the file
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
     if n_slots == SMALL.experts:
@@ -59,28 +59,32 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
         assert counters.device_lookup_fallbacks > 0, counters
 
 
-@pytest.mark.parametrize("n_slots", [SMALL.top_k, SMALL.experts // 2])
+@pytest.mark.parametrize(
+    ("n_slots", "layers_ahead"), [(SMALL.top_k, 0), (SMALL.experts // 2, 0), (SMALL.experts // 2, 1)]
+)
 @on_fake_gpus
-def test_prefetches_meanwhile(gpus: GpuSession, n_slots):
-    """Others change the slots between two graphs, and the device's tables follow."""
+def test_prefetches_meanwhile(gpus: GpuSession, n_slots, layers_ahead):
+    """Another thread's prefetches change the slots between two graphs, and the device's tables follow.
+
+    With `layers_ahead` the device prefetches into the same slots as well.
+    """
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, path, n_slots, POOL_BYTES) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, n_slots, POOL_BYTES, layers_ahead=layers_ahead) as model:
         with prefetched_meanwhile(model.binding.bindings[0].manager, n_slots):
             for _ in range(3):
                 assert_same(logits_of(model, PROMPT, TOKENS), expected)
-        assert model.binding.counters().device_lookups > 0
+        counters = model.binding.counters()
+    assert counters.device_lookups > 0, counters
+    assert (counters.prefetches > 0) == (layers_ahead > 0), counters
 
 
 @on_fake_gpus
 def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
-    """It lets pass what is not there: nobody may take that for output. Other look-ups of the step do not wait then."""
+    """Such a look-up goes on without the expert, so nobody may use the step's output; later look-ups do not wait."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
-        calls.spin_limit = 1
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, SMALL.top_k, POOL_BYTES, spin_limit=1) as model:
         for _ in range(4):
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         gpus.fakes.take_faults()  # such as slots that are read while they are filled
@@ -88,13 +92,13 @@ def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
         assert counters.device_lookup_fallbacks >= counters.device_lookups_late > 0
 
 
+@pytest.mark.deep
 @on_fake_gpus
 def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
-    """Calls that free wait for the device and let no other in: with a look-up waiting for an answer, for ever."""
+    """A call that frees memory waits for the device and keeps other calls out: for ever while a look-up waits."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, SMALL.top_k, POOL_BYTES) as model:
         gpus.fakes.switch(one_at_a_time=1)
         failures: list[BaseException] = []
         is_over = threading.Event()
@@ -112,13 +116,7 @@ def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
         try:
             with model.context(n_ctx=256, n_threads=1) as context:
                 for _ in range(20):
-                    context.forget()
-                    context.decode(PROMPT, 0, all_logits=True)
-                    rows = [context.logits(i) for i in range(len(PROMPT))]
-                    for position in range(len(PROMPT), len(PROMPT) + TOKENS):
-                        context.decode([context.sample()], position)
-                        rows.append(context.logits())
-                    assert_same(np.stack(rows), expected)
+                    assert_same(logits_in(context, PROMPT, TOKENS), expected)
         finally:
             is_over.set()
             joined(other)
@@ -134,15 +132,14 @@ def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
 @pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
 @on_fake_gpus
 def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
-    """The step that the device look-up falls back for; the next step works, and so does the look-up."""
+    """A step that falls back to the host fails with its read; the next step works, and so does the look-up."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with (
         pytest.MonkeyPatch.context() as patch,
-        tiered_model(gpus, path, SMALL.top_k, pool_bytes) as (model, calls),
+        looking_up(gpus, path, SMALL.top_k, pool_bytes) as model,
         model.context(n_ctx=512, n_threads=1) as context,
     ):
-        assert open_device_lookup(gpus, model, calls) == ""
         reads, causes = FailingReads(patch), []
         for nth in (1, 3, 30, 50):
             context.forget()
@@ -168,14 +165,14 @@ def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
 @pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
 @on_fake_gpus
 def test_a_device_that_has_nothing_for_a_lookup(gpus: GpuSession, call):
-    """It says so, and everything goes on without."""
+    """Opening the look-up fails with a reason, and the model runs without it."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES, captures=False) as (model, calls):
         for nth in range(1, 20):
             live = gpus.fakes.devices[0].live()
             gpus.fakes.fail(call, nth)
-            error = open_device_lookup(gpus, model, calls)
+            error = open_device_lookup(gpus, model.binding.bindings[0], calls)
             if gpus.fakes.is_armed(call):
                 break
             assert error != ""
@@ -187,11 +184,10 @@ def test_a_device_that_has_nothing_for_a_lookup(gpus: GpuSession, call):
 
 @on_fake_gpus
 def test_two_contexts_do_without(gpus: GpuSession):
-    """A look-up that waits would hold a stream, and its host the layers that the other one needs."""
+    """A waiting look-up keeps its stream busy, and its host thread keeps layers locked that the other context needs."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
-    with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES) as (model, calls):
-        assert open_device_lookup(gpus, model, calls) == ""
+    with looking_up(gpus, path, SMALL.top_k, POOL_BYTES) as model:
         assert_same(logits_of(model, PROMPT, TOKENS), expected)
         n_lookups = model.binding.counters().device_lookups
         with model.context(n_ctx=64, n_threads=1):

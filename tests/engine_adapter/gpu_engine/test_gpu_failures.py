@@ -5,24 +5,24 @@ from __future__ import annotations
 import errno
 import os
 
-import numpy as np
 import pytest
 
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
-from expertier.engine_adapter.llama_cpp import LlamaContext
 from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.engine_device import device_of
-from expertier.errors import BudgetError, DecodeError, DeviceError, EngineError, SourceError
+from expertier.errors import BudgetError, DecodeError, DeviceError, SourceError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
 from failures.failing_reads import FailingReads
+from failures.refused_at_opening import check_refusals_at_opening
 from fake_ggml_gpu.models import (
     DEVICE,
     assert_same,
     gpu_model,
     gpu_tiers,
+    logits_in,
     logits_of,
     model_path,
     stock_logits,
@@ -34,17 +34,6 @@ PROMPT = prompt_tokens(40)
 TOKENS = 8
 POOL_BYTES = 64 << 20
 KIND = "qwen3moe"
-
-
-def all_logits(context: LlamaContext) -> np.ndarray:
-    """The logits of the prompt and of some tokens more, in a context that forgets what it had."""
-    context.forget()
-    context.decode(PROMPT, 0, all_logits=True)
-    rows = [context.logits(i) for i in range(len(PROMPT))]
-    for position in range(len(PROMPT), len(PROMPT) + TOKENS):
-        context.decode([context.sample()], position)
-        rows.append(context.logits())
-    return np.stack(rows)
 
 
 @pytest.mark.parametrize("n_slots", [1, SMALL.top_k])
@@ -68,14 +57,14 @@ def test_a_failed_read_fails_the_batch(gpus: GpuSession, n_slots, nth, stream_to
         assert reads.failed == 1
         assert isinstance(caught.value.__cause__, SourceError)
         assert_nothing_held(tiers)
-        assert_same(all_logits(context), expected)
+        assert_same(logits_in(context, PROMPT, TOKENS), expected)
 
 
 @pytest.mark.parametrize("n_slots", [1, SMALL.top_k, SMALL.experts])
 @pytest.mark.parametrize("stream_tokens", [0, "auto"])
 @on_fake_gpus
 def test_while_all_reads_fail(gpus: GpuSession, n_slots, stream_tokens):
-    """Those in the background too, which fail nothing."""
+    """Reads in the background fail as well, but no batch fails because of them."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
 
@@ -94,37 +83,18 @@ def test_while_all_reads_fail(gpus: GpuSession, n_slots, stream_tokens):
                     context.decode(PROMPT, 0)
                 assert isinstance(caught.value.__cause__, SourceError)
             reads.before_each = None
-            assert_same(all_logits(context), expected)
+            assert_same(logits_in(context, PROMPT, TOKENS), expected)
 
 
 @pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
 @on_fake_gpus
 def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
-    """Its first, second, ... allocation: an error, nothing left, and the next attempt works."""
+    """Whichever call it refuses: an error, nothing is left on the device, and the next opening works."""
     path = model_path(gpus, KIND, MODELS[KIND])
-    table = ExpertTable.from_gguf(path)
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     config = TierConfig(expert_cache_bytes=2 << 20, host_pool_bytes=POOL_BYTES, engine_device=DEVICE)
-    idle = [device.live() for device in gpus.fakes.devices]
-    errors = []
-    for nth in (*range(1, 12), *range(12, 100, 8)):
-        gpus.fakes.fail(call, nth)
-        error = None
-        try:
-            with TieredModel.open(gpus.engine, table, config) as opened:
-                found = logits_of(opened.model, PROMPT, TOKENS)
-        except (DeviceError, EngineError, DecodeError) as raised:
-            error = raised
-        assert [device.live() for device in gpus.fakes.devices] == idle, f"left after {error}"
-        if error is None:
-            assert_same(found, expected)
-        else:
-            errors.append(str(error))
-        if gpus.fakes.is_armed(call):
-            break
-    else:
-        raise AssertionError(f"still failing after {errors}")
-    assert errors or call in ("pinned", "event")
+    numbers = (*range(1, 12), *range(12, 100, 8))
+    check_refusals_at_opening(gpus, call, path, config, PROMPT, TOKENS, expected, numbers)
 
 
 @on_fake_gpus
@@ -173,7 +143,7 @@ def test_no_such_device(gpus: GpuSession):
 
 @on_fake_gpus
 def test_closed_and_opened_again(gpus: GpuSession):
-    """All that is on the devices goes each time, and the tiers are new."""
+    """Closing frees everything on the devices each time, and the tiers are made anew."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     idle = [device.live() for device in gpus.fakes.devices]

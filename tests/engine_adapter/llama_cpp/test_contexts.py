@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -12,11 +12,7 @@ from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.errors import BusyError, DecodeError, EngineError
 from expertier.tiers.tier_set import TierSet
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("contexts"), "Q4_K+Q6_K")
+from limits.at_once import run_at_once
 
 
 @pytest.fixture(scope="module")
@@ -53,31 +49,21 @@ def test_interleaved_contexts(loaded_engine, path, expected, n_slots):
 
 @pytest.mark.parametrize("n_slots", [1, 3, SMALL.top_k, SMALL.experts // 2])
 def test_contexts_on_threads(loaded_engine, path, expected, n_slots):
-    """Two threads decode at once over few slots: each waits for the other's, none deadlocks or sees its bytes."""
-    failures = []
+    """Two threads decode at once over few slots: each waits for the other's slots; no deadlock, no wrong bytes."""
     with (
         make_tiers(path, n_slots, host_pool_bytes=1 << 20) as tiers,
         LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
     ):
 
         def work(i):
-            try:
-                with model.context(n_ctx=128, n_threads=1) as context:
-                    for _ in range(2):
-                        prompt, stock = expected[i]
-                        context.forget()
-                        done = generate(context, prompt, 24, keep_logits=True)
-                        assert np.stack(done.logits).tobytes() == stock.tobytes()
-            except BaseException as error:
-                failures.append(error)
+            prompt, stock = expected[i]
+            with model.context(n_ctx=128, n_threads=1) as context:
+                for _ in range(2):
+                    context.forget()
+                    done = generate(context, prompt, 24, keep_logits=True)
+                    assert np.stack(done.logits).tobytes() == stock.tobytes()
 
-        threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(120)
-            assert not thread.is_alive(), "two contexts wait for each other"
-        assert not failures
+        run_at_once([partial(work, i) for i in range(2)])
         tiers.check_valid()
 
 
@@ -136,7 +122,7 @@ def test_batches_outside_the_limits_are_refused(loaded_engine, path):
 
 
 def test_a_model_that_the_engine_refuses(loaded_engine, path, tmp_path):
-    """Refused by the engine although its experts are fine: the tiers are free again, the message is the engine's."""
+    """Its experts are fine, but the engine refuses it: the error is the engine's, and the tiers are free again."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(path.read_bytes().replace(b"output_norm.weight", b"output_morn.weight"))
     with make_tiers(broken, 2) as tiers:

@@ -12,20 +12,14 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import DecodeError
 from expertier.tiers.tier_set import TierSet
-from failures.failing_reads import FailingReads
 from limits.waits import joined
 
 PROMPT = prompt_tokens(40)
 N_MOMENTS = 30
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("interrupts"), "Q4_K+Q6_K")
 
 
 @pytest.fixture(autouse=True)
@@ -34,27 +28,6 @@ def default_handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture
-def reads(monkeypatch):
-    return FailingReads(monkeypatch)
-
-
-@pytest.fixture
-def open_tiered(loaded_engine, path):
-    """Open (tiers, context) with a number of slots."""
-
-    @contextmanager
-    def open_tiered(n_slots=2):
-        with (
-            make_tiers(path, n_slots) as tiers,
-            LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
-            model.context(n_ctx=128, n_ubatch=16, n_threads=1) as context,
-        ):
-            yield tiers, context
-
-    return open_tiered
 
 
 @pytest.fixture(scope="module")
@@ -94,9 +67,9 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         joined(timer)
 
 
-@pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
+@pytest.mark.parametrize("n_slots", [2, pytest.param(SMALL.experts // 2, marks=pytest.mark.deep)])
 def test_at_any_moment(open_tiered, stock, n_slots):
-    with open_tiered(n_slots) as (tiers, context):
+    with open_tiered(n_slots) as (tiers, _, context):
         start = time.perf_counter()
         logits_of_prompt(context)
         duration = time.perf_counter() - start
@@ -111,7 +84,7 @@ def test_at_any_moment(open_tiered, stock, n_slots):
 @pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
 def test_at_any_read(open_tiered, reads, stock, n_slots):
     """The signal is handled within the callback that serves misses, where no exception may rise."""
-    with open_tiered(n_slots) as (tiers, context):
+    with open_tiered(n_slots) as (tiers, _, context):
         logits_of_prompt(context)
         n_reads = reads.calls
         for nth in (1, 2, 3, n_reads // 3, n_reads // 2):
@@ -126,7 +99,7 @@ def test_at_any_read(open_tiered, reads, stock, n_slots):
 
 
 def test_the_batch_ends_early(open_tiered, reads, stock):
-    with open_tiered(1) as (_, context):
+    with open_tiered(1) as (_, _, context):
         logits_of_prompt(context)
         n_reads = reads.calls
         before = reads.calls
@@ -140,8 +113,8 @@ def test_the_batch_ends_early(open_tiered, reads, stock):
 
 
 def test_with_a_failed_read(open_tiered, reads, stock):
-    """The interrupt is what is raised; the failure is its context, and is not told of the next batch."""
-    with open_tiered() as (tiers, context):
+    """The interrupt is raised with the failed read as its context; the next batch does not report that failure."""
+    with open_tiered(2) as (tiers, _, context):
         reads.before_each = lambda: interrupt() if reads.calls == 3 else None
         reads.fail_call(3)
         with pytest.raises(KeyboardInterrupt):
@@ -152,7 +125,7 @@ def test_with_a_failed_read(open_tiered, reads, stock):
 
 
 def test_the_handler_is_back_after_a_failed_batch(open_tiered, reads):
-    with open_tiered() as (_, context):
+    with open_tiered(2) as (_, _, context):
         reads.fail_call(1)
         with pytest.raises(DecodeError):
             context.decode(PROMPT, 0)
@@ -160,9 +133,9 @@ def test_the_handler_is_back_after_a_failed_batch(open_tiered, reads):
 
 
 def test_other_threads_are_not_interrupted(open_tiered, stock):
-    """The main thread is, wherever it is; the batch of another thread goes on."""
+    """Ctrl-C interrupts the main thread, whatever it does; a batch on another thread goes on."""
     found, started = [], threading.Event()
-    with open_tiered() as (_, context):
+    with open_tiered(2) as (_, _, context):
 
         def run():
             started.set()
@@ -187,7 +160,7 @@ def test_a_handler_of_the_programs_own_is_left_alone(open_tiered, reads, stock):
         calls.append(signal.getsignal(signal.SIGINT))
 
     signal.signal(signal.SIGINT, count)
-    with open_tiered() as (_, context):
+    with open_tiered(2) as (_, _, context):
         reads.before_each = lambda: interrupt() if reads.calls % 20 == 0 else None
         assert logits_of_prompt(context) == stock
     assert calls == [count] * (reads.calls // 20)
@@ -196,14 +169,14 @@ def test_a_handler_of_the_programs_own_is_left_alone(open_tiered, reads, stock):
 
 def test_ignored_interrupts_stay_ignored(open_tiered, reads, stock):
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with open_tiered() as (_, context):
+    with open_tiered(2) as (_, _, context):
         reads.before_each = interrupt
         assert logits_of_prompt(context) == stock
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
 def test_a_handler_that_raises_fails_the_batch(open_tiered, reads, stock):
-    """What it raises within the callback cannot cross the engine's frames: it is the cause of the error."""
+    """An exception of the callback cannot cross the engine's frames, so it becomes the cause of the batch's error."""
 
     class StopNowError(Exception):
         pass
@@ -212,7 +185,7 @@ def test_a_handler_that_raises_fails_the_batch(open_tiered, reads, stock):
         raise StopNowError
 
     signal.signal(signal.SIGINT, stop)
-    with open_tiered() as (tiers, context):
+    with open_tiered(2) as (tiers, _, context):
         reads.before_each = lambda: interrupt() if reads.calls == 5 else None
         with pytest.raises(DecodeError) as caught:
             context.decode(PROMPT, 0)

@@ -1,25 +1,19 @@
-"""Several sequences in one context, each decoded by itself: as stock decodes them, and lost one by one."""
+"""Several sequences in one context, each in its own batches: as in stock; a failed batch costs its sequence alone."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens, write_small_model
+from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
 from expertier.engine_adapter.models.synth import write_model
 from expertier.errors import DecodeError, SourceError
 from expertier.tiers.tier_set import TierSet
-from failures.failing_reads import FailingReads
 from model_files.architecture_models import MODELS
 
 LENGTHS = (5, 17, 9)
 STEPS = 6
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return write_small_model(tmp_path_factory.mktemp("sequences"), "Q4_K+Q6_K")
 
 
 def begin(context: LlamaContext) -> list[int]:
@@ -72,8 +66,7 @@ def test_each_goes_on_as_in_stock(loaded_engine, path, stock, n_slots):
 
 
 @pytest.mark.parametrize("nth", [1, 2, 5])
-def test_a_batch_that_fails_is_undone_in_its_sequence(loaded_engine, path, stock, monkeypatch, nth):
-    reads = FailingReads(monkeypatch)
+def test_a_batch_that_fails_is_undone_in_its_sequence(loaded_engine, path, stock, reads, nth):
     with (
         make_tiers(path, SMALL.top_k) as tiers,
         LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
@@ -88,9 +81,8 @@ def test_a_batch_that_fails_is_undone_in_its_sequence(loaded_engine, path, stock
         assert step(context, following, 0, [0, 1, 2]).tobytes() == stock[0].tobytes()
 
 
-def test_a_sequence_that_was_lost_is_refused_until_it_begins_anew(loaded_engine, tmp_path, monkeypatch):
+def test_a_sequence_that_was_lost_is_refused_until_it_begins_anew(loaded_engine, tmp_path, reads):
     """A recurrent model's cache keeps one state, so all of the sequence is lost; the other sequences go on."""
-    reads = FailingReads(monkeypatch)
     written = write_model(tmp_path / "model.gguf", MODELS["qwen4exp"])
     with (
         make_tiers(written, MODELS["qwen4exp"].top_k) as tiers,

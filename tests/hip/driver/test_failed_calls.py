@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from devices.device_contract import random_bytes, read, rows, write
+from devices.vendors import quick_on_hip
 from expertier.errors import DeviceError
 from expertier.hip.driver.bindings import CALLS, CUDA_CALLS, HIP_CALLS
 from expertier.hip.driver.vendor import TRAITS, Vendor
@@ -71,6 +72,7 @@ def calls(vendor: Vendor) -> list[str]:
     return [symbol for name, symbol in names.items() if name not in _GIVE_BACK]
 
 
+@quick_on_hip
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_each_call_may_fail_each_time(fake: FakeDriver, vendor: Vendor, open_fake: OpenFake) -> None:
     expected = work(open_fake)

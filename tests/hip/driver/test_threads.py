@@ -19,6 +19,7 @@ OpenFake = Callable[..., GpuDevice]
 THREADS, ROUNDS, SIZE = 4, 10, 200_000
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("vendor", ["cuda"], indirect=True)
 def test_threads_do_not_disturb_each_other(fake: FakeDriver, open_fake: OpenFake) -> None:
     """Each has its memory and stream; moves share the device's tables and scratch."""

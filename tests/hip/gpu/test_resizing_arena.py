@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import expertier as et
 from devices.resizing_arena import CHUNK, FULL_BYTES, TABLE, ResizingArena, grow_and_shrink
+from devices.vendors import quick_on_hip
 from expertier.errors import BudgetError, BusyError, DeviceError
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver
@@ -31,6 +32,7 @@ def device(open_fake: OpenFake) -> Iterator[GpuDevice]:
         yield device
 
 
+@quick_on_hip
 @pytest.mark.parametrize("quirk", [None, "first_mapping_only", "whole_unmap_only", "unfenced_unmap"])
 def test_the_arena_grows_and_shrinks_under_its_base(
     fake: FakeDriver, device: GpuDevice, quirk: str | None
@@ -186,6 +188,7 @@ steps = st.lists(
 )
 
 
+@quick_on_hip
 @settings(
     max_examples=max(5, settings().max_examples // 10),
     deadline=None,

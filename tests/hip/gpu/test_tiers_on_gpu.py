@@ -9,12 +9,14 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from devices.gpu_tier_machine import GpuTierMachine
+from devices.vendors import quick_on_hip
 from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver, FakeLibraries
 from expertier.hip.gpu.device import GpuDevice
 from expertier.hip.open import open_driver_gpu
 
 
+@quick_on_hip
 @pytest.mark.parametrize("kernels", [True, False], ids=["kernels", "copies"])
 def test_the_tiers_hold(
     fake: FakeDriver,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes as ct
 import hashlib
 import subprocess
 from collections.abc import Sequence
@@ -50,6 +51,13 @@ def build_library(
                 _compile(sources, folder / library.name, [*flags, *searched], link_flags)
                 move_into_place(folder, target)
     return library
+
+
+def load_proxy_part(name: str, source: str) -> ct.CDLL:
+    """Load a part of the proxy by itself: `source` of `ggml_proxy`, with the C functions of `NAME_calls.cpp` here."""
+    proxy = installed_sources() / "ggml_proxy"
+    sources = [Path(__file__).with_name(f"{name}_calls.cpp"), proxy / source]
+    return ct.CDLL(str(build_library(name, sources, includes=[proxy])))
 
 
 def _compile(sources: Sequence[Path], output: Path, flags: Sequence[str], link_flags: Sequence[str]) -> None:

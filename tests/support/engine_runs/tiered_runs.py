@@ -114,3 +114,18 @@ def run_model(
             stats=tiers.stats() if tiers is not None else None,
             load=model.load_counts(),
         )
+
+
+def assert_same_run(found: Run, expected: Run, *, least_tokens: int) -> None:
+    """Assert that a run through the tiers is the stock run: tokens, logits bit for bit, and how the engine ran it.
+
+    The stock run must have `least_tokens` different tokens, as a model that repeats itself would hide a difference.
+    """
+    assert np.isfinite(expected.logits).all()
+    assert len(set(expected.tokens)) >= least_tokens, "a model that repeats itself would hide a difference"
+    assert found.tokens == expected.tokens
+    different = np.flatnonzero((found.logits != expected.logits).any(axis=1))
+    assert different.size == 0, f"rows {different[:8]} differ, first of {different.size}"
+    assert found.logits.tobytes() == expected.logits.tobytes()
+    assert found.n_graph_splits == expected.n_graph_splits
+    assert found.flash_attention == expected.flash_attention

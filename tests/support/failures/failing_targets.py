@@ -1,51 +1,15 @@
-"""Places that cannot be written to, each in its own way, and the command line in this process."""
+"""Places that cannot be written to, each in its own way."""
 
 from __future__ import annotations
 
-import io
 import os
 import resource
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import pytest
-
-from expertier.cli.app import main
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How a command ended and what it printed."""
-
-    status: int
-    out: str
-    err: str
-
-    def must_refuse(self, *words: object) -> None:
-        """Assert status 2 and one message of ours that has `words` in it."""
-        assert self.status == 2, self
-        assert "Traceback" not in self.err
-        assert self.err.count("error:") == 1, self.err
-        for word in words:
-            assert str(word) in self.err, self.err
-
-
-def command(*arguments: object, stdout: IO[str] | None = None, stderr: IO[str] | None = None) -> Ended:
-    """Run `expertier ARGUMENTS` in this process, its streams in memory unless they are given."""
-    out, err = stdout or io.StringIO(), stderr or io.StringIO()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["expertier", *map(str, arguments)])
-        patch.setattr(sys, "stdout", out)
-        patch.setattr(sys, "stderr", err)
-        with pytest.raises(SystemExit) as ended:
-            main()
-    said = [stream.getvalue() if isinstance(stream, io.StringIO) else "" for stream in (out, err)]
-    return Ended(int(ended.value.code or 0), *said)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes as ct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from expertier.tiers.config.config import TierConfig
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
+from fake_ggml_gpu.device_lookups import open_device_lookup
 from fake_ggml_gpu.models import DEVICE, gpu_model
 from fake_ggml_gpu.process import GpuSession
 
@@ -57,7 +57,7 @@ def computing_model(
 
 
 def counts_of(model: LlamaModel) -> ComputeCounts:
-    """What the model's engine computes in."""
+    """Counts of the buffers that the model's engine computes in."""
     assert model.binding is not None
     counts = model.binding.compute_counts()
     assert counts is not None
@@ -91,7 +91,7 @@ def assert_sound(model: LlamaModel) -> None:
 
 
 class FailingMoves:
-    """Has the n-th row of the device's work for a move fail, once, with those before it queued: a copy or a zero."""
+    """Makes the n-th row of a move's work fail, once: a copy or a zero. The rows before it are queued on the device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -110,12 +110,12 @@ class FailingMoves:
         monkeypatch.setattr(EngineDevice, "relocate", failing)
 
     def fail_call(self, n: int) -> None:
-        """Have the n-th call from now on fail."""
+        """Make the n-th row from now on fail."""
         self._fails_at = self.calls + n
 
     @property
     def is_armed(self) -> bool:
-        """Whether that call is still to come."""
+        """Whether that row is still to come."""
         return self._fails_at is not None
 
     def _count(self, device: EngineDevice) -> None:
@@ -133,11 +133,8 @@ def opened_device_lookup(gpus: GpuSession, model: LlamaModel, *, captures: bool 
     Without `captures` they are queued part by part.
     """
     assert model.binding is not None
-    error = ct.create_string_buffer(4096)
     with gpus.fakes.device_lookup() as calls:
         if not captures:
             calls.capture_begin = None
-        assert gpus.engine.proxy.expertier_tiers_open_device_lookup(
-            model.binding.bindings[0]._open_handle(), ct.byref(calls), error, len(error)
-        ), error.value
+        assert open_device_lookup(gpus, model.binding.bindings[0], calls) == ""
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine_runs.tiered_runs import assert_nothing_held
 from expertier.engine_adapter.abi import structs as abi
+from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from fake_ggml_gpu.models import gpu_model, gpu_tiers
 from fake_ggml_gpu.process import GpuSession
@@ -41,10 +42,41 @@ def tiered_model(
         assert_nothing_held(tiers)
 
 
-def open_device_lookup(gpus: GpuSession, model: LlamaModel, calls: abi.DeviceLookup) -> str:
-    """Give the model a device look-up; return why it got none, or in lines what it does without, and why."""
+@contextmanager
+def looking_up(
+    gpus: GpuSession,
+    path: Path,
+    n_slots: int,
+    pool_bytes: int,
+    *,
+    layers_ahead: int = 0,
+    may_pause: bool = False,
+    captures: bool = True,
+    spin_limit: int | None = None,
+) -> Iterator[LlamaModel]:
+    """A model with tiers on a device, whose decode graphs look ids up there; nothing is held at the end.
+
+    With a `spin_limit` a look-up gives up after so many looks at an answer that does not come.
+    """
+    with tiered_model(
+        gpus,
+        path,
+        n_slots,
+        pool_bytes,
+        layers_ahead=layers_ahead,
+        may_pause=may_pause,
+        captures=captures,
+    ) as (model, calls):
+        if spin_limit is not None:
+            calls.spin_limit = spin_limit
+        assert open_device_lookup(gpus, model.binding.bindings[0], calls) == ""
+        yield model
+
+
+def open_device_lookup(gpus: GpuSession, binding: TierBinding, calls: abi.DeviceLookup) -> str:
+    """Give a device's tiers a device look-up; return why they got none, or in lines what it does without, and why."""
     error = ct.create_string_buffer(4096)
     gpus.engine.proxy.expertier_tiers_open_device_lookup(
-        model.binding.bindings[0]._open_handle(), ct.byref(calls), error, len(error)
+        binding._open_handle(), ct.byref(calls), error, len(error)
     )
     return error.value.decode()

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
+from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.generation import generate
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.synth import write_model
@@ -36,7 +36,7 @@ class HasFolder(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where that is."""
+        """The folder's path."""
 
 
 def model_path(gpus: HasFolder, kind: str, shape: ModelShape) -> Path:
@@ -59,7 +59,7 @@ def gpu_tiers(
 ) -> Iterator[TierManager]:
     """Tiers with exactly `n_slots` slots a layer in the device's memory; valid at the end.
 
-    Without `fill_pool` the host pool has what was asked for and no more, whenever that is.
+    Without `fill_pool` the host pool holds the experts that were missed and no more, however late it is looked at.
     """
     table = ExpertTable.from_gguf(path)
     budget = sum(demand.bytes_for(n_slots) for demand in table.layer_demands())
@@ -90,7 +90,13 @@ def logits_of(
 ) -> Logits:
     """All logits of a prompt and of `n_tokens` more, in a context of their own."""
     with model.context(n_ctx=_N_CTX, n_ubatch=n_ubatch, n_threads=n_threads) as context:
-        return np.stack(generate(context, prompt, n_tokens, keep_logits=True).logits)
+        return logits_in(context, prompt, n_tokens)
+
+
+def logits_in(context: LlamaContext, prompt: Sequence[int], n_tokens: int) -> Logits:
+    """All logits of a prompt and of `n_tokens` more, in a context that first forgets what it had."""
+    context.forget()
+    return np.stack(generate(context, prompt, n_tokens, keep_logits=True).logits)
 
 
 def stock_logits(
@@ -102,7 +108,7 @@ def stock_logits(
     n_ubatch: int = 512,
     device: str = DEVICE,
 ) -> Logits:
-    """The same of the stock engine on the device; each is run once."""
+    """What `logits_of` returns for the stock engine on the device; each run is made once."""
     return _stock_logits(gpus.engine, path, tuple(prompt), n_tokens, n_ubatch, device)
 
 
@@ -115,7 +121,7 @@ def _stock_logits(
 
 
 def assert_same(found: Logits, expected: Logits) -> None:
-    """Assert that they are the same, bit for bit, and worth comparing."""
+    """Assert that the logits are the same, bit for bit, and all finite."""
     assert np.isfinite(expected).all()
     assert found.shape == expected.shape, f"{found.shape} and {expected.shape}"
     different = np.flatnonzero((found != expected).any(axis=1))

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_runs.engine_process import EngineProcess, in_process
+from expertier.engine_adapter.build.engine import Engine
+from expertier.engine_adapter.build.plugin import Plugin
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from fake_ggml_gpu.library import FakeGpus
+from fake_ggml_gpu.library import FakeGpus, build_fake_gpu
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class GpuSession:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Reset the devices before and after; they must have nothing to complain of, and nothing left on them."""
+        """Reset the devices before and after the block; it must leave no fault and no memory, stream or event."""
         self.fakes.reset()
         self.fakes.take_faults()
         before = [device.live() for device in self.fakes.devices]
@@ -62,6 +64,24 @@ class GpuProcess(EngineProcess[Setup]):
         super().__init__(
             start, setup, "something touched device memory by its address, an assertion of the engine failed"
         )
+
+
+@contextmanager
+def process_with_two_gpus(engine: Engine, plugin: Plugin, folder: Path) -> Iterator[GpuProcess]:
+    """A process whose engine has two fake GPUs; `folder` is for files that its tests make and share."""
+    setup = Setup(
+        libraries=engine.libraries,
+        proxy=plugin.proxy_path,
+        host=plugin.host_path,
+        fake=build_fake_gpu(),
+        n_devices=2,
+        folder=folder,
+    )
+    process = GpuProcess(setup)
+    try:
+        yield process
+    finally:
+        process.close()
 
 
 def on_fake_gpus(test: Callable[..., None]) -> Callable[..., None]:

@@ -107,8 +107,11 @@ def server(model: ModelFile) -> Iterator[RangeServer]:
     server.server_close()
 
 
-@pytest.mark.parametrize("pool_pages", [pytest.param(0, marks=pytest.mark.deep), 6])
-def test_tiers_over_http(model: ModelFile, server: RangeServer, pool_pages: int) -> None:
+@pytest.mark.parametrize(
+    ("pool_pages", "n_steps"),
+    [(6, 12), *(pytest.param(pages, 40, marks=pytest.mark.deep) for pages in (0, 6))],
+)
+def test_tiers_over_http(model: ModelFile, server: RangeServer, pool_pages: int, n_steps: int) -> None:
     budget = sum(demand.bytes_for(4) for demand in model.table.layer_demands())
     config = et.TierConfig(expert_cache_bytes=budget, host_pool_bytes=pool_pages * 4096)
     source = HttpSource(server.server_port)
@@ -120,10 +123,10 @@ def test_tiers_over_http(model: ModelFile, server: RangeServer, pool_pages: int)
             et.TierManager(model.table, device=device, config=config, source=source) as tiers,
         ):
             rng = np.random.default_rng(0)
-            for step in range(40):
+            for step in range(n_steps):
                 layer, experts = step % 2, rng.choice(10, 4, replace=False)
-                if step in (10, 20):
-                    server.broken = "status" if step == 10 else "connection"
+                if step in (4, 8):
+                    server.broken = "status" if step == 4 else "connection"
                     with (
                         pytest.raises(SourceError, match=r"answered 503|ended after"),
                         tiers.acquire(layer, range(10)) as lease,

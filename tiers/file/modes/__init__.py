@@ -1,5 +1,5 @@
-"""The ways to read the model's files, one file each: the file's name is the mode's, with `-` for `_`.
+"""The ways to read the model's files, one Python file each.
 
-Every file here is a mode that a user can name; nothing lists them elsewhere. It has a class `Reader`, a
-`FileReader` (`reader.py` says what that must have).
+Every Python file here is a mode that a user can name: its name, with `-` for `_`. There is no other list of the modes.
+The file has a class `Reader`, derived from `FileReader` (`tiers/file/reader.py`).
 """

@@ -12,17 +12,17 @@ from expertier.tiers.file.open_file import OpenFile
 from expertier.tiers.file.reader import FileReader, ReadingTerms
 from expertier.tiers.file.readers import Readers
 
-_UNCACHED = 2  # a first read that takes longer than this many second ones came from the disk
-_DIRECT, _PLAIN = FileMode.DIRECT, Purpose.PLAIN  # looking them up takes time
+_UNCACHED = 2  # a read came from the disk where it took longer than this many second reads of the same bytes
+_DIRECT, _PLAIN = FileMode.DIRECT, Purpose.PLAIN  # looking up an enum's member takes time
 
 _log = logging.getLogger(__name__)
 
 
 class Reader(FileReader):
-    """Measures what `ModeChooser` asks for, and reads as it says."""
+    """Reads in the mode that `ModeChooser` chooses, and measures the reads that it asks to have measured."""
 
     def __init__(self, files: Sequence[OpenFile], terms: ReadingTerms, readers: Readers) -> None:
-        """Open both readers."""
+        """Open the readers of both modes."""
         self._files = files
         self._page_cache = readers.open(FileMode.PAGE_CACHE)
         self._direct = readers.open(FileMode.DIRECT)
@@ -32,16 +32,16 @@ class Reader(FileReader):
 
     @property
     def mode(self) -> FileMode:
-        """The mode of all reads except for trials."""
+        """The mode of all reads except trials."""
         return self._chooser.mode
 
     @property
     def takes_hints(self) -> bool:
-        """While the page cache is read through."""
+        """True while reads go through the page cache."""
         return self._chooser.mode is not _DIRECT
 
     def read(self, number: int, offset: int, buffer: memoryview) -> FileReader:
-        """Fill `buffer`, and take the time where the chooser wants to know it."""
+        """Fill `buffer`, and measure the time where the chooser asks for it."""
         choice = self._chooser.choose()
         reader = self._direct if choice.mode is _DIRECT else self._page_cache
         if choice.purpose is _PLAIN:

@@ -1,4 +1,4 @@
-"""Reads past the page cache, by O_DIRECT."""
+"""Reads past the page cache, with O_DIRECT."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from expertier.tiers.file.readers import Readers
 from expertier.tiers.file.scratch import ScratchPool
 from expertier.units import MIB
 
-_SCRATCH_BYTES = 4 * MIB  # most expert matrices in one piece; what is not used is never touched
-_NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})  # no direct reads, or not so aligned
+_SCRATCH_BYTES = 4 * MIB  # holds most expert matrices in one piece; unused pages of it take no memory
+_NOT_DIRECT = frozenset({errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS})  # no direct reads, or none so aligned
 _HOW = "directly"
 
 
 class Reader(FileReader):
-    """Reads by a second descriptor of each file, in blocks, the ends of which go through aligned scratch memory."""
+    """Reads whole blocks through a second descriptor of each file, with aligned scratch memory for their ends."""
 
     mode = FileMode.DIRECT
     takes_hints = False
 
     def __init__(self, files: Sequence[OpenFile], terms: ReadingTerms, readers: Readers) -> None:
-        """Open each file once more, and make room for scratch memory."""
+        """Open each file once more, and prepare the scratch memory."""
         del terms, readers
         self._files = files
         self._readers: list[DirectReader] = []
@@ -39,7 +39,7 @@ class Reader(FileReader):
         self._scratch = ScratchPool(max(_SCRATCH_BYTES, 2 * block), memory)
 
     def read(self, number: int, offset: int, buffer: memoryview) -> FileReader:
-        """Fill `buffer`; `RefusedError` where the file system takes no such read after all."""
+        """Fill `buffer`. Raises `RefusedError` where the file system refuses direct reads after all."""
         if not buffer:
             return self
         file, reader = self._files[number], self._readers[number]
@@ -59,7 +59,7 @@ class Reader(FileReader):
 
     @property
     def held_bytes(self) -> int:
-        """What the scratch memory takes."""
+        """The bytes of scratch memory."""
         return self._scratch.n_bytes
 
     def close(self) -> None:
@@ -82,7 +82,7 @@ class Reader(FileReader):
 
 
 def _refusal(error: SourceError) -> str | None:
-    """Say why the file system has no direct reads, where that is what `error` means."""
+    """Return the reason where `error` means that the file system has no direct reads; None for other errors."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in _NOT_DIRECT:
         return f"{cause.strerror} (errno {cause.errno})"

@@ -11,13 +11,13 @@ from expertier.tiers.file.readers import Readers
 
 
 class Reader(FileReader):
-    """Reads by the files' own descriptors; every file system can do that."""
+    """Reads through the files' own descriptors, which works on every file system."""
 
     mode = FileMode.PAGE_CACHE
     takes_hints = True
 
     def __init__(self, files: Sequence[OpenFile], terms: ReadingTerms, readers: Readers) -> None:
-        """Open nothing more."""
+        """Use the open files as they are."""
         del terms, readers
         self._files = files
 

@@ -1,6 +1,9 @@
-"""Moves and zeros within a slab on a device of the engine's: whatever goes wherever, and few calls of the device."""
+"""Moves and zeros within a slab on one of the engine's devices: every byte arrives, with few calls of the device."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,10 +19,11 @@ SLAB_BYTES = 96 * KIB
 
 
 class SlabOfBytes:
-    """A slab on the fake GPU, and what is in it."""
+    """A slab on the fake GPU, and the bytes that must be in it."""
 
     def __init__(self, device: EngineDevice, n_bytes: int, rng: np.random.Generator) -> None:
         self.device = device
+        self.rng = rng
         self.base = device.alloc(n_bytes)
         self.expected = rng.integers(1, 256, n_bytes, np.uint8)
         device.copy_in(self.base, self.expected.ctypes.data, n_bytes)
@@ -42,13 +46,20 @@ class SlabOfBytes:
         self.device.copy_out(found.ctypes.data, self.base, len(found))
         assert (found == self.expected).all(), np.flatnonzero(found != self.expected)[:5]
 
-    def close(self) -> None:
-        self.device.free(self.base)
-        self.device.close()
+
+@contextmanager
+def slab_of_bytes(gpus: GpuSession, n_bytes: int, seed: int) -> Iterator[SlabOfBytes]:
+    """A slab with random bytes in it; at the end they are where they belong."""
+    device = EngineDevice(gpus.engine.proxy, NAME)
+    slab = SlabOfBytes(device, n_bytes, np.random.default_rng(seed))
+    yield slab
+    slab.assert_there()
+    device.free(slab.base)
+    device.close()
 
 
 def some_moves(rng: np.random.Generator, n_bytes: int) -> np.ndarray:
-    """Pieces that keep their order, each where it was or elsewhere."""
+    """Moves of pieces that keep their order; a piece may stay where it is."""
     n = int(rng.integers(0, 12))
     sizes = rng.integers(1, n_bytes // 12 // 2, n)
     sides = []
@@ -60,7 +71,7 @@ def some_moves(rng: np.random.Generator, n_bytes: int) -> np.ndarray:
 
 
 def some_zeros(rng: np.random.Generator, n_bytes: int, step: int) -> np.ndarray:
-    """Small pieces, which may overlap, at multiples of `step`."""
+    """Small pieces to set to zero, at multiples of `step`; they may overlap."""
     n = int(rng.integers(0, 40))
     at = rng.integers(0, (n_bytes - KIB) // step, n) * step
     sizes = rng.integers(1, KIB // step + 1, n) * step
@@ -69,59 +80,51 @@ def some_zeros(rng: np.random.Generator, n_bytes: int, step: int) -> np.ndarray:
 
 @on_fake_gpus
 def test_every_byte_is_where_it_belongs(gpus: GpuSession) -> None:
-    rng = np.random.default_rng(0)
     gpus.fakes.switch(jitter_us=20, seed=1)
-    slab = SlabOfBytes(EngineDevice(gpus.engine.proxy, NAME), SLAB_BYTES, rng)
-    for round_ in range(60):
-        step = [512, 128, 32, 4, 1][round_ % 5]
-        slab.relocate(some_moves(rng, SLAB_BYTES), some_zeros(rng, SLAB_BYTES, step))
-        if round_ % 3:  # a second one may follow before anybody waits
-            slab.relocate(some_moves(rng, SLAB_BYTES), some_zeros(rng, SLAB_BYTES, 32))
-        slab.device.finish()
-        slab.assert_there()
-    slab.close()
+    with slab_of_bytes(gpus, SLAB_BYTES, seed=0) as slab:
+        for round_ in range(60):
+            step = [512, 128, 32, 4, 1][round_ % 5]
+            slab.relocate(some_moves(slab.rng, SLAB_BYTES), some_zeros(slab.rng, SLAB_BYTES, step))
+            if round_ % 3:  # a second one may follow before anybody waits
+                slab.relocate(some_moves(slab.rng, SLAB_BYTES), some_zeros(slab.rng, SLAB_BYTES, 32))
+            slab.device.finish()
+            slab.assert_there()
 
 
 @on_fake_gpus
 def test_zeros_take_one_kernel_and_a_second_move_no_memory(gpus: GpuSession) -> None:
-    rng = np.random.default_rng(1)
-    slab = SlabOfBytes(EngineDevice(gpus.engine.proxy, NAME), MIB, rng)
     at = np.arange(0, MIB, 4 * KIB)
     zeros = np.stack([at, np.full(len(at), 512)], axis=1).astype(np.int64)
     no_moves = np.empty((0, 3), np.int64)
     fake = gpus.fakes.devices[0]
-    for round_ in range(3):
-        before = fake.counters()
-        slab.relocate(no_moves, zeros)
-        slab.device.finish()
-        took = {name: n - before[name] for name, n in fake.counters().items()}
-        assert (took["graphs"], took["nodes"]) == (1, 1)
-        assert took["async_copies"] == 0
-        if round_:
-            assert (took["allocations"], took["live_streams"]) == (0, 0)
-    slab.assert_there()
-    slab.close()
+    with slab_of_bytes(gpus, MIB, seed=1) as slab:
+        for round_ in range(3):
+            before = fake.counters()
+            slab.relocate(no_moves, zeros)
+            slab.device.finish()
+            took = {name: n - before[name] for name, n in fake.counters().items()}
+            assert (took["graphs"], took["nodes"]) == (1, 1)
+            assert took["async_copies"] == 0
+            if round_:
+                assert (took["allocations"], took["live_streams"]) == (0, 0)
 
 
 @on_fake_gpus
 def test_what_lies_elsewhere_is_refused_and_nothing_stays_queued(gpus: GpuSession) -> None:
-    rng = np.random.default_rng(2)
-    slab = SlabOfBytes(EngineDevice(gpus.engine.proxy, NAME), SLAB_BYTES, rng)
-    end = slab.base + SLAB_BYTES
-    moves = np.array([[slab.base + 8 * KIB, slab.base, KIB]], np.int64)
     none = np.empty((0, 2), np.int64)
     beyond = 1 << 50
-    for rows, zeros in (
-        (np.concatenate([moves, [[beyond, slab.base, 64]]]), none),
-        (moves, np.array([[end - 32, 64]], np.int64)),
-        (moves, np.array([[slab.base - 32, 64]], np.int64)),
-    ):
-        with pytest.raises(DeviceError, match="move or zero"):
-            slab.device.relocate(rows, zeros)
-        slab.device.finish()
-    slab.expect(moves - [slab.base, slab.base, 0], none)  # the first row of the first try
-    slab.assert_there()
-    slab.close()
+    with slab_of_bytes(gpus, SLAB_BYTES, seed=2) as slab:
+        end = slab.base + SLAB_BYTES
+        moves = np.array([[slab.base + 8 * KIB, slab.base, KIB]], np.int64)
+        for rows, zeros in (
+            (np.concatenate([moves, [[beyond, slab.base, 64]]]), none),
+            (moves, np.array([[end - 32, 64]], np.int64)),
+            (moves, np.array([[slab.base - 32, 64]], np.int64)),
+        ):
+            with pytest.raises(DeviceError, match="move or zero"):
+                slab.device.relocate(rows, zeros)
+            slab.device.finish()
+        slab.expect(moves - [slab.base, slab.base, 0], none)  # the first row of the first try
 
 
 @pytest.mark.deep

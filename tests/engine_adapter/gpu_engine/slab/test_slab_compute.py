@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-import numpy as np
 import pytest
 
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
@@ -21,7 +20,7 @@ from fake_ggml_gpu.computing import (
     opened_device_lookup,
 )
 from fake_ggml_gpu.ggml import Ggml
-from fake_ggml_gpu.models import Logits, assert_same, logits_of, model_path, stock_logits
+from fake_ggml_gpu.models import Logits, assert_same, logits_in, logits_of, model_path, stock_logits
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from limits.at_once import run_at_once
 from model_files.architecture_models import MODELS
@@ -34,21 +33,10 @@ N_WARM = 4  # graphs before the device look-up, as in lookup/run.cpp
 NEVER = 1 << 60  # missed bytes that make a move down pay
 
 
-def run(context: LlamaContext, prompt: list[int], n_tokens: int = TOKENS) -> Logits:
-    """All logits of a prompt and of some tokens more, in a context that forgets what it had."""
-    context.forget()
-    context.decode(prompt, 0, all_logits=True)
-    rows = [context.logits(i) for i in range(len(prompt))]
-    for position in range(len(prompt), len(prompt) + n_tokens):
-        context.decode([context.sample()], position)
-        rows.append(context.logits())
-    return np.stack(rows)
-
-
 def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> DecodeError | None:
-    """What the prompt failed with; None where it did not, and computed what was expected."""
+    """The error of the prompt's batch; None where there was none, and the logits were the expected ones."""
     try:
-        assert_same(run(context, prompt), expected)
+        assert_same(logits_in(context, prompt, TOKENS), expected)
     except DecodeError as error:
         return error
     return None
@@ -82,7 +70,7 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_device_lookup):
             stack.enter_context(opened_device_lookup(gpus, model))
         with model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context:
             for prompt, logits in [*zip(prompts, expected, strict=True)] * (1 + with_device_lookup):
-                assert_same(run(context, prompt), logits)
+                assert_same(logits_in(context, prompt, TOKENS), logits)
                 assert_sound(model)
             assert counts_of(model).buffers == 1
         counts, counters = counts_of(model), model.binding.counters()
@@ -98,14 +86,14 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_device_lookup):
 
 
 def let_move(model: LlamaModel, n_bytes: int) -> None:
-    """Have a move down pay from so many missed bytes on, beside those that it gives room to."""
+    """Set from how many missed bytes on a move down pays, beside the bytes that it gives room to."""
     model.binding.bindings[0]._compute._struct.move_cost_bytes = n_bytes
 
 
 @pytest.mark.parametrize("captures", [True, False])
 @on_fake_gpus
 def test_tables_on_the_device_follow(gpus: GpuSession, captures):
-    """Where no expert comes or goes between two graphs with device look-ups, but all slots have other numbers."""
+    """Between two graphs with device look-ups no expert comes or goes, but all slots get other numbers."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompt = prompt_tokens(2)[1:]
     expected = stock_logits(gpus, path, prompt, 0)
@@ -119,12 +107,12 @@ def test_tables_on_the_device_follow(gpus: GpuSession, captures):
         def decode_until_looked_up(n_warm: int) -> None:
             n_lookups = model.binding.counters().device_lookups
             for _ in range(n_warm):
-                assert_same(run(context, prompt, 0), expected)
+                assert_same(logits_in(context, prompt, 0), expected)
             assert model.binding.counters().device_lookups == n_lookups, (
                 "kernels or graphs have to be made first"
             )
             for _ in range(4):
-                assert_same(run(context, prompt, 0), expected)
+                assert_same(logits_in(context, prompt, 0), expected)
             assert model.binding.counters().device_lookups > n_lookups
 
         decode_until_looked_up(1 if captures else N_WARM)
@@ -140,7 +128,7 @@ def test_tables_on_the_device_follow(gpus: GpuSession, captures):
 
 @on_fake_gpus
 def test_layers_become_whole(gpus: GpuSession):
-    """With a slot for every expert while batches are short, ids are slot ids then, and are not when one is wide."""
+    """While batches are short, each expert has a slot and ids are slot ids; in a wide batch neither is so."""
     path = model_path(gpus, KIND, MODELS[KIND])
     wide, short = prompt_tokens(300), prompt_tokens(3)
     wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
@@ -151,14 +139,14 @@ def test_layers_become_whole(gpus: GpuSession):
     ):
         tiers = model.binding.bindings[0].manager
         for _ in range(3):
-            assert_same(run(context, wide), wides)
+            assert_same(logits_in(context, wide, TOKENS), wides)
             let_move(model, -NEVER)
-            assert_same(run(context, short), shorts)
+            assert_same(logits_in(context, short, TOKENS), shorts)
             let_move(model, 0)
             assert set(tiers.slots) == {SMALL.experts}
             tiers.drain()
             before = model.binding.counters()
-            assert_same(run(context, short), shorts)
+            assert_same(logits_in(context, short, TOKENS), shorts)
             after = model.binding.counters()
             assert after.fully_resident_calls > before.fully_resident_calls
             assert after.id_reads == before.id_reads
@@ -167,7 +155,7 @@ def test_layers_become_whole(gpus: GpuSession):
 
 @on_fake_gpus
 def test_layers_become_whole_without_misses(gpus: GpuSession):
-    """Where next to nothing is missed, a look-up in a layer that could be whole is a cost by itself."""
+    """Where next to nothing is missed, the look-ups alone make it pay to give a layer a slot for every expert."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompt = prompt_tokens(2)[1:]
     expected = stock_logits(gpus, path, prompt, 0)
@@ -176,7 +164,7 @@ def test_layers_become_whole_without_misses(gpus: GpuSession):
         model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1) as context,
     ):
         for _ in range(20):
-            assert_same(run(context, prompt, 0), expected)
+            assert_same(logits_in(context, prompt, 0), expected)
         assert counts_of(model).moves_down == 1
         assert set(model.binding.bindings[0].manager.slots) == {SMALL.experts}
         assert model.binding.bindings[0].manager.stats().l1.misses <= SMALL.top_k * len(
@@ -186,7 +174,7 @@ def test_layers_become_whole_without_misses(gpus: GpuSession):
 
 @on_fake_gpus
 def test_inputs_wait_for_the_slots(gpus: GpuSession):
-    """A wide batch's inputs are larger than all that a short one computes in: they would lie where slots are."""
+    """The inputs of a wide batch need more room than all buffers of a short one, and would lie where slots are."""
     path = model_path(gpus, "eight layers", replace(SMALL, layers=8))
     wide, short = prompt_tokens(500), prompt_tokens(8)
     wides = stock_logits(gpus, path, wide, 4)
@@ -196,11 +184,11 @@ def test_inputs_wait_for_the_slots(gpus: GpuSession):
         model.context(n_ctx=512, n_ubatch=512, n_threads=1) as context,
     ):
         for _ in range(3):
-            assert_same(run(context, short, 8), shorts)
+            assert_same(logits_in(context, short, 8), shorts)
             assert_sound(model)
             layout = model.binding.bindings[0].manager._slab.layout
             assert layout.rounding_bytes < layout.layouts[0].slot_bytes, "no room is left between the two"
-            assert_same(run(context, wide, 4), wides)
+            assert_same(logits_in(context, wide, 4), wides)
             assert_sound(model)
         assert counts_of(model).moves_up > 1
 
@@ -220,7 +208,7 @@ def test_a_boundary_that_stays(gpus: GpuSession):
 
 @on_fake_gpus
 def test_more_than_was_set_aside(gpus: GpuSession):
-    """A graph that is wider than the plan takes slots; one that leaves none a layer is allocated apart."""
+    """A graph wider than planned takes room from slots; one that leaves a layer without slots is allocated apart."""
     path = model_path(gpus, KIND, MODELS[KIND])
     device = gpus.fakes.devices[0]
     expected = stock_logits(gpus, path, prompt_tokens(300), TOKENS)
@@ -239,7 +227,7 @@ def test_more_than_was_set_aside(gpus: GpuSession):
 @pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
 @on_fake_gpus
 def test_contexts_at_once(gpus: GpuSession, n_slots):
-    """Two contexts side by side, each from wide to short and back, while the other computes."""
+    """Two contexts at the same time, each with wide and short batches in turn."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompts = [prompt_tokens(200), prompt_tokens(60)[::-1]]
     expected = [stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH) for prompt in prompts]
@@ -268,7 +256,7 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
             *contexts,
             contexts[0],
         ):  # the second one's need keeps the boundary above the first one's
-            assert_same(run(context, prompt), expected)
+            assert_same(logits_in(context, prompt, TOKENS), expected)
             assert_sound(model)
         needed_bytes = counts_of(model).needed_bytes
         contexts.pop(0).close()
@@ -277,7 +265,7 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
         contexts.append(model.context(n_ctx=512, n_ubatch=N_UBATCH, n_threads=1))
         assert counts_of(model).buffer_bytes == both.buffer_bytes  # it got the first one's place
         for context in contexts:
-            assert_same(run(context, prompt), expected)
+            assert_same(logits_in(context, prompt, TOKENS), expected)
         with pytest.raises(BusyError, match="compute buffers"):
             model.binding.close()
         for context in contexts:
@@ -287,7 +275,7 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
 
 @on_fake_gpus
 def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
-    """Weights pass through, and so does what nobody has marked as a compute buffer when its address is asked for."""
+    """Buffers of weights, and buffers that nobody has marked as compute buffers when their address is asked for."""
     path = model_path(gpus, KIND, MODELS[KIND])
     with computing_model(gpus, path, 8) as model, Ggml(gpus.engine) as ggml:
         tiers = model.binding.bindings[0].manager
@@ -312,7 +300,7 @@ def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
 @pytest.mark.parametrize("direction", ["up", "down"])
 @on_fake_gpus
 def test_a_move_that_fails(gpus: GpuSession, direction):
-    """Whichever call of it: up, the batch fails and says why; down, nobody is told; the next one works."""
+    """Whichever of its calls fails: a move up fails the batch, a move down does not, and the next batch works."""
     path = model_path(gpus, KIND, MODELS[KIND])
     wide, short = prompt_tokens(300), prompt_tokens(3)
     wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
@@ -326,15 +314,15 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
         n_failed = 0
         for nth in (*range(1, 6), *range(6, 300, 24)):
             let_move(model, -NEVER)
-            assert_same(run(context, short, 3), shorts)
+            assert_same(logits_in(context, short, 3), shorts)
             let_move(model, NEVER)
             if direction == "down":
-                assert_same(run(context, wide), wides)
+                assert_same(logits_in(context, wide, TOKENS), wides)
             moved_before = counts_of(model)
             moves.fail_call(nth)
             if direction == "down":
                 let_move(model, -NEVER)
-                assert_same(run(context, short, 3), shorts)
+                assert_same(logits_in(context, short, 3), shorts)
             else:
                 error = failure_of(context, wide, wides)
                 assert (error is None) == moves.is_armed
@@ -349,7 +337,7 @@ def test_a_move_that_fails(gpus: GpuSession, direction):
                 break
             n_failed += 1
             assert counts.failed_moves == n_failed
-            assert_same(run(context, wide), wides)
+            assert_same(logits_in(context, wide, TOKENS), wides)
         assert n_failed > 1, "how many calls a move makes depends on which slots the batches before it filled"
         assert moves.is_armed
 
@@ -367,4 +355,4 @@ def test_while_python_cannot_answer(gpus: GpuSession):
         with pytest.raises(DecodeError, match="while the engine starts or ends"):
             context.decode(prompt_tokens(300), 0)
         model.binding.serve_misses()
-        assert_same(run(context, prompt_tokens(300)), expected)
+        assert_same(logits_in(context, prompt_tokens(300), TOKENS), expected)

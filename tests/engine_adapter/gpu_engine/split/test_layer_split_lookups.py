@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes as ct
-
 import pytest
 
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
-from expertier.engine_adapter.abi import structs as abi
-from expertier.engine_adapter.binding.tier_binding import TierBinding
+from fake_ggml_gpu.device_lookups import open_device_lookup
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import cut, split_model, split_path, split_tiers, stock_split_logits
 
 PROMPT, TOKENS = prompt_tokens(20), 24
 KIND = "qwen3moe"
-
-
-def open_device_lookup(gpus: GpuSession, binding: TierBinding, calls: abi.DeviceLookup) -> str:
-    """Give a device's tiers a device look-up; return why they got none, if they did not."""
-    error = ct.create_string_buffer(4096)
-    opened = gpus.engine.proxy.expertier_tiers_open_device_lookup(
-        binding._open_handle(), ct.byref(calls), error, len(error)
-    )
-    return "" if opened else error.value.decode()
 
 
 @pytest.mark.parametrize("with_lookup", [(0, 1), pytest.param((1,), marks=pytest.mark.deep)])
@@ -43,7 +31,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, pool_bytes, with_lookup):
         bindings = model.binding.bindings
         for i in with_lookup:
             assert open_device_lookup(gpus, bindings[i], (first, second)[i]) == ""
-        for _ in range(2):  # what the first one misses is on disk
+        for _ in range(2):  # the first run's misses are read from the file
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counted = [binding.counters() for binding in bindings]
         for manager in tiers.managers:

@@ -1,4 +1,4 @@
-"""Which device holds what of a model on two, by their memory; and what fails on one of them."""
+"""A model on two devices: how their memory decides which device holds which layers, and what fails on one of them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import EngineDevice
 from expertier.engine_adapter.placement.placement import Placement
-from expertier.errors import BudgetError, ConfigError, DecodeError, DeviceError, EngineError
+from expertier.errors import BudgetError, ConfigError, DecodeError, DeviceError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB
+from failures.refused_at_opening import check_refusals_at_opening
 from fake_ggml_gpu.models import assert_same, logits_of
 from fake_ggml_gpu.process import GpuSession, on_fake_gpus
 from fake_ggml_gpu.split_models import (
@@ -37,7 +38,7 @@ KIND = "qwen3moe"
 
 @contextmanager
 def memory(gpus: GpuSession, *n_bytes: int) -> Iterator[None]:
-    """Have the devices so much memory inside the block."""
+    """Give the devices so many bytes of memory inside the block."""
     for device, size in zip(gpus.fakes.devices, n_bytes, strict=True):
         device.set_memory(size)
     try:
@@ -50,7 +51,7 @@ def memory(gpus: GpuSession, *n_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("first", [1, 3])
 @on_fake_gpus
 def test_experts_lie_on_their_layers_device_alone(gpus: GpuSession, first):
-    """With a slot for each: what reaches a device are the experts of its own layers, once, and what is no expert."""
+    """With a slot for each expert, a device gets its own layers' experts, once, and weights that are no experts."""
     path = split_path(gpus, KIND)
     placement = cut(path, first)
     before = [device.counters() for device in gpus.fakes.devices]
@@ -79,7 +80,7 @@ def test_experts_lie_on_their_layers_device_alone(gpus: GpuSession, first):
 
 @on_fake_gpus
 def test_a_fuller_device_gets_fewer_layers(gpus: GpuSession):
-    """Whatever the second one has: the model runs as stock does, or the error names it with the numbers."""
+    """Whatever memory the second device has: the model runs as in stock, or the error names the device."""
     path = split_path(gpus, KIND)
     table = ExpertTable.from_gguf(path)
     config = TierConfig(engine_device=BOTH, headroom_bytes=0)
@@ -160,7 +161,7 @@ def test_the_users_shares_go_before_ours(gpus: GpuSession):
 @pytest.mark.parametrize("device", ["FAKE0", "FAKE1"])
 @on_fake_gpus
 def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, stream_tokens):
-    """With the error as its cause; nothing is held on either, and the next batch is as ever."""
+    """The batch's error has the copy's as its cause; no slot is held on either device, and the next batch works."""
     path = split_path(gpus, KIND)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS)
     placement = cut(path, 2)
@@ -201,30 +202,11 @@ def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, strea
 )
 @on_fake_gpus
 def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
-    """Its first, second, ... allocation, on either: an error, nothing left on both, and the next attempt works."""
+    """Whichever call on either device it refuses: an error, nothing is left on both, and the next opening works."""
     path = split_path(gpus, KIND)
-    table = ExpertTable.from_gguf(path)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS)
     config = TierConfig(
         expert_cache_bytes=4 << 20, host_pool_bytes=3 << 20, engine_device=BOTH, tensor_split=(3.0, 3.0)
     )
-    idle = [device.live() for device in gpus.fakes.devices]
-    errors = []
-    for nth in (*range(1, 10), *range(10, 130, 12)):
-        gpus.fakes.fail(call, nth)
-        error = None
-        try:
-            with TieredModel.open(gpus.engine, table, config) as opened:
-                found = logits_of(opened.model, PROMPT, TOKENS)
-        except (DeviceError, EngineError, DecodeError) as raised:
-            error = raised
-        assert [device.live() for device in gpus.fakes.devices] == idle, f"left after {error}"
-        if error is None:
-            assert_same(found, expected)
-        else:
-            errors.append(str(error))
-        if gpus.fakes.is_armed(call):
-            break
-    else:
-        raise AssertionError(f"still failing after {errors}")
-    assert errors or call in ("pinned", "event")
+    numbers = (*range(1, 10), *range(10, 130, 12))
+    check_refusals_at_opening(gpus, call, path, config, PROMPT, TOKENS, expected, numbers)

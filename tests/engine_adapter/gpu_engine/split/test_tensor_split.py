@@ -256,6 +256,7 @@ def together(contexts, prompts):
     return [np.stack(logits) for logits in found]
 
 
+@pytest.mark.deep
 @on_fake_gpus
 def test_two_contexts_at_the_same_time_wait_for_each_others_slots(gpus: GpuSession):
     """With few slots one's misses fall on slots that the other's queued work still reads."""
