@@ -1,9 +1,11 @@
 """Which eviction policy decodes fastest on the real engine: a trace model, policies in turns, each in its own process.
 
-`python benchmarks/policy_speed.py TRACES/gptoss20b/gptoss20b_ids_only.npz [--slots 8 --file-mode direct ...] [--json]`
-writes a model of the recording's shape (24 layers, top-4 of 32, experts of about 1.3 MiB) that replays sequences which
-were not used to tune any policy, and decodes it greedily through the tiers on the CPU, without L2. It checks that the
-routing was the recorded one. Speeds are of the decode steps alone, from cold tables; a ratio is of one round.
+    python benchmarks/policy/decode_speed.py TRACES/gptoss20b/gptoss20b_ids_only.npz
+        [--slots 8 --file-mode direct ...] [--json]
+
+It writes a model of the recording's shape (24 layers, top-4 of 32, experts of about 1.3 MiB) that replays sequences
+which were not used to tune any policy, and decodes it greedily through the tiers on the CPU, without L2. It checks that
+the routing was the recorded one. Speeds are of the decode steps alone, from cold tables; a ratio is of one round.
 """
 
 from __future__ import annotations
