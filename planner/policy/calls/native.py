@@ -92,7 +92,7 @@ def _build_begin(rule: Rule, stamp: int) -> Any:
 
 
 def _build(stamp: int) -> EntryPoints:
-    """Compile the C functions of all operations: closures over `stamp`, so it is part of their keys in Numba's cache."""
+    """Compile the C functions of all operations. They are closures over `stamp`, so it is part of their cache keys."""
 
     @cached_cfunc(signature_of(*_BEGIN.shape))
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
