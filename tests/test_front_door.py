@@ -41,7 +41,7 @@ def test_the_version_is_the_packages() -> None:
 
 
 def test_every_error_is_exported_and_has_one_root() -> None:
-    """But for DriverError, which a caller catches as the DeviceError that it is."""
+    """DriverError alone is not exported: a caller catches it as a DeviceError."""
     tree = {name: error for name, error in vars(errors).items() if isinstance(error, type)}
     assert {name for name in et.__all__ if name.endswith("Error")} == {*tree} - {"DriverError"}
     assert all(issubclass(error, et.ExpertierError) for error in tree.values())

@@ -31,7 +31,8 @@ def ready_cache(request: pytest.FixtureRequest) -> str:
 def expertier(ready_cache: str, warm_commands: WarmCommands) -> Callable[..., Ended]:
     """Run `expertier ARGUMENTS`; `env` adds variables, `code` runs Python first in the same process.
 
-    `fresh` imports everything anew, as do variables that are not the tiers' own: something may be read at an import.
+    `fresh` imports everything anew. Variables in `env` that are not the tiers' own do the same, as a module may read
+    one when it is imported.
     """
 
     def run(

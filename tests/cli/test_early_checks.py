@@ -1,4 +1,4 @@
-"""What can be refused before an engine is looked for is refused then."""
+"""A command refuses what it can before it looks for an engine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from servers.commands import command
 
 @pytest.fixture(autouse=True)
 def _no_engine(monkeypatch):
-    """No engine is opened by any of this."""
+    """Fail a test here that opens an engine."""
 
     def opened(*_arguments: object, **_named: object) -> None:
         raise AssertionError("an engine was opened")
@@ -67,7 +67,7 @@ def test_ports_that_cannot_be_had(tiny):
     [1, 40, *(pytest.param(n, marks=pytest.mark.deep) for n in (2, 10, 100, 300, 1000, 2000, 3000, 4000))],
 )
 def test_an_interrupt_while_it_imports(tmp_path, n_imports):
-    """Ctrl-C at the n-th import of the command line's."""
+    """Ctrl-C comes at the n-th import of the command line."""
     code = f"""
 import builtins, os, signal, sys
 real, n = builtins.__import__, 0

@@ -1,7 +1,7 @@
 """Every command with each of its outputs where nothing can be written: one message, status 2, nothing half-written.
 
-Quick ones run in this process, and a limit on the size of files stands for a full disk; `test_outputs_deep.py` has
-processes, and disks that are full.
+These commands run in this process, and a limit on the size of files stands for a full disk; `test_outputs_deep.py`
+runs commands in processes of their own, on disks that are full.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def words(tiny, recording):
 
 @pytest.fixture(autouse=True)
 def _quick(tmp_path, monkeypatch):
-    """Nothing is measured or drawn, and no variable of the user's counts."""
+    """Replace measurements and plots by quick ones, and unset the user's variables."""
     for name in [name for name in os.environ if name.startswith("MOE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "cache"))
@@ -120,7 +120,7 @@ def test_an_interrupt_leaves_nothing(tmp_path):
 
 @pytest.mark.parametrize("where", ["missing", "full", "read-only"])
 def test_a_recording_of_a_run(tiny, tmp_path, monkeypatch, where):
-    """Refused before the engine is looked for; what fails at the end is said as well."""
+    """A place that cannot be written is refused before the engine is looked for; later failures have a message too."""
     (tmp_path / "to").mkdir()
     record = ("run", tiny, "-p", "x", "-n", 1, "--record-routing")
     if where == "missing":

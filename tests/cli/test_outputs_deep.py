@@ -78,7 +78,7 @@ def test_an_output(tiny, recording, ready_cache, tmp_path, what, target):
 
 @pytest.mark.parametrize("n_bytes", [1 << 10, 64 << 10, 1 << 20, 8 << 20, 250 << 20])
 def test_a_demonstration_that_runs_out_of_room(ready_cache, tmp_path, n_bytes):
-    """However far it gets."""
+    """The demonstration says so, however far it got."""
     (tmp_path / "to").mkdir()
     with mounted(tmp_path / "to", f"size={n_bytes}") as place:
         env = {"EXPERTIER_CACHE_DIR": ready_cache, "TMPDIR": str(place)}
@@ -130,7 +130,7 @@ def test_no_proc(tiny, ready_cache, what):
 
 
 def test_an_address_space_that_is_too_small(tiny, ready_cache):
-    """Allocations that fail, in Python and in the engine, are said in one message."""
+    """An allocation that fails, in Python or in the engine, gives one message."""
     for n_kib in (1_200_000, 1_500_000, 2_000_000):
         command = ["sh", "-c", f'ulimit -v {n_kib}; exec "$@"', "sh", *OURS]
         ended = process(

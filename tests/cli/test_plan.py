@@ -1,4 +1,4 @@
-"""`expertier plan`, as a user runs it: ledgers, slots, what binds, predictions, plots."""
+"""`expertier plan`, as a user runs it: ledgers, slots, what limits them, predictions, plots."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QWEN = ModelShape(
 
 @pytest.fixture
 def ours(tmp_path, monkeypatch):
-    """Run `expertier ARGUMENTS` in this process: planning needs no engine, and a process each would take minutes."""
+    """Run `expertier ARGUMENTS` in this process: planning needs no engine, and processes would take minutes."""
     for name in [name for name in os.environ if name.startswith("MOE_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("EXPERTIER_CACHE_DIR", str(tmp_path / "cache"))
@@ -215,7 +215,7 @@ def test_what_cannot_be(ours, qwen, tiny, tmp_path, monkeypatch):
 
 
 def pretend(monkeypatch, installed):
-    """Let matplotlib and plotly seem `installed`, or not."""
+    """Make matplotlib and plotly look `installed`, or not installed."""
     find = importlib.util.find_spec
 
     def found(name, package=None):

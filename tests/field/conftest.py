@@ -43,7 +43,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def blocks(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
-    """Experts without an engine: a layer of slots in one piece, and one of arrays."""
+    """Experts without an engine: in one layer a slot is one piece, in the other each matrix has an array."""
     layers = [Block(n_experts=10), Block(n_experts=6, types=("Q4_0", "Q4_0", "Q8_0"))]
     return write_blocks(tmp_path_factory.mktemp("field") / "blocks.gguf", layers)
 

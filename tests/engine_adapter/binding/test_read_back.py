@@ -101,7 +101,7 @@ def test_a_saved_model_of_shards(loaded_engine: LoadedEngine, path: Path, tmp_pa
 def test_a_read_while_misses_are_refused_fails(
     loaded_engine: LoadedEngine, path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
-    """As in a host whose Python cannot answer."""
+    """A host whose Python cannot answer refuses misses in this way."""
     with (
         make_tiers(path, 1) as tiers,
         LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,

@@ -37,7 +37,11 @@ def play(
     graphs: int = 20_000,
     seed: int = 0,
 ) -> list[int]:
-    """The distance of each graph, where so many of the prefetches at 1 to 4 layers are used, and of these in time."""
+    """The distance that each graph runs at.
+
+    `used` is the share of prefetches that are used, `in_time` the share of those that arrive in time, each for a
+    distance of 1 to 4 layers.
+    """
     random = np.random.default_rng(seed)
     distance = library.prefetch_distance_new(first, may_change)
     try:
@@ -74,7 +78,7 @@ def test_the_distance_that_pays_is_found(library, world, first):
 
 
 def test_it_follows_a_change(library):
-    """The trials become rare, but they do not end."""
+    """Trials of other distances become rare, but never stop."""
     distance = library.prefetch_distance_new(2, True)
     random = np.random.default_rng(1)
 

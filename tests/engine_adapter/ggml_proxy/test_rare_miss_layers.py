@@ -1,4 +1,4 @@
-"""Layers that hardly ever lack an expert are not predicted: by what is missing, in bytes, and not for ever."""
+"""Layers that hardly ever miss an expert are not predicted: missed bytes decide, and the decision is taken anew."""
 
 from __future__ import annotations
 
@@ -69,6 +69,6 @@ def test_not_between_two_settlings(play):
 
 
 def test_not_for_ever(play):
-    """What was long ago weighs less: a change of topic is seen within some hundred graphs."""
+    """Old misses weigh less, so that a change of topic shows within some hundred graphs."""
     assert play((0.0, 0.0, 0.0), 20_000, 7 * MIB) == [True] * 3
     assert play((0.0, 0.2, 0.2), 200, 7 * MIB) == [True, False, False]

@@ -68,7 +68,7 @@ def test_without_captures_graphs_are_queued_part_by_part(gpus: GpuSession):
 @pytest.mark.parametrize("call", ["capture", "instantiate"])
 @on_fake_gpus
 def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
-    """In the trial at the start, which says so, or later; everything is given back."""
+    """A capture fails in the trial at the start, which says so, or later; either way everything is given back."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     for nth in (1, 2):
@@ -81,7 +81,7 @@ def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
             assert not gpus.fakes.is_armed(call)
             counters = model.binding.counters()
             assert counters.device_lookups > TOKENS, counters
-            # A context captures anew where another one could not.
+            # Where one context could not capture a graph, the next context tries again.
             assert (counters.captured_runs == 0) == (nth == 1), counters
         gpus.fakes.reset()
     assert "live_graphs" not in gpus.fakes.devices[0].live()
@@ -89,7 +89,7 @@ def test_where_a_capture_fails_the_context_does_without(gpus: GpuSession, call):
 
 @on_fake_gpus
 def test_graphs_of_several_widths_are_captured_each(gpus: GpuSession):
-    """In one context in turn, as a draft and its verification make them: none is launched in another one's place."""
+    """One context runs them in turn, as with a draft and its verification: no graph is launched in place of another."""
     path = model_path(gpus, KIND, MODELS[KIND])
     widths = [1] * 4 + [2] * 4 + [1] * 4
     tokens = prompt_tokens(sum(widths))
@@ -114,7 +114,7 @@ def test_graphs_of_several_widths_are_captured_each(gpus: GpuSession):
 @pytest.mark.parametrize("n_tokens", [4, 5])
 @on_fake_gpus
 def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
-    """CUDA's backend waits for the device in some of these, which ends the process while its stream is captured."""
+    """CUDA's backend waits for the device in some of these batches; in a capture such a wait ends the process."""
     path = model_path(gpus, "many small experts", replace(MODELS[KIND], experts=32, top_k=2))
     with looking_up(gpus, path, 31, POOL_BYTES) as model:
         with model.context(n_ctx=512, n_threads=1) as context:
@@ -128,7 +128,7 @@ def test_larger_batches_are_not_captured(gpus: GpuSession, n_tokens):
 
 @on_fake_gpus
 def test_experts_that_are_not_quantised_are_not_captured(gpus: GpuSession):
-    """For the same reason."""
+    """CUDA's backend waits for the device in such batches too."""
     path = model_path(gpus, "half floats", replace(MODELS[KIND], gate_up_type="F16", down_type="F16"))
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with looking_up(gpus, path, SMALL.experts // 2, POOL_BYTES) as model:

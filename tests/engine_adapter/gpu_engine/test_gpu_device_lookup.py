@@ -47,7 +47,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, kind, n_slots, pool_bytes):
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     gpus.fakes.switch(jitter_us=50, seed=n_slots)
     with looking_up(gpus, path, n_slots, pool_bytes) as model:
-        for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # what the first one misses is on disk
+        for _ in range(2 if pool_bytes == POOL_BYTES else 1):  # the first run's misses are read from the file
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counters = model.binding.counters()
     if n_slots == SMALL.experts:
@@ -81,7 +81,7 @@ def test_prefetches_meanwhile(gpus: GpuSession, n_slots, layers_ahead):
 
 @on_fake_gpus
 def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
-    """It lets pass what is not there: nobody may take that for output. Other look-ups of the step do not wait then."""
+    """Such a look-up goes on without the expert, so nobody may use the step's output; later look-ups do not wait."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with looking_up(gpus, path, SMALL.top_k, POOL_BYTES, spin_limit=1) as model:
@@ -95,7 +95,7 @@ def test_a_lookup_that_gave_up_waiting_has_the_step_run_again(gpus: GpuSession):
 @pytest.mark.deep
 @on_fake_gpus
 def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
-    """Calls that free wait for the device and let no other in: with a look-up waiting for an answer, for ever."""
+    """A call that frees memory waits for the device and keeps other calls out: for ever while a look-up waits."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with looking_up(gpus, path, SMALL.top_k, POOL_BYTES) as model:
@@ -132,7 +132,7 @@ def test_contexts_come_and_go_while_another_decodes(gpus: GpuSession):
 @pytest.mark.parametrize("pool_bytes", [0, POOL_BYTES])
 @on_fake_gpus
 def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
-    """The step that the device look-up falls back for; the next step works, and so does the look-up."""
+    """A step that falls back to the host fails with its read; the next step works, and so does the look-up."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with (
@@ -165,7 +165,7 @@ def test_a_failed_read_fails_the_step(gpus: GpuSession, pool_bytes):
 @pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
 @on_fake_gpus
 def test_a_device_that_has_nothing_for_a_lookup(gpus: GpuSession, call):
-    """It says so, and everything goes on without."""
+    """Opening the look-up fails with a reason, and the model runs without it."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with tiered_model(gpus, path, SMALL.top_k, POOL_BYTES, captures=False) as (model, calls):
@@ -184,7 +184,7 @@ def test_a_device_that_has_nothing_for_a_lookup(gpus: GpuSession, call):
 
 @on_fake_gpus
 def test_two_contexts_do_without(gpus: GpuSession):
-    """A look-up that waits would hold a stream, and its host the layers that the other one needs."""
+    """A waiting look-up keeps its stream busy, and its host thread keeps layers locked that the other context needs."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with looking_up(gpus, path, SMALL.top_k, POOL_BYTES) as model:

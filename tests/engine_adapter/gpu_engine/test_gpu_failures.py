@@ -64,7 +64,7 @@ def test_a_failed_read_fails_the_batch(gpus: GpuSession, n_slots, nth, stream_to
 @pytest.mark.parametrize("stream_tokens", [0, "auto"])
 @on_fake_gpus
 def test_while_all_reads_fail(gpus: GpuSession, n_slots, stream_tokens):
-    """Those in the background too, which fail nothing."""
+    """Reads in the background fail as well, but no batch fails because of them."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
 
@@ -89,7 +89,7 @@ def test_while_all_reads_fail(gpus: GpuSession, n_slots, stream_tokens):
 @pytest.mark.parametrize("call", ["memory", "pinned", "stream", "event"])
 @on_fake_gpus
 def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
-    """Its first, second, ... allocation: an error, nothing left, and the next attempt works."""
+    """Whichever call it refuses: an error, nothing is left on the device, and the next opening works."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     config = TierConfig(expert_cache_bytes=2 << 20, host_pool_bytes=POOL_BYTES, engine_device=DEVICE)
@@ -143,7 +143,7 @@ def test_no_such_device(gpus: GpuSession):
 
 @on_fake_gpus
 def test_closed_and_opened_again(gpus: GpuSession):
-    """All that is on the devices goes each time, and the tiers are new."""
+    """Closing frees everything on the devices each time, and the tiers are made anew."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     idle = [device.live() for device in gpus.fakes.devices]

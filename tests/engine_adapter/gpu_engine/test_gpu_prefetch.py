@@ -137,7 +137,7 @@ def test_counters_tell_the_share_that_was_foretold(gpus: GpuSession, recall, ahe
         assert 0 < counters.prefetches_useful < counters.prefetches
     elif recall == 1.0:
         assert found == 1, counters
-        unended = counters.prefetches - counters.prefetches_useful  # where a run fell back
+        unended = counters.prefetches - counters.prefetches_useful  # prefetches of runs that fell back
         assert 0 <= unended <= 2 * counters.device_lookup_fallbacks < counters.prefetches, counters
     else:
         assert found == 0
@@ -162,7 +162,7 @@ def test_what_does_not_pay_pauses(gpus: GpuSession):
 
 @on_fake_gpus
 def test_layers_that_hardly_miss_are_not_foretold(gpus: GpuSession):
-    """Which these are is settled with a new graph, once enough of them were seen."""
+    """A new graph settles which layers these are, once enough graphs have run."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     predicted = []
@@ -177,7 +177,7 @@ def test_layers_that_hardly_miss_are_not_foretold(gpus: GpuSession):
 def test_matrices_of_several_pieces(gpus: GpuSession):
     """A matrix above 1 MiB goes in pieces, each from its place in the host's copy to its place in the slot.
 
-    Where some are still to come when their expert is asked for, they come at once, and the look-up waits for them.
+    Pieces that have not arrived when their expert is asked for are copied at once, and the look-up waits for them.
     """
     shape = replace(
         MODELS[KIND], experts=8, top_k=2, n_embd=512, n_ff=520, gate_up_type="F32", down_type="F32"
@@ -199,7 +199,7 @@ def test_matrices_of_several_pieces(gpus: GpuSession):
 @pytest.mark.parametrize("call", ["memory", "pinned", "event"])
 @on_fake_gpus
 def test_a_device_that_has_nothing_for_predictions(gpus: GpuSession, call):
-    """Either there is no device look-up, and all is given back; or it says why nothing is predicted, and works."""
+    """Either there is no device look-up and all is given back, or it works and says why it predicts nothing."""
     path = model_path(gpus, KIND, MODELS[KIND])
     expected = stock_logits(gpus, path, PROMPT, TOKENS)
     with gpu_tiers(gpus, path, SMALL.experts // 2, host_pool_bytes=POOL_BYTES):

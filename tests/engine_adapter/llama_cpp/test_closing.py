@@ -1,4 +1,4 @@
-"""Contexts and models that are closed: not used any more, closed twice without harm, and while others are at work."""
+"""Closed contexts and models refuse every use, may be closed twice, and may be closed while other threads work."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_closed_model_is_not_used(open_tiered):
 
 
 def test_contexts_that_open_while_the_model_closes(loaded_engine, path):
-    """Either the model has a context then, and stays; or it is closed, and gets none."""
+    """Either the context is opened first and the model stays open, or the model is closed first and gets no context."""
     outcomes = set()
     for _ in range(40):
         model = LlamaModel.open(loaded_engine, path)
@@ -90,7 +90,7 @@ def test_contexts_that_open_while_the_model_closes(loaded_engine, path):
 
 
 def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path):
-    """While a fill of the engine's runs, `close` fails, and the next works."""
+    """`close` fails while a fill for the engine runs, and works afterwards."""
     with make_tiers(path, 4) as tiers:
         model = LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers))
         with tiers._usage.engine_fill():
@@ -103,7 +103,7 @@ def test_a_model_whose_tiers_are_busy_is_closed_again(loaded_engine, path):
 
 
 def test_a_model_is_closed_while_somebody_fills_a_lease(loaded_engine, path, reads):
-    """Slots of a lease are not the engine's, from the first moment on."""
+    """Slots that a lease fills are never the engine's, so the model need not wait for them."""
     reading, go_on = threading.Event(), threading.Event()
 
     def hold_up():

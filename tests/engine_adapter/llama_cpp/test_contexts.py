@@ -49,7 +49,7 @@ def test_interleaved_contexts(loaded_engine, path, expected, n_slots):
 
 @pytest.mark.parametrize("n_slots", [1, 3, SMALL.top_k, SMALL.experts // 2])
 def test_contexts_on_threads(loaded_engine, path, expected, n_slots):
-    """Two threads decode at once over few slots: each waits for the other's, none deadlocks or sees its bytes."""
+    """Two threads decode at once over few slots: each waits for the other's slots; no deadlock, no wrong bytes."""
     with (
         make_tiers(path, n_slots, host_pool_bytes=1 << 20) as tiers,
         LlamaModel.open(loaded_engine, path, tiers=TierSet.of(tiers)) as model,
@@ -122,7 +122,7 @@ def test_batches_outside_the_limits_are_refused(loaded_engine, path):
 
 
 def test_a_model_that_the_engine_refuses(loaded_engine, path, tmp_path):
-    """Refused by the engine although its experts are fine: the tiers are free again, the message is the engine's."""
+    """Its experts are fine, but the engine refuses it: the error is the engine's, and the tiers are free again."""
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(path.read_bytes().replace(b"output_norm.weight", b"output_morn.weight"))
     with make_tiers(broken, 2) as tiers:

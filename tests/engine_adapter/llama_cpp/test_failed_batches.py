@@ -95,7 +95,7 @@ def test_a_failed_batch_of_several_ubatches_can_be_repeated(open_tiered, reads, 
 
 @pytest.mark.parametrize("architecture", ["qwen4exp", "nemotron_h_moe"])
 def test_a_failed_batch_of_a_model_with_recurrent_layers(loaded_engine, reads, tmp_path, architecture):
-    """Its cache cannot go back: the sequence starts anew, and is never continued without what came before."""
+    """Its cache cannot go back, so the sequence must start anew: it is never continued with its beginning missing."""
     path = write_model(tmp_path / "model.gguf", MODELS[architecture])
     options = {"n_ctx": 128, "n_ubatch": N_UBATCH, "n_threads": 1}
     with (
@@ -148,7 +148,7 @@ def test_a_batch_that_the_engine_refuses_leaves_no_result(open_tiered, stock):
 
 
 def test_an_error_of_a_batch_that_ended_well_for_the_engine(open_tiered, stock, monkeypatch):
-    """As when the engine read an expert tensor back: it went on, with bytes that are not the expert's."""
+    """The engine went on after it read an expert tensor back, with bytes that are not the expert's."""
     with open_tiered() as (_, model, context):
         context.decode(PROMPT[:N_BEFORE], 0)
         with monkeypatch.context() as patch:
@@ -171,7 +171,7 @@ def test_only_sequences_that_there_are_can_be_forgotten(open_tiered, stock):
 
 
 def test_each_context_is_told_its_own_error(open_tiered, reads):
-    """B fails, for want of room, between the failed read of A's thread and A's look at it."""
+    """B fails for want of room after the read of A's thread has failed, before A has seen that error."""
     a_has_failed, b_is_done = threading.Event(), threading.Event()
     told = {}
     with (

@@ -113,7 +113,7 @@ def test_the_batch_ends_early(open_tiered, reads, stock):
 
 
 def test_with_a_failed_read(open_tiered, reads, stock):
-    """The interrupt is what is raised; the failure is its context, and is not told of the next batch."""
+    """The interrupt is raised with the failed read as its context; the next batch does not report that failure."""
     with open_tiered(2) as (tiers, _, context):
         reads.before_each = lambda: interrupt() if reads.calls == 3 else None
         reads.fail_call(3)
@@ -133,7 +133,7 @@ def test_the_handler_is_back_after_a_failed_batch(open_tiered, reads):
 
 
 def test_other_threads_are_not_interrupted(open_tiered, stock):
-    """The main thread is, wherever it is; the batch of another thread goes on."""
+    """Ctrl-C interrupts the main thread, whatever it does; a batch on another thread goes on."""
     found, started = [], threading.Event()
     with open_tiered(2) as (_, _, context):
 
@@ -176,7 +176,7 @@ def test_ignored_interrupts_stay_ignored(open_tiered, reads, stock):
 
 
 def test_a_handler_that_raises_fails_the_batch(open_tiered, reads, stock):
-    """What it raises within the callback cannot cross the engine's frames: it is the cause of the error."""
+    """An exception of the callback cannot cross the engine's frames, so it becomes the cause of the batch's error."""
 
     class StopNowError(Exception):
         pass

@@ -42,7 +42,7 @@ def test_flash_attention_is_one_of_three_words(open_tiered):
 
 
 def test_only_the_tiers_own_file_is_opened(loaded_engine, path, tmp_path):
-    """Another model, or a copy even, would run with the experts of the tiers' file."""
+    """Another model, even a copy, would run with the experts of the tiers' file."""
     other = write_small_model(tmp_path, "F32")
     copy = shutil.copy(path, tmp_path / "copy.gguf")
     link = tmp_path / "link.gguf"

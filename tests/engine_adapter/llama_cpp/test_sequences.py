@@ -1,4 +1,4 @@
-"""Several sequences in one context, each decoded by itself: as stock decodes them, and lost one by one."""
+"""Several sequences in one context, each in its own batches: as in stock; a failed batch costs its sequence alone."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def test_every_combination(stock, loaded_engine, kind, slots, n_ubatch, n_thread
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_passes_fetch_an_expert_once_a_call(stock, loaded_engine, kind):
-    """Whatever lies between an expert's matrices, one pass runs through all of it: one slot holds each expert once."""
+    """One pass runs all of an expert's matrices and the nodes between them: one slot gets each expert once a call."""
     path, _ = stock(kind, 512)
     layers = SHAPES[kind].layers
     with make_tiers(path, 1) as tiers:
@@ -134,7 +134,7 @@ def test_the_models_cover_what_they_are_for():
 
 
 def test_mixed_layers_have_slots_of_both_forms(stock):
-    """One slot in one piece where the block sizes allow, an array a matrix where they do not."""
+    """A slot is one piece where the block sizes allow it, else each matrix has an array of its own."""
     path, _ = stock("qwen3moe, mixed", 512)
     strides = [layout.stride for layout in ExpertTable.from_gguf(path).slot_layouts]
     assert 0 in strides

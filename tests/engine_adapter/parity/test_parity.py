@@ -58,7 +58,7 @@ def test_logits_are_bit_identical(stock, loaded_engine, kind, slots, n_ubatch, n
 
 
 def test_logits_of_two_threads_are_bit_identical(stock, loaded_engine):
-    """Threads of a graph wait for each other in a spin, which other tests at the same time make long."""
+    """Two threads alone, as the threads of a graph spin while they wait: tests beside this one make that slow."""
     check_parity(stock, loaded_engine, "Q4_K+Q6_K", "half", 64, 2)
 
 
@@ -72,7 +72,7 @@ def check_parity(stock, loaded_engine, kind, slots, n_ubatch, n_threads) -> None
     assert_same_run(found, expected, least_tokens=11)
     assert found.n_graph_splits == 1
     assert found.flash_attention
-    # With a slot for each expert nobody asks for ids any more, once all are there.
+    # With a slot for each expert the proxy reads no ids once all experts are there.
     assert found.counters.id_reads + found.counters.fully_resident_calls >= SMALL.layers * DECODE_TOKENS
     assert (found.counters.fully_resident_calls > 0) == (slots == "all")
     assert (found.counters.pass_calls > 0) == (SLOTS[slots] < SMALL.experts), "prefill chooses every expert"

@@ -29,7 +29,7 @@ class Params(ct.Structure):
 
 
 def make_llama_h() -> types.ModuleType:
-    """Stands in for the module that binds llama.h: everything is there, and nothing does anything."""
+    """Stands in for the module that binds llama.h: it has every function, and none of them does anything."""
     module: Any = types.ModuleType("llama_cpp.llama_cpp")
     for name in bindings._NEEDED:
         setattr(module, name, lambda *_: None)
@@ -41,7 +41,7 @@ def make_llama_h() -> types.ModuleType:
 
 
 class StockLlama:
-    """Stands in for llama_cpp.Llama: loads as it does, and remembers what it was given."""
+    """Stands in for llama_cpp.Llama: loads a model in the same way, and remembers its arguments."""
 
     loads = True
 

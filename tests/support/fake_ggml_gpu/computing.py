@@ -57,7 +57,7 @@ def computing_model(
 
 
 def counts_of(model: LlamaModel) -> ComputeCounts:
-    """What the model's engine computes in."""
+    """Counts of the buffers that the model's engine computes in."""
     assert model.binding is not None
     counts = model.binding.compute_counts()
     assert counts is not None
@@ -91,7 +91,7 @@ def assert_sound(model: LlamaModel) -> None:
 
 
 class FailingMoves:
-    """Has the n-th row of the device's work for a move fail, once, with those before it queued: a copy or a zero."""
+    """Makes the n-th row of a move's work fail, once: a copy or a zero. The rows before it are queued on the device."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
@@ -110,12 +110,12 @@ class FailingMoves:
         monkeypatch.setattr(EngineDevice, "relocate", failing)
 
     def fail_call(self, n: int) -> None:
-        """Have the n-th call from now on fail."""
+        """Make the n-th row from now on fail."""
         self._fails_at = self.calls + n
 
     @property
     def is_armed(self) -> bool:
-        """Whether that call is still to come."""
+        """Whether that row is still to come."""
         return self._fails_at is not None
 
     def _count(self, device: EngineDevice) -> None:

@@ -36,7 +36,7 @@ class HasFolder(Protocol):
 
     @property
     def folder(self) -> Path:
-        """Where that is."""
+        """The folder's path."""
 
 
 def model_path(gpus: HasFolder, kind: str, shape: ModelShape) -> Path:
@@ -59,7 +59,7 @@ def gpu_tiers(
 ) -> Iterator[TierManager]:
     """Tiers with exactly `n_slots` slots a layer in the device's memory; valid at the end.
 
-    Without `fill_pool` the host pool has what was asked for and no more, whenever that is.
+    Without `fill_pool` the host pool holds the experts that were missed and no more, however late it is looked at.
     """
     table = ExpertTable.from_gguf(path)
     budget = sum(demand.bytes_for(n_slots) for demand in table.layer_demands())
@@ -108,7 +108,7 @@ def stock_logits(
     n_ubatch: int = 512,
     device: str = DEVICE,
 ) -> Logits:
-    """The same of the stock engine on the device; each is run once."""
+    """What `logits_of` returns for the stock engine on the device; each run is made once."""
     return _stock_logits(gpus.engine, path, tuple(prompt), n_tokens, n_ubatch, device)
 
 
@@ -121,7 +121,7 @@ def _stock_logits(
 
 
 def assert_same(found: Logits, expected: Logits) -> None:
-    """Assert that they are the same, bit for bit, and worth comparing."""
+    """Assert that the logits are the same, bit for bit, and all finite."""
     assert np.isfinite(expected).all()
     assert found.shape == expected.shape, f"{found.shape} and {expected.shape}"
     different = np.flatnonzero((found != expected).any(axis=1))

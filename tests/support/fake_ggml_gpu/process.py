@@ -43,7 +43,7 @@ class GpuSession:
 
     @contextmanager
     def checked(self) -> Iterator[None]:
-        """Reset the devices before and after; they must have nothing to complain of, and nothing left on them."""
+        """Reset the devices before and after the block; it must leave no fault and no memory, stream or event."""
         self.fakes.reset()
         self.fakes.take_faults()
         before = [device.live() for device in self.fakes.devices]

@@ -1,4 +1,4 @@
-"""Moves and zeros within a slab on a device of the engine's: whatever goes wherever, and few calls of the device."""
+"""Moves and zeros within a slab on one of the engine's devices: every byte arrives, with few calls of the device."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def slab_of_bytes(gpus: GpuSession, n_bytes: int, seed: int) -> Iterator[SlabOfB
 
 
 def some_moves(rng: np.random.Generator, n_bytes: int) -> np.ndarray:
-    """Pieces that keep their order, each where it was or elsewhere."""
+    """Moves of pieces that keep their order; a piece may stay where it is."""
     n = int(rng.integers(0, 12))
     sizes = rng.integers(1, n_bytes // 12 // 2, n)
     sides = []
@@ -71,7 +71,7 @@ def some_moves(rng: np.random.Generator, n_bytes: int) -> np.ndarray:
 
 
 def some_zeros(rng: np.random.Generator, n_bytes: int, step: int) -> np.ndarray:
-    """Small pieces, which may overlap, at multiples of `step`."""
+    """Small pieces to set to zero, at multiples of `step`; they may overlap."""
     n = int(rng.integers(0, 40))
     at = rng.integers(0, (n_bytes - KIB) // step, n) * step
     sizes = rng.integers(1, KIB // step + 1, n) * step

@@ -34,7 +34,7 @@ NEVER = 1 << 60  # missed bytes that make a move down pay
 
 
 def failure_of(context: LlamaContext, prompt: list[int], expected: Logits) -> DecodeError | None:
-    """What the prompt failed with; None where it did not, and computed what was expected."""
+    """The error of the prompt's batch; None where there was none, and the logits were the expected ones."""
     try:
         assert_same(logits_in(context, prompt, TOKENS), expected)
     except DecodeError as error:
@@ -86,14 +86,14 @@ def test_wide_short_wide(gpus: GpuSession, kind, n_slots, with_device_lookup):
 
 
 def let_move(model: LlamaModel, n_bytes: int) -> None:
-    """Have a move down pay from so many missed bytes on, beside those that it gives room to."""
+    """Set from how many missed bytes on a move down pays, beside the bytes that it gives room to."""
     model.binding.bindings[0]._compute._struct.move_cost_bytes = n_bytes
 
 
 @pytest.mark.parametrize("captures", [True, False])
 @on_fake_gpus
 def test_tables_on_the_device_follow(gpus: GpuSession, captures):
-    """Where no expert comes or goes between two graphs with device look-ups, but all slots have other numbers."""
+    """Between two graphs with device look-ups no expert comes or goes, but all slots get other numbers."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompt = prompt_tokens(2)[1:]
     expected = stock_logits(gpus, path, prompt, 0)
@@ -128,7 +128,7 @@ def test_tables_on_the_device_follow(gpus: GpuSession, captures):
 
 @on_fake_gpus
 def test_layers_become_whole(gpus: GpuSession):
-    """With a slot for every expert while batches are short, ids are slot ids then, and are not when one is wide."""
+    """While batches are short, each expert has a slot and ids are slot ids; in a wide batch neither is so."""
     path = model_path(gpus, KIND, MODELS[KIND])
     wide, short = prompt_tokens(300), prompt_tokens(3)
     wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)
@@ -155,7 +155,7 @@ def test_layers_become_whole(gpus: GpuSession):
 
 @on_fake_gpus
 def test_layers_become_whole_without_misses(gpus: GpuSession):
-    """Where next to nothing is missed, a look-up in a layer that could be whole is a cost by itself."""
+    """Where next to nothing is missed, the look-ups alone make it pay to give a layer a slot for every expert."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompt = prompt_tokens(2)[1:]
     expected = stock_logits(gpus, path, prompt, 0)
@@ -174,7 +174,7 @@ def test_layers_become_whole_without_misses(gpus: GpuSession):
 
 @on_fake_gpus
 def test_inputs_wait_for_the_slots(gpus: GpuSession):
-    """A wide batch's inputs are larger than all that a short one computes in: they would lie where slots are."""
+    """The inputs of a wide batch need more room than all buffers of a short one, and would lie where slots are."""
     path = model_path(gpus, "eight layers", replace(SMALL, layers=8))
     wide, short = prompt_tokens(500), prompt_tokens(8)
     wides = stock_logits(gpus, path, wide, 4)
@@ -208,7 +208,7 @@ def test_a_boundary_that_stays(gpus: GpuSession):
 
 @on_fake_gpus
 def test_more_than_was_set_aside(gpus: GpuSession):
-    """A graph that is wider than the plan takes slots; one that leaves none a layer is allocated apart."""
+    """A graph wider than planned takes room from slots; one that leaves a layer without slots is allocated apart."""
     path = model_path(gpus, KIND, MODELS[KIND])
     device = gpus.fakes.devices[0]
     expected = stock_logits(gpus, path, prompt_tokens(300), TOKENS)
@@ -227,7 +227,7 @@ def test_more_than_was_set_aside(gpus: GpuSession):
 @pytest.mark.parametrize("n_slots", [2, SMALL.experts // 2])
 @on_fake_gpus
 def test_contexts_at_once(gpus: GpuSession, n_slots):
-    """Two contexts side by side, each from wide to short and back, while the other computes."""
+    """Two contexts at the same time, each with wide and short batches in turn."""
     path = model_path(gpus, KIND, MODELS[KIND])
     prompts = [prompt_tokens(200), prompt_tokens(60)[::-1]]
     expected = [stock_logits(gpus, path, prompt, TOKENS, n_ubatch=N_UBATCH) for prompt in prompts]
@@ -275,7 +275,7 @@ def test_buffers_lie_side_by_side(gpus: GpuSession):
 
 @on_fake_gpus
 def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
-    """Weights pass through, and so does what nobody has marked as a compute buffer when its address is asked for."""
+    """Buffers of weights, and buffers that nobody has marked as compute buffers when their address is asked for."""
     path = model_path(gpus, KIND, MODELS[KIND])
     with computing_model(gpus, path, 8) as model, Ggml(gpus.engine) as ggml:
         tiers = model.binding.bindings[0].manager
@@ -300,7 +300,7 @@ def test_what_is_no_compute_buffer_lies_elsewhere(gpus: GpuSession):
 @pytest.mark.parametrize("direction", ["up", "down"])
 @on_fake_gpus
 def test_a_move_that_fails(gpus: GpuSession, direction):
-    """Whichever call of it: up, the batch fails and says why; down, nobody is told; the next one works."""
+    """Whichever of its calls fails: a move up fails the batch, a move down does not, and the next batch works."""
     path = model_path(gpus, KIND, MODELS[KIND])
     wide, short = prompt_tokens(300), prompt_tokens(3)
     wides = stock_logits(gpus, path, wide, TOKENS, n_ubatch=N_UBATCH)

@@ -31,7 +31,7 @@ def test_logits_are_bit_identical(gpus: GpuSession, pool_bytes, with_lookup):
         bindings = model.binding.bindings
         for i in with_lookup:
             assert open_device_lookup(gpus, bindings[i], (first, second)[i]) == ""
-        for _ in range(2):  # what the first one misses is on disk
+        for _ in range(2):  # the first run's misses are read from the file
             assert_same(logits_of(model, PROMPT, TOKENS), expected)
         counted = [binding.counters() for binding in bindings]
         for manager in tiers.managers:

@@ -1,4 +1,4 @@
-"""Which device holds what of a model on two, by their memory; and what fails on one of them."""
+"""A model on two devices: how their memory decides which device holds which layers, and what fails on one of them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ KIND = "qwen3moe"
 
 @contextmanager
 def memory(gpus: GpuSession, *n_bytes: int) -> Iterator[None]:
-    """Have the devices so much memory inside the block."""
+    """Give the devices so many bytes of memory inside the block."""
     for device, size in zip(gpus.fakes.devices, n_bytes, strict=True):
         device.set_memory(size)
     try:
@@ -51,7 +51,7 @@ def memory(gpus: GpuSession, *n_bytes: int) -> Iterator[None]:
 @pytest.mark.parametrize("first", [1, 3])
 @on_fake_gpus
 def test_experts_lie_on_their_layers_device_alone(gpus: GpuSession, first):
-    """With a slot for each: what reaches a device are the experts of its own layers, once, and what is no expert."""
+    """With a slot for each expert, a device gets its own layers' experts, once, and weights that are no experts."""
     path = split_path(gpus, KIND)
     placement = cut(path, first)
     before = [device.counters() for device in gpus.fakes.devices]
@@ -80,7 +80,7 @@ def test_experts_lie_on_their_layers_device_alone(gpus: GpuSession, first):
 
 @on_fake_gpus
 def test_a_fuller_device_gets_fewer_layers(gpus: GpuSession):
-    """Whatever the second one has: the model runs as stock does, or the error names it with the numbers."""
+    """Whatever memory the second device has: the model runs as in stock, or the error names the device."""
     path = split_path(gpus, KIND)
     table = ExpertTable.from_gguf(path)
     config = TierConfig(engine_device=BOTH, headroom_bytes=0)
@@ -161,7 +161,7 @@ def test_the_users_shares_go_before_ours(gpus: GpuSession):
 @pytest.mark.parametrize("device", ["FAKE0", "FAKE1"])
 @on_fake_gpus
 def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, stream_tokens):
-    """With the error as its cause; nothing is held on either, and the next batch is as ever."""
+    """The batch's error has the copy's as its cause; no slot is held on either device, and the next batch works."""
     path = split_path(gpus, KIND)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS)
     placement = cut(path, 2)
@@ -202,7 +202,7 @@ def test_one_devices_failed_copy_fails_the_batch(gpus: GpuSession, device, strea
 )
 @on_fake_gpus
 def test_what_a_device_refuses_at_opening(gpus: GpuSession, call):
-    """Its first, second, ... allocation, on either: an error, nothing left on both, and the next attempt works."""
+    """Whichever call on either device it refuses: an error, nothing is left on both, and the next opening works."""
     path = split_path(gpus, KIND)
     expected = stock_split_logits(gpus, path, PROMPT, TOKENS)
     config = TierConfig(

@@ -84,7 +84,7 @@ def test_wide_then_short_batches(gpus: GpuSession):
 @pytest.mark.parametrize("draft_on", ["FAKE1", BOTH])
 @on_fake_gpus
 def test_a_draft_beside_the_main_model(gpus: GpuSession, draft_on):
-    """Both with tiers of their own, on one of the devices or on both, at once and over one budget of host memory."""
+    """Each model has its own tiers, on one device or on both; both run at once and share the budget of host memory."""
     paths = [split_path(gpus, kind) for kind in ("qwen3moe", "llama")]
     expected = [
         stock_split_logits(gpus, paths[0], PROMPTS[0], TOKENS),
@@ -132,7 +132,7 @@ def test_a_recording_is_the_one_of_a_single_device(gpus: GpuSession):
 
 @on_fake_gpus
 def test_the_command_on_both(gpus: GpuSession):
-    """`expertier run --device FAKE0,FAKE1`: its events, its document, and the same for a person."""
+    """`expertier run --device FAKE0,FAKE1`: its events, its document, and what it prints for a person."""
     path = split_path(gpus, "qwen3moe")
     texts = []
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +170,7 @@ def test_the_command_on_both(gpus: GpuSession):
 
 @on_fake_gpus
 def test_a_load_that_names_no_devices_finds_ours_alone(gpus: GpuSession):
-    """The others say meanwhile that they are integrated GPUs, of which llama.cpp takes none where there are others."""
+    """All other devices call themselves integrated GPUs meanwhile, which llama.cpp leaves out where it finds a GPU."""
     assert gpus.engine.proxy
     kind = gpus.engine.symbol("ggml_backend_dev_type", ct.c_int, ct.c_void_p)
     find = gpus.engine.symbol("ggml_backend_dev_by_name", ct.c_void_p, ct.c_char_p)
@@ -190,7 +190,7 @@ def test_a_load_that_names_no_devices_finds_ours_alone(gpus: GpuSession):
 
 @on_fake_gpus
 def test_the_server_on_both(gpus: GpuSession):
-    """The wheel's server is told of no devices: it finds those of the placement alone, and all GPUs afterwards."""
+    """The wheel's server is given no devices: it finds the placement's devices alone; afterwards all GPUs are back."""
     table = ExpertTable.from_gguf(split_path(gpus, "qwen3moe"))
     before = [device["name"] for device in gpus.engine.devices()]
     answers = []

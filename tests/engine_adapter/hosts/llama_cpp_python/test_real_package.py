@@ -30,7 +30,7 @@ def site(engine_cache: Path) -> Path:
         [*pip, LLAMA_CPP_PYTHON.requirement, *needs],
         env={**os.environ, "CMAKE_ARGS": "-DLLAVA_BUILD=OFF"},
         check=True,
-        timeout=120,
+        timeout=3600,
     )
     fresh.rename(kept)
     return kept
