@@ -434,7 +434,7 @@ FILES_AND_THREADS = (
         "tiers/file/source.py",
         "            if self._reader is not reader:\n                return\n",
         "",
-        ("tests/tiers/file/test_file_modes.py",),
+        ("tests/tiers/file/modes/test_direct.py",),
     ),
     Mutant(
         "cancelled prefetches are not forgotten",
