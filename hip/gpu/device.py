@@ -276,7 +276,7 @@ class GpuDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the device; where the block has raised an error, memory that is still allocated is no second one."""
+        """Close the device. Where the block has raised an error, memory that is still allocated raises no second."""
         if error is None:
             self.close()
         else:

@@ -256,8 +256,8 @@ FENCES = (
     Mutant(
         "an engine is bound before queued copies are there",
         "tiers/engine_use.py",
-        "            self._parts.device.synchronize()  # what was queued",
-        "            pass  # what was queued",
+        "            self._parts.device.synchronize()  # an engine reads READY slots at once",
+        "            pass  # an engine reads READY slots at once",
     ),
     Mutant(
         "an engine's hit is a copy that is still queued",
