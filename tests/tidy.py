@@ -19,6 +19,7 @@ from expertier.hip.fake.build import _FLAGS as FAKE_FLAGS
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("engine_adapter", "hip", "tests", "benchmarks")
 NOT_OURS = ("generated_models.cpp",)  # ten lines around the engine's own generator
+FAKE_GPU = ROOT / "tests" / "support" / "fake_ggml_gpu"  # its C++ includes headers by their room
 LIMIT_S = 300
 _RTC_NAMES = {"PREFIX": "nvrtc", "CODE_SIZE": "GetCUBINSize", "CODE": "GetCUBIN"}
 
@@ -40,6 +41,7 @@ def flags_for(path: Path) -> list[str]:
         *COMPILE_FLAGS,
         *engine,
         *kernels,
+        f"-I{FAKE_GPU}",
         *(names if path.name == "rtc.cpp" else []),
         "-Wno-unknown-pragmas",
     ]

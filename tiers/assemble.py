@@ -1,8 +1,8 @@
-"""Puts the tiers of one device together: wishes become sizes, sizes become stores, and these get their users.
+"""Makes the tiers of one device: computes their sizes, allocates the stores, and connects what works on them.
 
     config, table, device ─► budgets ─► plan ─► slab, host pool, file ─► fills, moves, prefetches
 
-Nothing here is called again once the tiers are open.
+It runs once, when the tiers are opened.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assembly:
-    """All that one device's tiers consist of: what was asked for, the stores, and what works on them."""
+    """The parts of one device's tiers: what was asked for, the stores, and the objects that work on the stores."""
 
     table: ExpertTable
     device: Device
@@ -96,10 +96,10 @@ def assemble(
     share: PoolShare | None,
     compute_bytes: int,
 ) -> Assembly:
-    """Allocate the tiers of `table` on `device`, as `TierManager` says, and connect what uses them.
+    """Allocate the tiers of `table` on `device`, and connect their parts; the arguments are those of `TierManager`.
 
-    `stores` gets what frees each of them, at once when it is there: closing it undoes an opening that failed half-way.
-    To be called with interrupts deferred. Raises what opening a `TierManager` raises.
+    As soon as a store is allocated, the function that frees it is added to `stores`; so closing `stores` frees
+    everything, even where this raises half-way. Interrupts must be deferred. Raises what `TierManager` raises.
     """
     budgets = resolve(
         config,

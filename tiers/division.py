@@ -1,4 +1,4 @@
-"""How the experts of a model are divided over devices: what each device's manager gets, and how they act together."""
+"""How the experts of a model are divided over devices: what each device's manager holds, and how managers cooperate."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from expertier.tiers.split.split_source import SplitSource
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """What the manager of one device is made of. `holds` says which experts it has, for messages."""
+    """What the manager of one device is made of: the arguments of `TierManager`.
+
+    `holds` says in words which experts it has, for messages.
+    """
 
     table: ExpertTable
     device: Device
@@ -29,7 +32,7 @@ class Member:
 
 
 class Division(Protocol):
-    """A model's experts on one device or on several."""
+    """The protocol of a division of a model's experts over one device or several."""
 
     @property
     def table(self) -> ExpertTable:
@@ -41,19 +44,22 @@ class Division(Protocol):
 
     @property
     def completes_together(self) -> bool:
-        """Whether layers with a slot for every expert are fetched once all managers are bound, and not one by one."""
+        """When layers with a slot for every expert are fetched: True: once an engine is bound to all managers.
+
+        False: for each manager as soon as an engine is bound to it.
+        """
 
     def members(self, config: TierConfig, profile: ModelProfile) -> Sequence[Member]:
-        """Return what each manager is made of; budgets in `config` are shared out. Raises `BudgetError`."""
+        """Return what each manager is made of, with the budgets in `config` divided. Raises `BudgetError`."""
 
     def split_source(self, source: ByteSource) -> SplitSource | None:
-        """Return what the managers read shards of experts from; None where each reads full experts from `source`."""
+        """Return the source of the managers' shards; None where the managers read full experts from `source`."""
 
     def slots(self, of_managers: Iterable[Sequence[int]]) -> tuple[int, ...]:
-        """Return how many slots each of the model's layers has, given those of each manager's layers."""
+        """Return the number of slots of each of the model's layers; `of_managers` has those of each manager."""
 
     def places(self, layer: int) -> tuple[tuple[int, int], ...]:
-        """Return the managers that hold experts of a layer, and the layer's number there.
+        """Return (number of the manager, number of the layer in it) for each manager that holds experts of a layer.
 
         Raises `IndexError` for a layer that the model does not have.
         """

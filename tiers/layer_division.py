@@ -1,4 +1,4 @@
-"""Layers over devices: each expert belongs to one device, so that it is read once and kept once in the host pools."""
+"""Divides layers over devices: an expert belongs to one device, so it is read once and copied once in host memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from expertier.tiers.model.table import ExpertTable
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """A device and the layers whose experts it holds, with what an engine takes of it beside them.
+    """A device, the layers whose experts it holds, and what an engine takes of its memory besides (`needs`).
 
-    `compute_bytes` of that are an engine's compute buffers in the slab, as `TierManager` takes them.
+    `compute_bytes`, which `needs` includes, is the size of the engine's compute buffers in the slab.
     """
 
     device: Device
@@ -30,15 +30,19 @@ class DeviceShare:
 
 
 class LayerDivision:
-    """A model's layers on one device or on several; a `Division`."""
+    """A `Division` that puts each layer of a model on one device, on a single device or on several."""
 
     completes_together = False
+    """Each manager fetches its own layers' experts as soon as an engine is bound to it."""
 
     def __init__(self, table: ExpertTable, shares: Sequence[DeviceShare]) -> None:
-        """Divide the layers of `table`; each is in exactly one share, and each share has one. Raises `ValueError`."""
+        """Divide the layers of `table`. Raises `ValueError` unless each layer is in one share and no share is empty."""
         placed = sorted(layer for share in shares for layer in share.layers)
         if placed != list(range(table.n_layers)) or not all(share.layers for share in shares):
-            raise ValueError(f"layers {placed} of {table.n_layers} in {len(shares)} shares, each needs some")
+            raise ValueError(
+                f"{len(shares)} shares have the layers {placed} of {table.n_layers}: each layer has to be in one "
+                "share, and each share needs a layer"
+            )
         self.table = table
         self._shares = tuple(shares)
         self.layers = tuple(share.layers for share in shares)
@@ -47,14 +51,14 @@ class LayerDivision:
     def on_one(
         cls, table: ExpertTable, device: Device, needs: DeviceNeeds | None = None, compute_bytes: int = 0
     ) -> LayerDivision:
-        """Have all layers on one device."""
+        """Return a division that puts all layers on one device."""
         return cls(table, [DeviceShare(device, tuple(range(table.n_layers)), needs, compute_bytes)])
 
     def members(self, config: TierConfig, profile: ModelProfile) -> list[Member]:
-        """Return what each manager is made of: what `config` gives as numbers is shared out.
+        """Return what each manager is made of, with the sizes in `config` divided among the devices.
 
-        The bytes for slots are shared out as one plan over all layers has them, the host pool's in proportion to the
-        experts. `auto` is resolved device by device.
+        The bytes for slots are divided as one plan over all layers gives slots to each layer, and the host pool's bytes
+        in proportion to the experts. `auto` is resolved for each device by itself.
         """
         tables = [self.table.of_layers(share.layers) for share in self._shares]
         configs = self._configs(tables, config, profile)
@@ -72,10 +76,10 @@ class LayerDivision:
         ]
 
     def split_source(self, source: ByteSource) -> None:
-        """Have every manager read full experts."""
+        """Return None: every manager reads full experts from `source`."""
 
     def slots(self, of_managers: Iterable[Sequence[int]]) -> tuple[int, ...]:
-        """Put the managers' layers in the order of the model."""
+        """Return the number of slots of each layer, in the order of the model."""
         slots = [0] * self.table.n_layers
         for layers, of_manager in zip(self.layers, of_managers, strict=True):
             for layer, n_slots in zip(layers, of_manager, strict=True):
@@ -83,7 +87,10 @@ class LayerDivision:
         return tuple(slots)
 
     def places(self, layer: int) -> tuple[tuple[int, int], ...]:
-        """Return the one manager that has the layer."""
+        """Return (number of the manager, number of the layer in it) for the one manager that has the layer.
+
+        Raises `IndexError` for a layer that the model does not have.
+        """
         for number, layers in enumerate(self.layers):
             if layer in layers:
                 return ((number, layers.index(layer)),)
@@ -92,7 +99,7 @@ class LayerDivision:
     def _configs(
         self, tables: Sequence[ExpertTable], config: TierConfig, profile: ModelProfile
     ) -> list[TierConfig]:
-        """Return the config of each device. One device has the whole budget, whatever its layers can use of it."""
+        """Return the config of each device. A single device gets the config as it is, with all of its budgets."""
         if len(tables) == 1:
             return [config]
         copies = [all_copies_bytes(table) for table in tables]

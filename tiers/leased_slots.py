@@ -1,4 +1,4 @@
-"""What a lease asks of the tiers that gave it: slots for a group, their release, and where its matrices lie."""
+"""Serves leases: brings a group's experts into slots, releases them, and tells where their matrices lie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LeasedSlots:
     """The `LeaseHolder` of one device's tiers. Thread-safe."""
 
     def __init__(self, parts: Assembly) -> None:
-        """Serve leases of these tiers."""
+        """Serve leases on the tiers that consist of `parts`."""
         self._has_streams = parts.device.has_streams
         self._table = parts.table
         self._slab = parts.slab
@@ -26,13 +26,13 @@ class LeasedSlots:
         self._admission = parts.admission
 
     def acquire_group(self, lease: Lease, experts: I32, held: I32) -> None:
-        """Bring one group's experts into slots."""
+        """Bring one group's experts into slots and pin them; write the slots into `held`."""
         self._admission.acquire(lease.layer, experts, held, lambda: not self._usage.holds_slots(lease.thread))
         if self._has_streams:
             self._fences.before_read(lease.layer, held[:-1].tolist(), lease.stream)
 
     def release_group(self, lease: Lease, held: I32) -> None:
-        """Unpin a group's slots, behind what reads them on the lease's stream."""
+        """Unpin a group's slots; a later fill waits for the reads that are queued on the lease's stream."""
         if not self._has_streams:
             self._admission.release(lease.layer, held)
             return
@@ -42,7 +42,7 @@ class LeasedSlots:
             self._admission.release(lease.layer, held)
 
     def abandon_group(self, lease: Lease, held: I32) -> None:
-        """Unpin a group's slots that nobody has read."""
+        """Unpin the slots of a group that was never read."""
         self._admission.release(lease.layer, held)
 
     def forget(self, lease: Lease) -> None:
@@ -50,7 +50,7 @@ class LeasedSlots:
         self._usage.forget(lease)
 
     def matrix_view(self, layer: int, role: Role) -> MatrixView:
-        """Return where a matrix of the layer's slots lies; `ValueError` for a matrix that the layer does not have."""
+        """Return where a matrix lies in the layer's slots. Raises `ValueError` where the layer has no such matrix."""
         matrices = self._table.layers[layer].matrices
         for matrix, place in zip(matrices, self._slab.places(layer), strict=True):
             if matrix.role is role:

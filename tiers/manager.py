@@ -3,8 +3,8 @@
     acquire ──► admission (policy, layer locks) ──► filler ──► host pool ─┬─ hit ───────────────────► slot
                                                                           └─ miss ► source ► block ─► slot
 
-An engine's plugin takes admission's place: it makes the same policy calls under the same locks, and calls
-`fill`. The boundary moves (`reserve_compute`) while nobody is there.
+A bound engine's plugin does admission's work itself: it makes the same policy calls under the same locks, and calls
+`engine.fill` for misses. The boundary moves (`reserve_compute`) while no thread uses the slots.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ I32 = npt.NDArray[np.int32]
 
 
 class TierManager:
-    """Keeps the experts of one model in tiers and lends them out. Thread-safe.
+    """Keeps the experts of one model in tiers and leases them. Thread-safe.
 
-    L1 is a slab of slots on `device`, L2 a pool of host memory, and behind both the file (or any
-    `ByteSource`). At the start every layer gets an equal number of slots of L1's budget; with a
-    routing profile in `config`, as many as it says, and the most used experts are fetched in the background.
+    L1 is a slab of slots on `device`, L2 is a pool of host memory, and behind both is the file, or any other
+    `ByteSource`. At the start every layer gets the same number of slots. With a routing profile in `config`, each layer
+    gets as many slots as follow from the profile, and the most used experts are fetched in the background.
 
-    Locks: `usage.py`, `boundary.py`, `fill/workers.py`, `slots/fences.py` and `host_pool/pool.py` have one each,
-    `layer_locks.py` one a layer; nobody takes one of these while holding another.
+    Locks: `usage.py`, `boundary.py`, `fill/workers.py`, `slots/fences.py` and `host_pool/pool.py` have one lock each,
+    and `layer_locks.py` has one for each layer. No thread takes one of these locks while it holds another.
     """
 
     _stores = ExitStack()
@@ -76,16 +76,16 @@ class TierManager:
         share: PoolShare | None = None,
         compute_bytes: int = 0,
     ) -> None:
-        """Allocate the tiers. Without `source`, the table's file is opened and closed again here.
+        """Allocate the tiers. Without `source`, the manager opens the table's files, and closes them in `close`.
 
         On a device with memory of its own, `needs` says what an engine takes of it beside the experts
-        (`device_needs.py`), which `auto` then leaves to it. `compute_bytes` are added to the slab for an engine's
-        compute buffers, and lie below the slots; they are among the needs. `profile` is what `config` names, of these
-        layers, and `share` what this is of a model on several devices: for `tier_set.py`.
+        (`device_needs.py`); an `auto` budget leaves that free. `compute_bytes`, which `needs` includes, are added to
+        the slab for an engine's compute buffers, and lie below the slots. `tier_set.py` passes `profile`, the part of
+        the config's profile for these layers, and `share`, what part of a model on several devices this manager holds.
 
-        Raises `BudgetError` below one slot a layer, `DeviceError` where memory is missing, `SourceError`
-        where the file is not the one that the table describes, `ConfigError` where the profile cannot be read or
-        is of another model. On an error nothing stays allocated.
+        Raises `BudgetError` where the budget is below one slot for each layer, `DeviceError` where memory is missing,
+        `SourceError` where a file is not the one that the table describes, and `ConfigError` where the profile cannot
+        be read or is of another model. On an error nothing stays allocated.
         """
         self._config = config = config if config is not None else TierConfig()
         self._table = table
@@ -116,18 +116,18 @@ class TierManager:
         self._boundary = parts.boundary
         self._leased = LeasedSlots(parts)
         self.engine = EngineUse(parts)
-        """What an engine that is bound to these tiers is told, and may ask for."""
+        """What an engine that is bound to these tiers calls."""
         if profile.warm_uses is not None:
             self.warm_start(profile.warm_uses)
         fills = config.fill_pool
-        if fills == "auto":  # a slot in host memory is as far from the page cache as a copy in L2 is
+        if fills == "auto":  # off for slots in host memory: the page cache fills these as fast as L2 would
             fills = device.has_own_memory and config.fill_threads > 0
         if fills:
             self.fill_host_pool(profile.warm_uses)
 
     @property
     def config(self) -> TierConfig:
-        """What was wished for, `auto` included."""
+        """The config as the user gave it: `auto` is not replaced."""
         return self._config
 
     @property
@@ -137,7 +137,7 @@ class TierManager:
 
     @property
     def ledger(self) -> DeviceLedger | None:
-        """Who takes the device's memory, where `auto` shared it out."""
+        """What every consumer takes of the device's memory; None where `auto` did not divide it (`resolve`)."""
         return self._parts.ledger
 
     @property
@@ -147,7 +147,7 @@ class TierManager:
 
     @property
     def arena_bytes(self) -> int:
-        """L1's budget: what a plan may use while nothing is reserved for computing."""
+        """L1's budget in bytes: what a plan may use while nothing is reserved for computing."""
         return self._boundary.arena_bytes
 
     @property
@@ -160,17 +160,17 @@ class TierManager:
     def acquire(self, layer: int, experts: Iterable[int], stream: int | None = None) -> Lease:
         """Bring experts of a layer into slots and hold them there until the lease is released.
 
-        `experts` is any sequence of ints or integer array; duplicates count once, and none at all is a lease
-        without groups. More than the layer has slots come in several groups (`Lease.groups`).
+        `experts` is any iterable of ints or integer array. Duplicates count once; without experts the lease has no
+        groups. Where there are more experts than slots, they come in several groups (`Lease.groups`).
 
-        On a device with streams, work that is queued on `stream` from now on finds the experts' bytes, and
-        what is queued there before the release may still read them after it; the host waits for neither.
-        Without a stream the bytes are there when the call returns, and reads must be done at the release.
+        On a device with streams, work that is queued on `stream` after this call finds the experts' bytes, and work
+        that is queued there before the release may read them even after it; the host does not wait. Without a stream,
+        the bytes are there when the call returns, and all reads must have ended before the release.
 
-        Waits while others use what is needed; a thread that holds leases itself gets `BusyError` instead, as
-        it might be waited for. Raises `IndexError` for a layer or an expert that the model does not have, and
-        `SourceError` or `DeviceError` where a fill failed; nothing is half-present then, and the next call
-        works.
+        Waits while other threads' leases hold slots that are needed. A thread that holds slots itself gets `BusyError`
+        instead of a wait, because two such threads could wait for each other. Raises `IndexError` for a layer or an
+        expert that the model does not have, and `SourceError` or `DeviceError` where a fill failed. After an error no
+        expert is half-present, and the next call works.
         """
         if stream is not None and not self._has_streams:
             raise DeviceError(f"asked for stream {stream}: device {self._device.name} has none, leave it out")
@@ -181,7 +181,7 @@ class TierManager:
             numbers = distinct(experts)
             self._table.check_experts(layer, numbers)
             wanted = np.array(numbers, np.int32)
-        # From the moment that the lease is known, whatever an interrupt leaves half done is in it (`Lease.abandon`).
+        # From here on the lease notes all that is done, so that `Lease.abandon` can undo it after an interrupt.
         held = np.zeros(len(wanted) + 1, np.int32)
         lease = Lease(self._leased, layer, threading.get_ident(), stream, wanted, held)
         try:
@@ -198,7 +198,7 @@ class TierManager:
         return lease
 
     def require_no_leases_here(self, wish: str) -> None:
-        """Raise `BusyError` where this thread's own leases hold slots that `wish` would wait for."""
+        """Raise `BusyError` where the calling thread holds slots, for which the action `wish` would wait."""
         if self._usage.holds_slots(threading.get_ident()):
             raise BusyError(f"this thread holds leases: release them before you {wish}")
 
@@ -206,28 +206,28 @@ class TierManager:
 
     @deferring
     def reserve_compute(self, n_bytes: int, *, stream: int | None = None) -> ComputeRegion:
-        """Keep the slab's first `n_bytes` free of slots, until `release_compute`; never less than before.
+        """Keep the slab's first `n_bytes` free of slots until `release_compute`; a smaller number changes nothing.
 
-        Moves the boundary at once where that is needed: every layer gives up slots, the hottest experts stay,
-        and work that is queued on `stream` from now on may write to the region (without a stream, everyone
-        may when the call returns). Waits for the leases of other threads.
+        Where more has to be free than before, the boundary moves at once: every layer gives up slots, and the hottest
+        experts stay. After this call work on `stream` may write to the region; without a stream, any work may.
+        Waits for the leases of other threads.
 
-        Raises `BudgetError` where less than one slot a layer would be left, `BusyError` while this thread
-        holds leases, an engine is bound or others' leases do not end in time, and `DeviceError`; boundary and
+        Raises `BudgetError` where less than one slot for each layer would be left; `BusyError` where this thread holds
+        leases, an engine is bound, or other threads' leases do not end within a minute; and `DeviceError`. Boundary and
         slots are then as before.
         """
         if self._parts.engine_computes:
             raise BusyError(
-                f"asked for {mib(n_bytes)} to compute in, where these tiers have an engine compute: make them with "
-                "MOE_SLAB_COMPUTE=0"
+                f"asked for {mib(n_bytes)} to compute in, but these tiers' compute region is the engine's: make the "
+                "tiers with MOE_SLAB_COMPUTE=0"
             )
         return self._boundary.reserve(n_bytes, stream)
 
     @deferring
     def release_compute(self, n_bytes: int = 0) -> None:
-        """Say that only the first `n_bytes` are still needed; nothing that is queued may use the others.
+        """Note that only the slab's first `n_bytes` are still needed; no queued work may use more.
 
-        The boundary goes down when that pays (`boundary.py`), at a later `acquire`; `lower_boundary` does it now.
+        The boundary moves down in a later `acquire`, when that pays (`boundary.py`); `lower_boundary` moves it now.
         """
         self._boundary.release(n_bytes)
 
@@ -243,10 +243,10 @@ class TierManager:
 
     @deferring
     def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
-        """Have experts fetched in the background, into slots that nobody needs or the host pool (`l2`) only.
+        """Fetch experts in the background, into unpinned slots (`into="l1"`) or into the host pool only (`"l2"`).
 
-        A hint: never waits, never raises where an expert cannot be had, and never takes a slot that is leased.
-        What the model does not have is left out.
+        This is only a hint: it does not wait, does not raise where an expert cannot be read, and takes no slot of a
+        lease. Experts that the model does not have are left out.
         """
         self._usage.require_not_forked()
         wanted = distinct(experts)
@@ -256,61 +256,62 @@ class TierManager:
 
     @deferring
     def cancel_prefetches(self, layer: int | None = None) -> int:
-        """Forget the prefetches that have not begun, of a layer or of all; return how many."""
+        """Drop the prefetches that have not begun, of one layer or of all layers; return how many they were."""
         return self._parts.prefetcher.cancel(layer)
 
     @deferring
     def fill_host_pool(self, uses: npt.NDArray[np.generic] | None = None) -> None:
-        """Have the host pool's free room filled from the file in the background, with whom no slot holds first.
+        """Fill the host pool's free room from the file in the background, beginning with experts that have no slot.
 
-        The most used experts come first where `uses` says who these are (as in `warm_start`), else the layers take
-        turns. One expert at a time, while nobody waits for any and no prefetch waits; nothing is evicted for it. It
-        pauses where there is no room, and an error of reading ends it with a warning (`pool_filling.py`).
+        With `uses` (as in `warm_start`) the most used experts come first; without it the layers take turns. Experts are
+        read one at a time, while no thread waits for experts and no prefetch waits, and none is evicted. The filling
+        rests where there is no room, and an error of reading ends it with a warning (`pool_filling.py`).
         """
         self._parts.filling.start(fill_order(self._table.layers, uses))
 
     @deferring
     def drain(self) -> None:
-        """Wait until no prefetch waits or runs, nor a filling of the host pool that nothing keeps from going on."""
+        """Wait until no prefetch waits or runs, and the filling of the host pool pauses, rests or has ended."""
         self._usage.require_not_forked()
         self._parts.workers.idle()
 
-    # ---- the whole
+    # ---- budgets and quotas
 
     @deferring
     def apply(self, plan: LayerPlan) -> None:
-        """Give the layers the slots of `plan`, or their share of what is not reserved for computing.
+        """Give the layers the slots of `plan`, shrunk where memory is reserved for computing.
 
-        The hottest experts that the new slots hold stay in L1. Raises `BudgetError` when the plan does not
-        fit the slab, `BusyError` as `reserve_compute` does, and `DeviceError`; nothing has changed then.
+        The hottest experts stay in L1, as many as the new slots hold. Raises `BudgetError` where the plan does not fit
+        the slab, `BusyError` as `reserve_compute` does, and `DeviceError`. Nothing has changed then.
         """
         self._boundary.apply(plan)
 
     @deferring
     def propose_quotas(self, weights: Sequence[float] | None = None) -> Proposal | None:
-        """Return other numbers of slots where observed demand says that they pay, for `move_boundary`; None: none do.
+        """Return new quotas for `engine.move_boundary` where they pay by the observed demand; None where none do.
 
-        `weights` are what a miss of each layer costs, in terms of one that is waited for. Cheap between samples.
+        `weights` has each layer's cost of a miss, relative to a miss that the engine waits for. Cheap between samples.
         """
         return self._parts.rebalance.look(self.arena_bytes, weights)
 
     @deferring
     def rebalance(self) -> Proposal | None:
-        """Between steps: give the layers other numbers of slots where observed demand says that this pays.
+        """Give the layers new numbers of slots where that pays by the observed demand; to be called between steps.
 
-        Returns what the new quotas promise, in bytes a step, or None where all stays as it is: little was
-        seen yet, the saving is not worth the move (`planner/budget/quotas.py`), or someone holds slots. The policy
-        must keep heat, as LFU-decay does; with LRU nothing ever pays.
+        Returns the new quotas with the bytes that they are expected to save in a step. Returns None where nothing
+        changed: too little demand was observed, the saving is not worth the move (`planner/budget/quotas.py`), or
+        leases or an engine are in the way. The policy must keep heat, as LFU-decay does; with LRU no change ever pays.
         """
         return self._parts.rebalance.move_if_it_pays(self.arena_bytes)
 
     @deferring
     def warm_start(self, uses: npt.NDArray[np.generic]) -> int:
-        """Begin with a routing profile: `uses` of every expert, shape (layers, most experts of a layer).
+        """Start from a routing profile: `uses` says how often each expert was used.
 
-        The experts' heat is taken from it, and the most used ones are fetched in the background: into the slots,
-        every layer's first one first, and then into the host pool what slots have no room for (`warm_start.py`).
-        Returns how many were asked for; raises `ValueError` for another shape and `BusyError` as `apply` does.
+        Its shape is (number of layers, largest number of experts of a layer). The experts' heat is set from it, and the
+        most used experts are fetched in the background: first into the slots, then, for those beyond the slots, into
+        the host pool (`warm_start.py`). Returns how many experts are fetched. Raises `ValueError` for another shape,
+        and `BusyError` as `apply` does.
         """
         with self._usage.exclusively("take the heat of a profile"):
             self._residency.seed_heat(uses)
@@ -322,45 +323,45 @@ class TierManager:
 
     @deferring
     def resize_arena(self, n_bytes: int) -> None:
-        """Give L1 another budget; the slab's base stays, and what of it is reserved for computing.
+        """Give L1 another budget. The slab's base and the memory reserved for computing stay the same.
 
-        A smaller one shrinks all layers in proportion, a larger one gives them equal slots (`apply` for others);
-        the hottest experts stay. Memory is taken and given back in chunks (`stats().l1.memory_bytes`). Only a slab in
-        virtual memory (`MOE_SLAB_VMM=1`, on a GPU whose driver passes the probe) can change its size, up to a slot
-        for every expert of the model.
+        A smaller budget shrinks all layers in proportion; a larger one gives all layers the same number of slots
+        (`apply` changes that). The hottest experts stay. Memory is taken and given back in chunks
+        (`stats().l1.memory_bytes`). Only a slab in virtual memory (`MOE_SLAB_VMM=1`, on a GPU whose driver passes the
+        probe) can change its size, up to a slot for every expert of the model.
 
-        Raises `DeviceError` for any other slab, beyond that size, and where memory is missing; `BudgetError` below
-        one slot a layer above what is reserved; and `BusyError` as `reserve_compute` does. Nothing has changed then.
+        Raises `DeviceError` for any other slab, for a larger size, and where memory is missing; `BudgetError` where
+        less than one slot for each layer would be left; and `BusyError` as `reserve_compute`. Nothing has changed then.
         """
         self._boundary.resize(n_bytes)
 
     @deferring
     def resize_host_pool(self, n_bytes: int) -> None:
-        """Give the host pool another budget; what is above it is given back as soon as no fill uses it."""
+        """Give the host pool another budget; memory above it is given back as soon as no fill uses it."""
         self._pool.resize(n_bytes)
         self._parts.filling.look_again()
 
     def stats(self) -> TierStats:
-        """Return what the tiers hold and have counted."""
+        """Return the sizes of the tiers now, and their counts so far."""
         return stats_of(self._parts)
 
     def check_valid(self) -> None:
-        """Assert all tiers' invariants, and that pins equal leases (I7); call it while nothing else runs."""
+        """Assert the invariants of all tiers, and that pins equal leases (I7). Nothing else may use the tiers."""
         check_parts(self._parts)
 
     @completing
     def close(self) -> None:
-        """Free everything; nothing to do the second time. `BusyError` while leases or an engine are there.
+        """Free everything; a second call does nothing. Raises `BusyError` while there are leases or an engine is bound.
 
-        Prefetches that have not begun are forgotten, and the one that runs is waited for. An interrupt is raised when
-        all is done. In a child of `os.fork` nothing is done: all of it is the parent's.
+        Prefetches that have not begun are dropped, and running ones are waited for. An interrupt is raised after all is
+        freed. In a child of `os.fork` nothing is done, because everything belongs to the parent.
         """
         if self._usage.close():
             self._parts.filling.close()
             self._free()
 
     def _free(self) -> None:
-        """Free what is allocated; for `close`, and where opening fails."""
+        """Free what is allocated, in `close` or after the constructor has failed."""
         self._stores.close()
 
     @not_interrupted_at_entry
@@ -372,7 +373,7 @@ class TierManager:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; where that is refused and an error is on its way already, the error gets a note of it."""
+        """Close the tiers. Where that raises `BusyError` and the block has raised an error, that error gets a note."""
         try:
             self.close()
         except BusyError as busy:
@@ -384,13 +385,13 @@ class TierManager:
 
     @deferring
     def _finish_moves(self) -> None:
-        """Do what moves of the boundary have left to do."""
+        """Move the boundary down where that pays by now, and restore what a failed move has left."""
         self._boundary.lower(now=False)
         if self._slab.stale_guards:
             self.engine.restore_guards()
 
     def _groups(self, layer: int, experts: I32) -> tuple[I32, ...]:
-        """Cut experts into groups that fit the layer's slots; with several, resident ones come first."""
+        """Divide experts into groups that fit the layer's slots; where there are several, residents come first."""
         n_slots = self.slots[layer]
         if len(experts) > n_slots:
             self._admission.resident_first(layer, experts)

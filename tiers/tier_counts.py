@@ -1,4 +1,4 @@
-"""What one device's tiers hold and have counted, and whether it fits together."""
+"""Collects the stats of one device's tiers, and checks their invariants."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from expertier.tiers.shared.stats import L1Stats, TierStats
 
 
 def stats_of(parts: Assembly) -> TierStats:
-    """Return what the tiers hold and have counted."""
+    """Return the sizes of the tiers now, and their counts so far."""
     totals = parts.residency.totals()
     layout = parts.slab.layout
     bytes_of = parts.table.bytes_of
@@ -37,7 +37,7 @@ def stats_of(parts: Assembly) -> TierStats:
 
 
 def check_parts(parts: Assembly) -> None:
-    """Assert the invariants of all stores and between them; for `check_valid`, while nothing else runs."""
+    """Assert the invariants of each store and those between stores; nothing else may use the tiers meanwhile."""
     parts.slab.check_valid()
     parts.pool.check_valid()
     parts.residency.check_valid()
@@ -47,14 +47,14 @@ def check_parts(parts: Assembly) -> None:
     totals = parts.residency.totals()
     misses, filled, prefetched = stats.l1.misses, totals["fills"], totals["prefetches"]
     assert filled <= misses + prefetched, f"{filled} fills for {misses} misses and {prefetched} prefetches"
-    if not resolve_stream_tokens(parts.config, parts.device):  # the prefill stream asks L2, too, and never L1
-        # An engine's prefetches are not asked for here; those that it gives up end as aborts.
+    if not resolve_stream_tokens(parts.config, parts.device):  # the prefill stream asks L2 without asking L1
+        # `stats.prefetch.asked` lacks an engine's own prefetches: completed ones are in `prefetched`, others in aborts.
         asked = misses + stats.prefetch.asked + prefetched + totals["aborts"]
         assert stats.l2.hits + stats.l2.misses <= asked, "L2 was asked more often than L1 missed"
 
 
 def _check_pins(parts: Assembly) -> None:
-    """Assert that pins equal leases (I7)."""
+    """Assert that each slot has as many pins as leases hold its expert (I7)."""
     leases = parts.usage.leases()
     for layer, n_slots in enumerate(parts.slab.slots):
         expected = [0] * n_slots

@@ -1,10 +1,10 @@
-"""The tiers of one model: a manager a device, on one device or on several.
+"""The tiers of one model: a manager for each device, on one device or on several.
 
     TierSet ─┬─► TierManager on the first device ──┐
              └─► TierManager on the second device ─┴─► one open file, one budget of host memory
 
-A division decides what each manager holds: layers (`layer_division.py`), of which each is on one device, or shards
-of every expert (`shard_division.py`). A manager counts its layers from 0; tensors keep their names.
+A division decides what each manager holds: some of the layers (`layer_division.py`), or shards of every expert
+(`shard_division.py`). A manager counts its layers from 0; tensors keep their names.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from expertier.tiers.split.split_source import SplitSource
 
 
 class TierSet:
-    """The managers of one model, opened and closed together. Thread-safe, as they are."""
+    """The managers of one model, opened and closed together. Thread-safe."""
 
     managers: tuple[TierManager, ...] = ()
-    """One for each device, in the order of the division."""
+    """The managers, one for each device, in the order of the division."""
 
     split_source: SplitSource | None = None
-    """What hands out shards of experts; None where experts are not cut."""
+    """The source from which the managers read shards; None where experts are not cut."""
 
     _file: FileSource | None = None
 
@@ -46,10 +46,10 @@ class TierSet:
     ) -> None:
         """Allocate the tiers of every device.
 
-        Budgets in `config` are those of the whole model, and the division shares them out. Without `source`, the
-        table's files are opened and closed again here, once.
+        Budgets in `config` are those of the whole model, and the division divides them. Without `source`, the table's
+        files are opened once for all managers, and closed in `close`.
 
-        Raises what `TierManager` does; where there are several devices, a `BudgetError` names the device. On an error
+        Raises what `TierManager` raises; where there are several devices, a `BudgetError` names the device. On an error
         nothing stays allocated.
         """
         config = config if config is not None else TierConfig()
@@ -75,7 +75,7 @@ class TierSet:
 
     @classmethod
     def of(cls, manager: TierManager) -> TierSet:
-        """Return a set of one manager that is open already, for an engine that is to use it.
+        """Return a set that contains one open manager, for an engine that shall use it.
 
         Closing the set closes the manager.
         """
@@ -115,31 +115,31 @@ class TierSet:
 
     @property
     def arena_bytes(self) -> int:
-        """L1's budget on all devices."""
+        """L1's budget on all devices together, in bytes."""
         return sum(manager.arena_bytes for manager in self.managers)
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """How many slots each of the model's layers has: on the device that has the fewest, where several hold it."""
+        """How many slots each of the model's layers has; where several devices hold a layer, the smallest number."""
         return self._division.slots(manager.slots for manager in self.managers)
 
     def places_of(self, layer: int) -> tuple[tuple[TierManager, int], ...]:
-        """Return the managers that hold experts of one of the model's layers, and the number that it has there.
+        """Return (manager, number of the layer in it) for each manager that holds experts of one of the model's layers.
 
         Raises `IndexError` for a layer that the model does not have.
         """
         return tuple((self.managers[number], own) for number, own in self._division.places(layer))
 
     def prefetch(self, layer: int, experts: Iterable[int], *, into: str = "l1") -> None:
-        """Have experts of a layer of the model fetched in the background, as `TierManager.prefetch` does."""
+        """Fetch experts of one of the model's layers in the background, as `TierManager.prefetch` does."""
         wanted = list(experts)
         for manager, own in self.places_of(layer):
             manager.prefetch(own, wanted, into=into)
 
     def complete_layers(self) -> None:
-        """Have layers with a slot for every expert fetched in the background, once engines are bound to all managers.
+        """Fetch the experts of layers with a slot for every expert, after an engine was bound to every manager.
 
-        Managers of which each has its own layers have done so as they were bound.
+        It does nothing where each manager did that by itself when an engine was bound to it.
         """
         if self._division.completes_together:
             for manager in self.managers:
@@ -151,16 +151,16 @@ class TierSet:
             manager.drain()
 
     def require_no_leases_here(self, wish: str) -> None:
-        """Raise `BusyError` where this thread's own leases hold slots that `wish` would wait for."""
+        """Raise `BusyError` where the calling thread holds slots, for which the action `wish` would wait."""
         for manager in self.managers:
             manager.require_no_leases_here(wish)
 
     def stats(self) -> TierStats:
-        """Return the sums of what the managers hold and have counted."""
+        """Return the sums of the managers' sizes and counts."""
         return summed([manager.stats() for manager in self.managers])
 
     def check_valid(self) -> None:
-        """Assert the invariants of every manager, and of what they read from; call it while nothing else runs."""
+        """Assert the invariants of every manager and of `split_source`. Nothing else may use the tiers."""
         for manager in self.managers:
             manager.check_valid()
         if self.split_source is not None:
@@ -168,7 +168,7 @@ class TierSet:
 
     @completing
     def close(self) -> None:
-        """Free everything; nothing to do the second time. `BusyError` while leases or an engine are at one of them."""
+        """Free everything; a second call does nothing. Raises `BusyError` while a manager has leases or an engine."""
         for manager in self.managers:
             manager.close()
         if self._file is not None:
@@ -177,7 +177,7 @@ class TierSet:
             self.split_source.forget()
 
     def _free(self) -> None:
-        """Free what is there, where opening has failed."""
+        """Free what is allocated, after the constructor has failed."""
         self.close()
 
     @not_interrupted_at_entry
@@ -189,7 +189,7 @@ class TierSet:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; where that is refused and an error is on its way already, the error gets a note of it."""
+        """Close the set. Where that raises `BusyError` and the block has raised an error, that error gets a note."""
         try:
             self.close()
         except BusyError as busy:

@@ -1,1 +1,1 @@
-"""What an engine binds to, and what it does with the tiers while it is bound."""
+"""The engine's side of the tiers: what an engine is told when it binds, and what it may do while it is bound."""

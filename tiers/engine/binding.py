@@ -1,4 +1,4 @@
-"""What an engine's plugin needs to know of a manager's tiers."""
+"""What an engine's plugin has to know about a manager's tiers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ I64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BoundMatrix:
-    """One expert matrix of all slots of a layer.
+    """Where one expert matrix lies in all slots of a layer; all offsets and strides are in bytes.
 
-    Slot `i`'s begins at `offset_from_slab_base + i * stride`, in bytes; in a streamed layer, which holds all
-    experts in their own order, that of expert `e` at `streamed_offset + e * streamed_stride`.
+    The matrix of slot `i` begins at `offset_from_slab_base + i * stride`. In the prefill stream a place holds all
+    experts of a layer in their order; there the matrix of expert `e` begins at `streamed_offset + e * streamed_stride`.
     """
 
     role: str
@@ -38,7 +38,10 @@ class BoundMatrix:
 
 @dataclass(frozen=True, slots=True)
 class BoundCopy:
-    """A piece of an expert, from an offset in its host block to where it lies in slot 0 and as streamed expert 0."""
+    """One copy of `n_bytes` that fills part of a slot, or of an expert's place in the prefill stream.
+
+    It copies from offset `source` of the expert's host block. Targets are numbered as in `BoundMatrix`.
+    """
 
     source: int
     offset_from_slab_base: int
@@ -50,7 +53,10 @@ class BoundCopy:
 
 @dataclass(frozen=True, slots=True)
 class BoundLayer:
-    """One layer's slots; `block` is the N of the engine's `blk.N.` tensors."""
+    """One layer's slots; `block` is the N of the engine's tensors `blk.N.`.
+
+    `streamed_bytes` is what the layer takes in the prefill stream, where it has all of its experts.
+    """
 
     block: int
     n_experts: int
@@ -62,10 +68,11 @@ class BoundLayer:
 
 @dataclass(frozen=True, slots=True)
 class EngineBinding:
-    """Addresses and sizes that stay valid while the engine is bound.
+    """Addresses and sizes that stay valid while the engine is bound, or until it has the slots moved (`EngineLayout`).
 
-    The directory goes to the policy's C functions (`planner/policy/calls/native.py`), the locks are laid out as
-    `tiers/shared/layer_locks.py` says, and `copies` are the host pool's (`tiers/host_pool/copy_directory.py`).
+    `directory_address` is passed to the policy's C functions (`planner/policy/calls/native.py`). The locks at
+    `locks_address` are laid out as `tiers/shared/layer_locks.py` says. `copies` describes the host pool's directory of
+    copies (`tiers/host_pool/copy_directory.py`).
     """
 
     slab_base: int
@@ -78,10 +85,11 @@ class EngineBinding:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineLayout:
-    """What of a binding is another after a move of the slots.
+    """The parts of a binding that change when the slots move.
 
-    `n_slots` is by layer; `offsets` are those of each matrix in slot 0 from the slab's base, layer after layer. Pieces
-    of experts lie there too: one at a layer's first matrix, or one at each.
+    `n_slots` has the number of slots of each layer. `offsets` has the offset of each matrix in slot 0 from the slab's
+    base, for all layers one after another. The targets of `BoundLayer.copies` follow from them: the first copy goes to
+    the layer's first matrix, and where there are several copies, each goes to its matrix.
     """
 
     directory_address: int
@@ -90,7 +98,7 @@ class EngineLayout:
 
 
 def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Sequence[Place]) -> BoundLayer:
-    """Describe a layer of `n_slots` slots whose matrices lie at `places`, counted from the slab's base."""
+    """Describe a layer of `n_slots` slots; `places` has where each matrix lies, with offsets from the slab's base."""
     streamed = layout.place(layer.n_experts)
     matrices = tuple(
         BoundMatrix(
@@ -131,5 +139,5 @@ def bound_layer(layer: ExpertLayer, layout: SlotLayout, n_slots: int, places: Se
 
 
 def _relative(place: Place, places: Sequence[Place]) -> Place:
-    """Return a place counted from the layer's range, which begins with its first matrix."""
+    """Return a place with its offset counted from the layer's range, which begins with the first matrix."""
     return Place(place.offset - places[0].offset, place.stride)

@@ -1,4 +1,4 @@
-"""Pieces of a matrix of all experts, as the file has them: for an engine that reads what lies in the tiers."""
+"""Reads expert tensors as the file has them, for an engine that reads back tensors that lie in the tiers."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from expertier.tiers.model.layer import ExpertLayer
 
 
 def read_matrix(source: ByteSource, layer: ExpertLayer, matrix: int, offset: int, target: memoryview) -> None:
-    """Fill `target` with a matrix's bytes from `offset` on, which counts through all of its experts.
+    """Fill `target` with the bytes of the layer's expert tensor number `matrix` from `offset` on.
 
-    Experts are read whole: sources of shards have nothing smaller. Raises what the source raises, and `IndexError`
-    for what lies outside.
+    `offset` counts through the matrices of all experts, one after another. An expert's matrix is read as a whole,
+    because a source of shards can read nothing smaller. Raises what the source raises, and `IndexError` for bytes
+    outside of the tensor.
     """
     entry = layer.matrices[matrix]
     size = entry.expert_bytes

@@ -1,1 +1,1 @@
-"""How an expert gets into a slot: on demand, ahead of demand, and in the background."""
+"""Brings experts into slots and the host pool: on demand, ahead of demand, and in the background."""

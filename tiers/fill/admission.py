@@ -26,17 +26,18 @@ class Admission:
                  │                              └─► fails ──► abort ► as before, but what was evicted stays evicted
                  └─► BUSY ──► wait, and try again; or BusyError
 
-    An engine's C++ threads make the same calls with the same locks. Thread-safe. `held` are the slots of a call's
-    experts with a mark behind them, as `planner/policy/calls/locked_calls.py` describes it. The main thread calls
-    `acquire` in a region of `interrupts.py`.
+    An engine's C++ threads make the same calls with the same locks. Thread-safe. `held` is an int32 array with the
+    slots of a call's experts and a mark behind them, as `planner/policy/calls/locked_calls.py` describes it. The main
+    thread must be in a region of `interrupts.py` when it calls `acquire`.
     """
 
     def __init__(
         self, residency: Residency, locks: LayerLocks, fill: Fill, require_not_forked: Callable[[], None]
     ) -> None:
-        """`fill(layer, experts, slots)` puts the bytes in place or raises; it is called with no lock held.
+        """Connect the parts. `fill(layer, experts, slots)` fills slots or raises; it is called with no lock held.
 
-        `require_not_forked` is called before a wait for a lock, and raises where that might be held for ever.
+        `require_not_forked` is called before a wait for a lock, and raises in a forked child, where the lock might be
+        held for ever.
         """
         self._require_not_forked = require_not_forked
         self._residency = residency
@@ -44,14 +45,17 @@ class Admission:
         self._fill = fill
 
     def acquire(self, layer: int, experts: I32, held: I32, may_wait: Callable[[], bool]) -> None:
-        """Have distinct `experts` in slots, READY and pinned, and the slots in `held`, where nothing is pinned yet.
+        """Bring distinct `experts` into slots, READY and pinned, and write the slots into `held`.
 
-        Waits while others hold what is needed, as long as the caller holds nothing itself (`may_wait`):
-        whoever holds slots and waits for more can be waited for in turn. Where it must not wait it raises
-        `BusyError`. A wait for a fill to end is always safe, as fills ask for nothing that a lease holds:
-        the expert may be this call's, or the slot a prefetch's that is unpinned then.
+        The mark in `held` must say that no slot is pinned yet.
 
-        Whatever is raised, nothing stays pinned or half filled.
+        Where too few slots are unpinned, the call waits for other threads to release some. It does so only where
+        `may_wait()` is true, which means that the calling thread holds no slots itself: two threads that hold slots and
+        wait for more could wait for each other for ever. Otherwise it raises `BusyError`. It may always wait for the
+        end of a fill, because no fill waits for a lease. That is a fill of an expert that this call needs, or a
+        prefetch whose slot becomes unpinned when it ends.
+
+        Where the call raises, it leaves no slot pinned or half filled.
         """
         try:
             missing = self._begin(layer, experts, held, may_wait)
@@ -64,18 +68,18 @@ class Admission:
             raise
 
     def release(self, layer: int, held: I32) -> None:
-        """Unpin what `acquire` pinned, or the policy for hits; does nothing where nothing is pinned any more."""
+        """Unpin the slots in `held`, which `acquire` or the policy's `try_pin_hits` pinned; nothing where unpinned."""
         if self._residency.try_release_held(self._locks, layer, held) != 0:
             self._require_not_forked()
             status = self._residency.release_held(self._locks, layer, held)
             assert status == 0, f"layer {layer}: slots {held[:-1].tolist()} were not all pinned"
 
     def resident_first(self, layer: int, experts: I32) -> None:
-        """Reorder `experts` in place, those in slots first."""
+        """Reorder `experts` in place: experts that are in slots come first."""
         self._residency.order_resident_first(self._locks, layer, experts)
 
     def _begin(self, layer: int, experts: I32, held: I32, may_wait: Callable[[], bool]) -> I32:
-        """Pin the experts' slots; return the indices of the missing ones."""
+        """Choose and pin a slot for each expert; return the indices of the experts whose bytes are missing."""
         miss_index = np.empty(len(experts), np.int32)
         waits = False
         while True:

@@ -1,4 +1,4 @@
-"""Who waits for experts now, so that reads that nobody waits for keep out of the way."""
+"""Whether a thread waits for experts now, so that background reads keep out of its way."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from types import TracebackType
 
 
 class DemandReads:
-    """Counts the calls that serve misses, and says when the last of them has ended. Thread-safe.
+    """Counts the calls that serve misses, and reports when the last of them has ended. Thread-safe.
 
-    A `with` block is one such call.
+    Each call is a `with` block on this object.
     """
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without calls."""
         self._lock = threading.Lock()
         self._n = 0
         self.when_quiet: Callable[[], None] | None = None
-        """Called by the thread whose call ended last, with no lock held; it must be quick and must not raise."""
+        """Called when no call runs any more, by the thread of the last one, without a lock.
+
+        It must be quick and must not raise.
+        """
 
     @property
     def under_way(self) -> bool:
-        """Whether somebody waits; a hint, as it may have changed already."""
+        """Whether a call serves misses now. It is only a hint, which may be outdated at once."""
         return self._n > 0
 
     def __enter__(self) -> None:
@@ -33,7 +36,7 @@ class DemandReads:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Note that it has ended, however it did."""
+        """Note that the call has ended, with an error or without."""
         with self._lock:
             self._n -= 1
             quiet = not self._n

@@ -1,9 +1,9 @@
-"""The serving of misses: an expert's bytes from host memory or the file into its slot.
+"""Serves misses: brings an expert's bytes from host memory or the file into its slot.
 
-        ┌─ L2 has it ────────────────────────────► copy
-miss ───┼─ it does not ─► read into an L2 block ─► copy
-        ├─ no block to be had ─► a bounce block ─► copy
-        └─ no pool, and slots are host memory ─► read into the slot
+        ┌─ L2 has a copy ──────────────────────────────────────► copy
+miss ───┼─ L2 has a block for one ─► read into the block ──────► copy
+        ├─ L2 has no block for it ─► read into a bounce block ─► copy
+        └─ L2 is off, and slots are host memory ─► read into the slot
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from expertier.tiers.model.span import Span
 from expertier.tiers.slots.transfer import Transfer
 
 READ_APART_BYTES = 2 << 20
-"""Experts of so many bytes have their matrices read by several threads: one alone leaves a disk half idle."""
+"""Several threads read the matrices of an expert of at least this many bytes, as one thread leaves a disk half idle."""
 
 BATCH_BYTES = 1 << 20
-"""Where slots are host memory, a thread copies experts of so many bytes together: fewer are done before it starts."""
+"""Where slots are host memory, a thread copies experts of about this many bytes at a time.
+
+Smaller batches would be copied by the calling thread before another thread has started.
+"""
 
 
 class Filler:
     """Fills slots, several at a time.
 
-    Thread-safe; called with no layer's lock held. An exception leaves the host pool as if the failed expert
-    had not been asked for, and the bytes of the slots undefined.
+    Thread-safe; no layer's lock may be held in a call. Where a call raises, the bytes of its slots are undefined, and
+    the host pool is as if the expert that failed had not been asked for.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class Filler:
         *,
         slots_are_host_memory: bool,
     ) -> None:
-        """Connect the tiers; nothing is read. `demand` counts the calls of `fill` and `load`."""
+        """Connect the parts; nothing is read yet. `demand` will count the calls of `fill` and `load`."""
         self._layers = layers
         self._expert_bytes = [layer.expert_bytes for layer in layers]
         self._layouts = layouts
@@ -63,9 +66,10 @@ class Filler:
         self._slots_are_host_memory = slots_are_host_memory
 
     def fill(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Fill `slots[i]` with `experts[i]`, several at a time; on a device with streams, queue that.
+        """Fill `slots[i]` with `experts[i]`, several slots at a time.
 
-        Slots are filled from L2's copies in batches, while other threads read the missing experts.
+        Experts that L2 has are copied in batches, while other threads read those that it does not have. On a device
+        with streams the copies may still be queued when this returns (`SlotFences`).
         """
         with self._demand:
             present, missing = self._sort(layer, experts)
@@ -77,7 +81,7 @@ class Filler:
             self._workers.run(tasks)
 
     def fill_one(self, layer: int, expert: int, slot: int, *, prefetch: bool = False) -> None:
-        """Fill one slot on this thread; a prefetch has a stream of its own."""
+        """Fill one slot, on this thread. With `prefetch` the copy is queued on the stream for prefetches."""
         places = self._transfer.addresses(layer, slot) if self._slots_are_host_memory else None
         if places is not None and not self._pool.is_on:
             self._read(layer, expert, places)
@@ -92,9 +96,10 @@ class Filler:
             self._pool.end_fill(handle, fence)
 
     def load(self, layer: int, experts: Sequence[int], address: int) -> None:
-        """Copy experts to device memory at `address`, laid out as slots for all of the layer's experts.
+        """Copy experts to device memory outside the slots; the bytes are there when this returns.
 
-        Several at a time; the bytes are there when this returns.
+        The memory at `address` is laid out as a range with a slot for every expert of the layer, and expert `e` goes
+        into slot `e` of it.
         """
         with self._demand:
             present, missing = self._sort(layer, experts)
@@ -106,7 +111,7 @@ class Filler:
             self._workers.run(tasks)
 
     def fill_host_copy(self, layer: int, expert: int) -> None:
-        """Bring an expert into the host pool only, where that has room for it."""
+        """Bring an expert into the host pool only; a copy may be evicted for it."""
         handle = self._new_handle(layer, expert)
         try:
             self._ensure_copy(handle)
@@ -114,7 +119,7 @@ class Filler:
             self._pool.end_fill(handle)
 
     def fill_host_copy_ahead(self, layer: int, expert: int) -> FreeRoom:
-        """Bring an expert into the host pool's free room, where it has some; evicts nothing."""
+        """Bring an expert into the host pool, where that has free room; no copy is evicted for it."""
         handle = self._new_handle(layer, expert)
         try:
             room = self._pool.begin_fill_ahead(handle)
@@ -125,10 +130,10 @@ class Filler:
             self._pool.end_fill(handle)
         return room
 
-    # ---- what L2 has
+    # ---- copies that L2 has
 
     def _sort(self, layer: int, experts: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the indices of the experts that L2 seems to have, and of those that are about to be read."""
+        """Return the indices of the experts that L2 seems to have, and of those that have to be read."""
         present: list[int] = []
         missing: list[int] = []
         for index, expert in enumerate(experts):
@@ -138,14 +143,14 @@ class Filler:
         return present, missing
 
     def _batches(self, layer: int, present: list[int]) -> list[list[int]]:
-        """Cut what L2 has into batches: one where it is queued, several where threads copy it themselves."""
+        """Divide the experts that L2 has into batches: one where copies are queued, several where threads copy."""
         n = len(present)
         if self._slots_are_host_memory:
             n = -(-BATCH_BYTES // self._expert_bytes[layer])
         return [present[i : i + n] for i in range(0, len(present), n or 1)]
 
     def _fill_present(self, layer: int, experts: Sequence[int], slots: Sequence[int]) -> None:
-        """Fill slots from L2's copies together; experts that have left L2 meanwhile are filled one after another."""
+        """Fill slots from L2's copies together, and then, one by one, those whose copies have left L2 meanwhile."""
         copies = AcquiredCopies()
         fence: Fence | None = None
         try:
@@ -160,7 +165,7 @@ class Filler:
                 self.fill_one(layer, experts[index], slots[index])
 
     def _load_present(self, layer: int, experts: Sequence[int], address: int) -> None:
-        """Load L2's copies together; experts that have left L2 meanwhile are loaded one after another."""
+        """Load L2's copies together, and then, one by one, the experts whose copies have left L2 meanwhile."""
         copies = AcquiredCopies()
         try:
             self._pool.acquire_copies(copies, layer, experts)
@@ -191,15 +196,15 @@ class Filler:
         return FillHandle((layer, expert), self._layouts[layer].block_bytes, self._expert_bytes[layer])
 
     def _hint(self, layer: int, experts: Sequence[int]) -> None:
-        """Tell the disk of all experts that are about to be read, so that it works on them at once."""
+        """Tell the source which experts are read next, so that the disk works on all of them at once."""
         spans = self._layers[layer].spans
         self._source.will_need([span for expert in experts for span in spans(expert)])
 
     def _ensure_copy(self, handle: FillHandle, places: Sequence[int] | None = None) -> None:
-        """Have the expert's bytes in a block of host memory, and those that are read now at `places` as well.
+        """Bring the expert's bytes into a block of host memory, the handle's.
 
-        `places` are the addresses of the matrices in a slot that is host memory: each is copied there while the
-        processor's cache still holds it.
+        `places`, for slots in host memory, has the addresses of the matrices in the slot. A matrix that is read from
+        the file is copied there at once, while the processor's cache still holds it.
         """
         self._pool.begin_fill(handle)
         if not handle.hit:
@@ -214,7 +219,7 @@ class Filler:
     def _read(
         self, layer: int, expert: int, addresses: Sequence[int], places: Sequence[int] | None = None
     ) -> None:
-        """Read an expert's matrices to `addresses`, one a matrix, and copy each on to `places`."""
+        """Read each matrix of an expert to its address in `addresses`, and copy it from there to its place."""
 
         def read(number: int, span: Span) -> None:
             memory = (ctypes.c_ubyte * span.n_bytes).from_address(addresses[number])

@@ -1,19 +1,20 @@
-"""The filling of the host pool's free room from the file, in the background.
+"""Fills the host pool's free room from the file, in the background.
 
              start                    a demand read begins
     OFF ──────────────► ACTIVE ─────────────────────────────► PAUSED
                          │ ▲ ▲ ──────────────────────────────── │
                          │ │      the last demand read ends
       no room is left,   │ │ a demand read ends a second or more later and
-      or all are there   ▼ │ copies may have room again; `look_again`
-                        RESTS                     ACTIVE ──────────────► STOPPED ─── start ───► ACTIVE
+      or all experts     ▼ │ copies may have room again; `look_again`
+      are present       RESTS                     ACTIVE ──────────────► STOPPED ─── start ───► ACTIVE
                                                      an error, or the tiers are closed
 
-1. One expert at a time, and each is a background task of its own, queued when the one before it is done: prefetches
-   that were asked for meanwhile go first, and so do boundary moves.
-2. Nothing begins while somebody waits for experts. An expert that is under way is finished: demand may wait for it.
-3. It takes only room that nobody uses (`HostPool.begin_fill_ahead`), and what it brings is the first to be evicted.
-4. First come experts that no slot holds, of layers that cannot hold all of theirs; the others may leave their slots.
+1. Experts are read one at a time. Each is a background task, which is queued when the task before it is done, so that
+   prefetches asked for meanwhile go first, and so do moves of the boundary.
+2. No read begins while a thread waits for experts. A read that runs is finished, because demand may wait for it.
+3. Only free room is used (`HostPool.begin_fill_ahead`), and copies made here are the first to be evicted.
+4. First come experts that no slot holds, of layers with fewer slots than experts. Then come experts that have a slot
+   now but may be evicted from it.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ from expertier.tiers.model.layer import ExpertLayer
 from expertier.units import mib
 
 REST_S = 1.0
-"""How long it rests at least where there is nothing to do: looking costs a pass over all experts."""
+"""The shortest rest, in seconds, where there is nothing to do, because every look takes a pass over all experts."""
 
 _log = logging.getLogger(__name__)
 
 
 class FillingState(Enum):
-    """What the filling does; the arrows are above."""
+    """What the filling does now; the module's docstring draws the transitions."""
 
     OFF = auto()
     ACTIVE = auto()
@@ -52,9 +53,9 @@ class FillingState(Enum):
 
 
 class PoolFilling:
-    """Brings experts into the host pool that nobody has asked for yet, for as long as it has free room.
+    """Brings experts into the host pool ahead of demand, for as long as the pool has free room.
 
-    Thread-safe. Nothing here raises, but an interrupt where the tiers have no threads of their own.
+    Thread-safe. Its methods raise nothing, except an interrupt where the tiers have no threads of their own.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class PoolFilling:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect; nothing is read before `start`."""
+        """Connect the parts; nothing is read before `start`."""
         self._layers = layers
         self._residency = residency
         self._usage = usage
@@ -81,18 +82,18 @@ class PoolFilling:
         self._lock = threading.Lock()
         self._order: Sequence[ExpertKey] = ()
         self._left: Iterator[ExpertKey] = iter(())
-        self._crowded: set[int] = set()  # expert sizes that had no room since this pass began
-        self._n_lost = 0  # copies that had been evicted when it came to rest
+        self._crowded: set[int] = set()  # sizes of experts for which this pass found no room
+        self._n_lost = 0  # `HostPool.n_lost` when the last pass ended
         self._look_at_s = self._began_s = 0.0
         self._n_before = 0
         self._told = True
         self.state = FillingState.OFF
-        """What it does now."""
+        """What the filling does now."""
 
     def start(self, order: Sequence[ExpertKey]) -> None:
-        """Fill the pool with these experts, the most urgent first; does nothing while it does that already.
+        """Begin to fill the pool with these experts, the most urgent first; do nothing where a filling runs already.
 
-        What is there is passed over.
+        Experts that the pool has already are passed over.
         """
         with self._lock:
             if self.state in (FillingState.ACTIVE, FillingState.PAUSED):
@@ -100,7 +101,7 @@ class PoolFilling:
             self._order = order
             self._demand.when_quiet = self._quiet
             if not self._pool.is_on:
-                self.state = FillingState.RESTS  # until it is given a budget
+                self.state = FillingState.RESTS  # until the pool is given a budget
                 return
             self._began_s, self._n_before, self._told = self._clock(), self._pool.stats().ahead_fills, False
             self._activate()
@@ -108,7 +109,7 @@ class PoolFilling:
         self._queue()
 
     def look_again(self) -> None:
-        """Go on if it rests: there may be room now."""
+        """Begin another pass where the filling rests, because the pool may have room now."""
         with self._lock:
             if self.state is not FillingState.RESTS:
                 return
@@ -116,14 +117,14 @@ class PoolFilling:
         self._queue()
 
     def close(self) -> None:
-        """End it: the tiers were closed, and what was queued is forgotten."""
+        """End the filling, after the tiers were closed and their background tasks dropped."""
         if self.state in (FillingState.ACTIVE, FillingState.PAUSED):
             self._stop()
 
-    # ---- on the thread of whoever waited
+    # ---- on the thread that waited for experts
 
     def _quiet(self) -> None:
-        """Go on: nobody waits for an expert any more."""
+        """Go on, because no thread waits for experts any more."""
         if self.state not in (FillingState.PAUSED, FillingState.RESTS):
             return
         with self._lock:
@@ -136,7 +137,7 @@ class PoolFilling:
         self._queue()
 
     def _may_pay(self) -> bool:
-        """Whether to look for room, or for experts that have left: they left room, or somebody else took it."""
+        """Whether another pass may find work: there was no room before, or copies have left the pool since."""
         if self._clock() < self._look_at_s or not self._pool.is_on:
             return False
         self._look_at_s = self._clock() + REST_S
@@ -145,7 +146,7 @@ class PoolFilling:
     # ---- on a worker's thread
 
     def _step(self) -> None:
-        """Bring one expert, and queue the next."""
+        """Bring one expert into the pool, and queue the next step."""
         if self._demand.under_way:
             self._pause()
             return
@@ -173,11 +174,11 @@ class PoolFilling:
     def _pause(self) -> None:
         with self._lock:
             self.state = FillingState.PAUSED
-        if not self._demand.under_way:  # it may have ended before it could see that this pauses
+        if not self._demand.under_way:  # demand may have ended before the state was PAUSED
             self._quiet()
 
     def _bring_next(self) -> bool:
-        """Read the next expert that is missing; False where none is, or none has room."""
+        """Read the next missing expert for which there is room, and return True; return False where there is none."""
         for key in self._left:
             if self._layers[key[0]].expert_bytes in self._crowded or self._pool.contains(key):
                 continue
@@ -189,7 +190,7 @@ class PoolFilling:
         return False
 
     def _missing(self) -> Iterator[ExpertKey]:
-        """Yield who to bring, by what is in the slots when each one's turn comes."""
+        """Yield the experts to bring, in an order that follows what the slots hold at each moment (rule 4)."""
         later = []
         for key in self._order:
             if self._has_slot_for_all(key[0]) or self._residency.slot_of[key] >= 0:
@@ -201,7 +202,7 @@ class PoolFilling:
                 yield key
 
     def _has_slot_for_all(self, layer: int) -> bool:
-        """Whether the layer has a slot for every expert, which then never leave."""
+        """Whether the layer has a slot for every expert, so that none of its experts is evicted."""
         return bool(self._residency.n_slots[layer] >= self._layers[layer].n_experts)
 
     def _rest(self) -> None:
@@ -217,7 +218,7 @@ class PoolFilling:
         self._tell("stopped")
 
     def _tell(self, how: str) -> None:
-        """Log the end of the first round, and no later one."""
+        """Log the end of the first pass; later passes are not logged."""
         if self._told:
             return
         self._told = True
@@ -237,7 +238,7 @@ class PoolFilling:
         self._left = self._missing()
         self._crowded.clear()
 
-    # ---- without it
+    # ---- with no lock held
 
     def _queue(self) -> None:
         self._workers.later(self, self._step)

@@ -1,4 +1,4 @@
-"""Experts fetched before anyone asks for them."""
+"""Fetches experts ahead of demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from expertier.tiers.shared.stats import PrefetchStats
 I32 = npt.NDArray[np.int32]
 
 MAX_WAITING = 256
-"""Experts that may wait to be prefetched; what is asked for beyond that is dropped."""
+"""How many experts may wait to be prefetched; requests beyond that are dropped."""
 
 _log = logging.getLogger(__name__)
 
@@ -33,20 +33,20 @@ class Target(StrEnum):
     """Where a prefetch brings experts."""
 
     L1 = "l1"
-    """Into a slot, at the cold end: it is the next to leave unless someone asks for it."""
+    """Into a slot, as the coldest expert: it is the next to be evicted unless it is used before."""
 
     L2 = "l2"
     """Into the host pool only."""
 
     FREE_SLOT = "free-slot"
-    """Into a slot that nobody has used yet; where there is none any more, into the host pool."""
+    """Into a slot that is still FREE; where the layer has none, into the host pool."""
 
 
 class Prefetcher:
-    """Fills at low priority that nobody waits for. Nothing here raises, blocks a caller, or evicts a pin.
+    """Fills slots and the host pool ahead of demand, at low priority. Thread-safe.
 
-    An expert that is asked for while its prefetch waits is fetched by whoever asks; one that is being
-    prefetched is waited for. Thread-safe.
+    Its methods raise nothing, block no caller, and evict no pinned expert. Where demand asks for an expert whose
+    prefetch has not begun, demand fetches it; where the prefetch has begun, demand waits for it.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Prefetcher:
         pool: HostPool,
         before_ready: Callable[[int, I32], None],
     ) -> None:
-        """Connect; nothing is fetched. `before_ready(layer, slots)` is called before slots count as READY."""
+        """Connect the parts; nothing is fetched. `before_ready(layer, slots)` is called before slots become READY."""
         self._residency = residency
         self._locks = locks
         self._usage = usage
@@ -74,10 +74,10 @@ class Prefetcher:
     def ask(
         self, layer: int, experts: Sequence[int], target: Target, *, n_asked: int, limit: int = MAX_WAITING
     ) -> None:
-        """Fetch experts of a layer that are not there yet, when there is time.
+        """Queue prefetches of the experts of a layer that are not present yet.
 
-        `n_asked` counts those as well that were left out because the model does not have them; `limit` is how
-        many may wait.
+        `n_asked` is how many experts the caller was asked for, including those that the model does not have and that
+        are missing in `experts`. At most `limit` prefetches wait at a time.
         """
         self._add(asked=n_asked - len(experts), dropped=n_asked - len(experts))
         for expert in experts:
@@ -96,7 +96,7 @@ class Prefetcher:
             self._workers.later(label, partial(self._fetch, (layer, expert), target))
 
     def ask_all(self, keys: Sequence[ExpertKey]) -> None:
-        """Fetch experts that have no slot into slots that nobody needs, however many wait already."""
+        """Queue prefetches into L1 of experts that have no slot, no matter how many prefetches wait already."""
         with self._lock:
             labels = [(key, Target.L1) for key in keys if (key, Target.L1) not in self._waiting]
             self._waiting.update(labels)
@@ -104,7 +104,7 @@ class Prefetcher:
         self._workers.later_all([(label, partial(self._fetch, *label)) for label in labels])
 
     def cancel(self, layer: int | None = None) -> int:
-        """Forget the prefetches that have not begun, of one layer or of all; return how many."""
+        """Drop the prefetches that have not begun, of one layer or of all layers; return how many they were."""
         cancelled: list[tuple[ExpertKey, Target]] = []
 
         def chosen(label: object) -> bool:
@@ -120,7 +120,7 @@ class Prefetcher:
         return len(cancelled)
 
     def stats(self, useful_bytes: int, wasted_bytes: int) -> PrefetchStats:
-        """Return the counts so far, with the bytes that the residency tables counted."""
+        """Return the counts so far, together with the given bytes, which the residency tables count."""
         return replace(self._stats, useful_bytes=useful_bytes, wasted_bytes=wasted_bytes)
 
     # ---- on a worker's thread
@@ -144,14 +144,14 @@ class Prefetcher:
                 self._add(done=came, dropped=not came)
         except BaseException as error:
             self._add(failed=1)
-            if not isinstance(error, Exception):  # an interrupt of `drain`, where there are no threads
+            if not isinstance(error, Exception):  # an interrupt of `drain`, which runs this without threads
                 raise
             _log.debug("prefetch of expert %d of layer %d failed: %s", key[1], key[0], error)
         finally:
             self._usage.leave_background()
 
     def _into_slot(self, layer: int, expert: int) -> bool:
-        """Fill a slot that nobody needs; False where there is none, or the expert came another way."""
+        """Fill an unpinned slot and return True; return False where there is none or the expert has a slot already."""
         locks = self._locks.address
         slot = self._residency.take_for_prefetch(locks, layer, expert)
         if slot < 0:
@@ -169,7 +169,7 @@ class Prefetcher:
         return True
 
     def _is_there(self, key: ExpertKey, target: Target) -> bool:
-        """Whether a prefetch has nothing to do; looks without a lock, as it is asked again with one."""
+        """Whether a prefetch has nothing to do. Looks without a lock, because the policy looks again with the lock."""
         if self._residency.slot_of[key] >= 0:
             return True
         return target is Target.L2 and self._pool.contains(key)

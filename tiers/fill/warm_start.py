@@ -1,4 +1,4 @@
-"""What is fetched at the start before anyone asks, in which order, and where to."""
+"""Which experts are fetched at the start, in which order, and into which tier."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ def warm_fetches(
     *,
     pool_bytes: int,
 ) -> list[tuple[int, int, Target]]:
-    """Return (layer, expert, target) of what to fetch, the most urgent first; `uses` as in `TierManager.warm_start`.
+    """Return (layer, expert, target) for each expert to fetch, the most urgent first.
 
-    First what the slots hold, every layer's most used expert first. Then what they have no room for goes to the host
-    pool, as far as `pool_bytes` reach: the first tokens miss these, and would have to wait for the file. Copies that
-    the slots' experts came through are older there, and make room where the pool is small.
+    `uses` is an array [layer, expert], as for `TierManager.warm_start`. First come the most used experts, as many as
+    the layer has `slots`; the first of every layer comes before the second of any. Then come the most used experts
+    beyond the slots, which go to the host pool, as many as fit in `pool_bytes`: without them the first tokens would
+    have to wait for the file. Experts that go into slots leave copies in the pool, too; these are older there, so a
+    small pool evicts them first.
     """
     fetches = [(*which, Target.FREE_SLOT) for which in _pairs(warm_order(uses, slots))]
     for layer, expert in _pairs(beyond_slots(uses, slots)):
@@ -41,9 +43,9 @@ def warm_fetches(
 def fill_order(
     layers: Sequence[ExpertLayer], uses: npt.NDArray[np.generic] | None = None
 ) -> list[tuple[int, int]]:
-    """Return (layer, expert) of all experts, in the order to fill a host pool in: the most used first.
+    """Return (layer, expert) of all experts, in the order in which to fill a host pool: the most used come first.
 
-    Among experts of equally many uses the layers take turns, so that each has its share of a pool too small for all.
+    Among experts with equally many uses the layers take turns, so that each layer gets its share of a small pool.
     """
     keys = [(layer, expert) for layer, those in enumerate(layers) for expert in range(those.n_experts)]
     if uses is None:

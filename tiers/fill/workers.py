@@ -1,4 +1,4 @@
-"""Threads that fill slots beside the one that asked."""
+"""Threads that fill slots beside the thread that asked for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Task = Callable[[], None]
 
 
 class _Batch:
-    """Tasks that someone waits for; the first error by their order counts."""
+    """Tasks that a thread waits for, with the errors of those that failed, by the task's number."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self.tasks = deque(enumerate(tasks))
@@ -30,14 +30,14 @@ class _Batch:
 
 
 class FillWorkers:
-    """A few threads for reads and copies. Demand goes first; background tasks run when no demand waits.
+    """A few threads for reads and copies. Demand goes first: background tasks begin when no task of demand waits.
 
-    Threads start with the first work that needs them, and `close` joins them. Thread-safe. An interrupt of the main
-    thread is raised when the tasks that run are done, and those that have not begun are left out.
+    Threads are started when work first needs them, and `close` joins them. Thread-safe. An interrupt of the main thread
+    is raised after the running tasks have ended; tasks that have not begun are dropped.
     """
 
     def __init__(self, n_threads: int) -> None:
-        """Use up to `n_threads` threads; 0: demand runs on the thread that asks, background work at `idle`."""
+        """Use up to `n_threads` threads; with 0, demand runs on the calling thread and background tasks in `idle`."""
         self._n_threads = n_threads
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
@@ -45,15 +45,15 @@ class FillWorkers:
         self._batches: deque[_Batch] = deque()
         self._background: deque[tuple[object, Task]] = deque()
         self._background_running = 0
-        self._n_busy = 0  # threads of ours that run a task
+        self._n_busy = 0  # how many of `_threads` run a task
         self._closed = False
 
     @deferring
     def run(self, tasks: Sequence[Task]) -> None:
         """Run `tasks`, some of them on other threads, and return when all are done.
 
-        After the first failure those that have not begun are left out; then the first error, by the order of
-        `tasks`, is raised. The calling thread works, too, so that this needs no free thread.
+        The calling thread works, too, so this gets on without a free thread. After a failure, tasks that have not begun
+        are dropped, and when the running ones have ended, the error of the first failed task of `tasks` is raised.
         """
         if len(tasks) <= 1 or not self._n_threads:
             for task in tasks:
@@ -69,7 +69,7 @@ class FillWorkers:
             while self._run_one(batch):
                 pass
             self._wait_for(batch)
-        except BaseException:  # of a signal handler of the program's own, which no region keeps out
+        except BaseException:  # raised by a signal handler of the program's own, which no region delays
             with self._lock:
                 self._drop_rest(batch)
             self._wait_for(batch)
@@ -79,14 +79,14 @@ class FillWorkers:
         raise_pending()
 
     def later(self, label: object, task: Task) -> None:
-        """Run `task` when a thread has nothing better to do; what it raises is its own business.
+        """Run `task` in the background, when a thread has no task of demand; do nothing after `close`.
 
-        `label` is what `cancel` names it by. Does nothing once closed.
+        The task has to handle its errors itself: an error that it raises is only logged. `cancel` finds it by `label`.
         """
         self.later_all([(label, task)])
 
     def later_all(self, tasks: Sequence[tuple[object, Task]]) -> None:
-        """Run tasks with their labels as `later` does, in their order."""
+        """Run (label, task) pairs in the background, in their order, as `later` does."""
         with self._lock:
             if self._closed:
                 return
@@ -95,7 +95,7 @@ class FillWorkers:
             self._changed.notify_all()
 
     def cancel(self, chosen: Callable[[object], bool]) -> int:
-        """Forget background tasks that have not begun and whose label `chosen` accepts; return how many."""
+        """Drop the background tasks that have not begun and whose label `chosen` accepts; return their number."""
         with self._lock:
             before = len(self._background)
             self._background = deque(entry for entry in self._background if not chosen(entry[0]))
@@ -103,12 +103,12 @@ class FillWorkers:
 
     @property
     def n_waiting(self) -> int:
-        """Background tasks that have not begun."""
+        """How many background tasks have not begun."""
         return len(self._background)
 
     @deferring
     def idle(self) -> None:
-        """Return when no background task waits or runs; without threads, run them here. Interrupts end it early."""
+        """Return when no background task waits or runs; without threads, run them here. An interrupt ends it early."""
         while not self._n_threads:
             raise_pending()
             with self._lock:
@@ -122,7 +122,7 @@ class FillWorkers:
 
     @deferring
     def close(self) -> None:
-        """Forget what has not begun, wait for what runs, and end the threads; a second call does nothing."""
+        """Drop tasks that have not begun, wait for those that run, and end the threads. A second call does nothing."""
         with self._lock:
             self._closed = True
             self._background.clear()
@@ -134,17 +134,17 @@ class FillWorkers:
     # ---- inside
 
     def _start_threads(self, n_wanted: int) -> None:
-        """Have `n_wanted` threads that do nothing yet, if there may be so many; the caller holds the lock."""
+        """Start threads until `n_wanted` are idle or the limit is reached; the caller holds the lock."""
         while not self._closed and len(self._threads) < min(self._n_threads, n_wanted + self._n_busy):
             thread = threading.Thread(target=self._work, name=f"fill-{len(self._threads)}", daemon=True)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads: the caller does the work
+            except RuntimeError:  # the system allows no more threads: the caller does the work
                 return
             self._threads.append(thread)
 
     def _run_one(self, batch: _Batch) -> bool:
-        """Run a task of the batch; False when none is left, or the rest is not wanted any more."""
+        """Run the batch's next task and return True; return False where none is left or the rest was dropped."""
         with self._lock:
             if interrupt_pending():
                 self._drop_rest(batch)
@@ -214,7 +214,7 @@ class FillWorkers:
         try:
             task()
         except Exception:
-            _log.exception("background work failed, which it should report itself")
+            _log.exception("a background task failed with an error that it should have handled itself")
         with self._lock:
             self._background_running -= 1
             self._changed.notify_all()

@@ -1,1 +1,1 @@
-"""Experts that are cut up for several devices."""
+"""Experts that are cut into shards for several devices."""

@@ -1,12 +1,12 @@
-"""One source for the tensor shards of several devices: a matrix that one device misses is read once, for all of them.
+"""One source for the tensor shards of several devices: a matrix that one device misses is read once for all devices.
 
-    device 0 misses ─► read the full matrix  ─┬─► its shard, where it asked for it
+    device 0 misses ─► read the full matrix  ─┬─► device 0's shard ─► the buffer that device 0 gave
                                               └─► other devices' shards ─► wait to be taken
     device 1 misses ─► its shard waits? ─► taken
 
-The devices of a tensor split run the same layers on the same tokens, so the other device is about
-to miss what one device misses. Waiting shards lie in plain memory within a limit; beyond it, the oldest shard is
-dropped, and is read again when its device asks for it.
+The devices of a tensor split run the same layers on the same tokens, so what one device misses, the other devices miss
+soon after. Waiting shards lie in ordinary memory within a limit; beyond it, the oldest shard is dropped, and is read
+again when its device asks for it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ _WAITING_STEPS = 2
 
 @dataclass(frozen=True, slots=True)
 class SplitReads:
-    """How much was read of the files, and how the shards came to their devices.
+    """How much was read from the files (`file`), and what became of the shards.
 
-    `handed_over` shards were read for another device's miss and taken later; `dropped` shards were read in vain. Shards
-    of `waiting_bytes` wait now; `waiting_peak_bytes` is the most that ever waited, within `waiting_limit_bytes`.
+    `handed_over` counts shards that were read for another device's miss and taken later, `dropped` those that were
+    dropped before they were taken. `waiting_bytes` is the size of the shards that wait now, `waiting_peak_bytes` its
+    highest value so far, and `waiting_limit_bytes` its limit.
     """
 
     file: FileStats
@@ -49,10 +50,10 @@ class SplitReads:
 
 
 def waiting_limit(table: SplitTable) -> int:
-    """Return how many bytes of shards may wait: a few hundred MiB, as one device may run ahead of another.
+    """Return how many bytes of shards may wait: 256 MiB, because one device may run ahead of another.
 
-    It is at least as much as a few decode steps can miss, so that no step reads a matrix twice, and never more than the
-    model's experts.
+    Where experts are large it is more: what two decode steps of one layer can miss, so that no step reads a matrix
+    twice. It is never more than all experts of the model.
     """
     full = table.full_table
     step = max(layer.top_k * layer.expert_bytes for layer in full.layers)
@@ -77,8 +78,8 @@ class SplitSource:
     def read_into(self, device: int, span: Span, buffer: memoryview) -> None:
         """Fill `buffer` with the device's shard at `span` of its imagined file.
 
-        Raises what the source raises; a device that asked for another shard of the same matrix
-        meanwhile then reads the matrix itself.
+        Raises what the source raises. Another device that waits for its shard of the same matrix then reads the matrix
+        itself.
         """
         if len(buffer) != span.n_bytes:
             raise ValueError(
@@ -106,7 +107,7 @@ class SplitSource:
                 self._changed.notify_all()
 
     def will_need(self, device: int, spans: Sequence[Span]) -> None:
-        """Tell the files which full matrices are about to be read."""
+        """Tell the source which full matrices are read next for the device's `spans`."""
         refs = [self._table.find(device, span) for span in spans]
         with self._changed:
             missing = [ref for ref in refs if (ref, device) not in self._waiting]
@@ -122,12 +123,12 @@ class SplitSource:
             )
 
     def forget(self) -> None:
-        """Drop the shards that wait: the devices start anew."""
+        """Drop all waiting shards."""
         with self._changed:
             self._waiting.clear()
 
     def check_valid(self) -> None:
-        """Assert that no read is under way, and that the bytes of the waiting shards are counted."""
+        """Assert that no read is running, and that the bytes of the waiting shards are counted."""
         with self._changed:
             assert not self._reading, f"reads that never ended: {self._reading}"
             self._waiting.check_valid()
@@ -147,7 +148,7 @@ class SplitSource:
             }
         except MemoryError as error:
             raise SourceError(
-                f"no memory for {2 * span.n_bytes} bytes, one matrix of an expert and its shards; free some"
+                f"no memory for {2 * span.n_bytes} bytes, one matrix of an expert and its shards; free some memory"
             ) from error
         self._source.read_into(span, full.data)
         for number, shards in enumerate(self._table.shards):
@@ -156,7 +157,7 @@ class SplitSource:
 
 
 class ShardSource:
-    """One device's shards: a `HintedSource` for its `TierManager`."""
+    """The shards of one device, as a `HintedSource` for its `TierManager`."""
 
     def __init__(self, split: SplitSource, device: int) -> None:
         """Serve device number `device` of the split."""
@@ -164,9 +165,9 @@ class ShardSource:
         self._device = device
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
-        """Fill `buffer` with the shard at `span`; raises what the source of all devices raises."""
+        """Fill `buffer` with the shard at `span` of the device's imagined file. Raises as `SplitSource.read_into`."""
         self._split.read_into(self._device, span, buffer)
 
     def will_need(self, spans: Sequence[Span]) -> None:
-        """Say which shards are read next. A hint: raises nothing."""
+        """Tell the source which shards are read next. This is only a hint, so it raises nothing."""
         self._split.will_need(self._device, spans)

@@ -1,4 +1,4 @@
-"""A model's experts, divided among devices: a table of shards for each of them."""
+"""A model's experts, divided among devices: a table of shards for each device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from expertier.tiers.split.tensor_cut import TensorCut, TensorShard, cut_matrix
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """One expert's shard of one matrix; `matrix` counts the model's matrices from 0."""
+    """One expert's shard of one matrix; `matrix` is a number that counts all expert matrices of the model from 0."""
 
     matrix: int
     expert: int
@@ -25,8 +25,8 @@ class ShardRef:
 class SplitTable:
     """The model's `full_table`, and in `tables` one table of tensor shards for each device.
 
-    A device's table serves a `TierManager` and its source as any table does, but its offsets count through an imagined
-    file that has nothing but the device's shards, expert after expert. `shards[device][matrix]` says where the shards
+    A device's table serves a `TierManager` and its source as any table does. But its offsets count through an imagined
+    file, which holds only the device's shards, expert after expert. `shards[device][matrix]` says where these shards
     lie in the model's files.
     """
 
@@ -36,9 +36,9 @@ class SplitTable:
 
     @classmethod
     def of(cls, table: ExpertTable, cuts: Mapping[str, TensorCut], n_devices: int) -> SplitTable:
-        """Divide every matrix by its cut, found by the tensor's name.
+        """Divide every matrix of `table`; `cuts` has the cut of each by the tensor's name.
 
-        Raises `UnsupportedLayoutError` where a cut is missing or cannot be (`cut_matrix`).
+        Raises `UnsupportedLayoutError` where a cut is missing or impossible (`cut_matrix`).
         """
         ends = [0] * n_devices
         shards: list[list[TensorShard]] = [[] for _ in range(n_devices)]
@@ -47,7 +47,7 @@ class SplitTable:
             for matrix in layer.matrices:
                 if matrix.name not in cuts:
                     raise UnsupportedLayoutError(
-                        f"tensor {matrix.name}: nothing is known of how the engine splits it among devices; use "
+                        f"tensor {matrix.name}: it is not known how the engine splits it among devices; use "
                         "--split-mode layer"
                     )
                 for device, piece in enumerate(cut_matrix(matrix, cuts[matrix.name], ends)):
@@ -66,14 +66,14 @@ class SplitTable:
         return len(self.tables)
 
     def find(self, device: int, span: Span) -> ShardRef:
-        """Return which shard a span of the device's imagined file is; `ValueError` where it is not exactly one."""
+        """Return the shard at `span` of the device's imagined file. Raises `ValueError` where it is not one shard."""
         shards = self.shards[device]
         number = bisect.bisect_right(shards, span.offset, key=lambda piece: piece.matrix.file_offset) - 1
         matrix = shards[number].matrix
         expert, within = divmod(span.offset - matrix.file_offset, matrix.expert_bytes)
         if within or span.n_bytes != matrix.expert_bytes:
             raise ValueError(
-                f"asked for {span.n_bytes} bytes, {within} into expert {expert} of {matrix.name}: shards are read "
-                f"as one, {matrix.expert_bytes} bytes at once"
+                f"asked for {span.n_bytes} bytes, {within} into expert {expert} of {matrix.name}: a shard is read "
+                f"as a whole, {matrix.expert_bytes} bytes at once"
             )
         return ShardRef(number, expert)

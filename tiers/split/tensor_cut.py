@@ -27,9 +27,9 @@ _WITHIN_ROWS, _BETWEEN_ROWS = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class TensorCut:
-    """A tensor's division: `ranges[device]` are its [begin, end) of elements along `axis`.
+    """How a tensor is divided: `ranges[device]` has the [begin, end) of the device's elements along `axis`.
 
-    Axis 0 cuts every row into pieces, axis 1 takes full rows; None gives every device the full tensor.
+    Axis 0 cuts every row into pieces, and axis 1 gives each device full rows; None gives every device the full tensor.
     """
 
     axis: int | None
@@ -37,12 +37,12 @@ class TensorCut:
 
     @classmethod
     def mirrored(cls, n_devices: int) -> Self:
-        """Every device has the full tensor."""
+        """Return the cut that gives every device the full tensor."""
         return cls(None, ((),) * n_devices)
 
     @classmethod
     def of_segments(cls, axis: int, segments: Sequence[tuple[int, Sequence[int]]]) -> Self:
-        """Divide by segments along `axis`, each of them (how often it repeats, its elements by device)."""
+        """Return a cut made of segments along `axis`, each of them (number of repeats, elements for each device)."""
         ranges: list[list[Range]] = [[] for _ in segments[0][1]]
         at = 0
         for repeats, counts in segments:
@@ -58,7 +58,8 @@ class TensorCut:
 class TensorShard:
     """One device's shard of the matrix `full`; `matrix` describes the shard as if it were a matrix of its own.
 
-    An expert's bytes in the file are `n_rows` rows, and of each row the shard has the `columns`, in bytes.
+    An expert's bytes in the file form `n_rows` rows, and of each row the shard has the `columns`: [begin, end) in
+    bytes.
     """
 
     full: ExpertMatrix
@@ -67,7 +68,7 @@ class TensorShard:
     columns: tuple[Range, ...]
 
     def gather(self, full: npt.NDArray[np.uint8], shard: npt.NDArray[np.uint8]) -> None:
-        """Copy the shard out of one expert's bytes; both arrays are one-dimensional and of the expert's size."""
+        """Copy the shard out of `full`, one expert's bytes, into `shard`. Both arrays are one-dimensional."""
         source = full.reshape(self.n_rows, -1)
         target = shard.reshape(self.n_rows, -1)
         at = 0
@@ -77,10 +78,10 @@ class TensorShard:
 
 
 def cut_matrix(matrix: ExpertMatrix, cut: TensorCut, offsets: Sequence[int]) -> tuple[TensorShard, ...]:
-    """Return the shard of each device; the shards of expert 0 are said to lie at `offsets`.
+    """Return the shard of each device; `offsets` has for each device where its shard of expert 0 shall lie.
 
-    Raises `UnsupportedLayoutError` where a device would get nothing, or a piece that ends inside of a block of
-    quantised elements.
+    Raises `UnsupportedLayoutError` where a device would get nothing, or a piece that ends inside a block of quantised
+    elements, or where the cut does not fit the matrix.
     """
     if cut.axis is None:
         everything = ((0, matrix.expert_bytes),)

@@ -1,4 +1,4 @@
-"""Tensor shards that were read for another device's miss, and wait until their own device asks for them."""
+"""Keeps tensor shards that were read for another device's miss until their own device asks for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Key = tuple[ShardRef, int]
 
 
 class WaitingShards:
-    """At most `limit_bytes` of shards, each taken out once; the oldest are dropped first. Not thread-safe."""
+    """At most `limit_bytes` of shards. Each is taken out once; the oldest shard is dropped first. Not thread-safe."""
 
     def __init__(self, limit_bytes: int) -> None:
         """Start empty."""
@@ -29,7 +29,7 @@ class WaitingShards:
         return key in self._shards
 
     def put(self, key: Key, shard: Bytes) -> None:
-        """Have a shard wait, and drop the oldest shards to make room; a shard above the limit is dropped itself."""
+        """Add a shard, and drop the oldest shards to make room; a shard larger than the limit is dropped itself."""
         self._remove(key)
         if shard.nbytes > self.limit_bytes:
             self.dropped += 1
@@ -42,18 +42,18 @@ class WaitingShards:
         self.peak_bytes = max(self.peak_bytes, self.n_bytes)
 
     def take(self, key: Key) -> Bytes | None:
-        """Return the shard and forget it; None where it does not wait here."""
+        """Remove the shard and return it; None where it does not wait here."""
         shard = self._remove(key)
         self.taken += shard is not None
         return shard
 
     def clear(self) -> None:
-        """Forget all shards."""
+        """Drop all shards."""
         self._shards.clear()
         self.n_bytes = 0
 
     def check_valid(self) -> None:
-        """Assert that the bytes are counted, and within the limit."""
+        """Assert that the bytes are counted and within the limit."""
         assert self.n_bytes == sum(shard.nbytes for shard in self._shards.values())
         assert self.n_bytes <= self.limit_bytes
         assert self.peak_bytes <= self.limit_bytes

@@ -16,7 +16,7 @@ from expertier.engine_adapter.llama_cpp import LoadedEngine
 
 _SOURCES = Path(__file__).parent
 _KERNELS = ("expertier.hip.fake", "expertier.hip.kernels")
-_CALLS = ("memory", "pinned", "stream", "event", "capture", "instantiate")  # Call of state.h
+_CALLS = ("memory", "pinned", "stream", "event", "capture", "instantiate")  # Call of driver/state.h
 _N_LOOKUP_WORDS = 17  # of fake_gpu_open_device_lookup, more than an older expertier_device_lookup
 _FAULTS_BYTES = 1 << 16
 
@@ -25,16 +25,16 @@ def build_fake_gpu() -> Path:
     """Return the library for the pinned engine, compiled the first time and kept in the cache folder."""
     return build_library(
         "fake_ggml_gpu",
-        sorted(_SOURCES.glob("*.cpp")),
-        includes=[Path(str(files(package))) for package in _KERNELS],
+        sorted(_SOURCES.rglob("*.cpp")),
+        includes=[_SOURCES, *(Path(str(files(package))) for package in _KERNELS)],
         flags=("-O1", *_flags_of_sanitizer()),
-        # Nothing of ours may be found in place of another library's, and theirs not in place of ours.
+        # No symbol of ours may be found in place of another library's, and none of theirs in place of ours.
         link_flags=("-Wl,-Bsymbolic",),
     )
 
 
 def _flags_of_sanitizer() -> tuple[str, ...]:
-    """With ThreadSanitizer, volatile accesses are told apart: thread_sanitizer.cpp says what they are."""
+    """With ThreadSanitizer, volatile accesses are told apart: driver/thread_sanitizer.cpp says what they are."""
     return ("--param=tsan-distinguish-volatile=1",) * ("-fsanitize=thread" in added_flags(CPP_VARIABLE))
 
 
@@ -47,7 +47,7 @@ class FakeGpu:
         self.name = f"FAKE{index}"
 
     def counters(self) -> dict[str, int]:
-        """Every counter of state.h by name."""
+        """Every counter of driver/state.h by name."""
         names = list(takewhile(bool, map(self._library.fake_gpu_counter_name, count())))
         values = (ct.c_int64 * len(names))()
         self._library.fake_gpu_counters(self._index, values)
@@ -92,7 +92,7 @@ class FakeGpus:
         return cls(library, n_devices)
 
     def switch(self, **values: int) -> None:
-        """Set switches of state.h."""
+        """Set switches of driver/state.h."""
         for name, value in values.items():
             if not self._library.fake_gpu_switch(name.encode(), value):
                 raise KeyError(name)

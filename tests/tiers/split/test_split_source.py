@@ -198,7 +198,7 @@ def test_spans_that_are_not_one_shard_are_refused():
     span, _ = wanted(1, 0, 1, 2)
     source = SplitSource(Pattern([]), SPLIT)
     for wrong in (Span(span.offset + 1, span.n_bytes), Span(span.offset, span.n_bytes - 1)):
-        with pytest.raises(ValueError, match=r"shards are read as one"):
+        with pytest.raises(ValueError, match=r"a shard is read as a whole"):
             read(source, 1, wrong)
     with pytest.raises(ValueError, match="must be equal"):
         source.of_device(1).read_into(span, memoryview(bytearray(3)))
@@ -219,7 +219,7 @@ def test_hints_name_full_matrices_whose_shards_do_not_wait():
 
 
 def test_a_tensor_whose_split_is_not_known_is_refused():
-    with pytest.raises(UnsupportedLayoutError, match=r"blk\.0\.gate: nothing is known"):
+    with pytest.raises(UnsupportedLayoutError, match=r"blk\.0\.gate: it is not known how the engine splits"):
         SplitTable.of(TABLE, {}, 2)
 
 
