@@ -137,7 +137,7 @@ class TierManager:
 
     @property
     def ledger(self) -> DeviceLedger | None:
-        """What every consumer takes of the device's memory; None on devices without memory of their own."""
+        """What every consumer takes of the device's memory; None where `auto` did not divide it (`resolve`)."""
         return self._parts.ledger
 
     @property
