@@ -75,6 +75,7 @@ class TierManager:
         profile: ModelProfile | None = None,
         share: PoolShare | None = None,
         compute_bytes: int = 0,
+        completes_layers: bool = True,
     ) -> None:
         """Allocate the tiers. Without `source`, the manager opens the table's files, and closes them in `close`.
 
@@ -82,6 +83,8 @@ class TierManager:
         (`device_needs.py`); an `auto` budget leaves that free. `compute_bytes`, which `needs` includes, are added to
         the slab for an engine's compute buffers, and lie below the slots. `tier_set.py` passes `profile`, the part of
         the config's profile for these layers, and `share`, what part of a model on several devices this manager holds.
+        Where the set completes layers itself, once an engine is bound to all managers, it passes `completes_layers` as
+        False.
 
         Raises `BudgetError` where the budget is below one slot for each layer, `DeviceError` where memory is missing,
         `SourceError` where a file is not the one that the table describes, and `ConfigError` where the profile cannot
@@ -115,7 +118,7 @@ class TierManager:
         self._admission = parts.admission
         self._boundary = parts.boundary
         self._leased = LeasedSlots(parts)
-        self.engine = EngineUse(parts)
+        self.engine = EngineUse(parts, completes_layers=completes_layers)
         """What an engine that is bound to these tiers calls."""
         if profile.warm_uses is not None:
             self.warm_start(profile.warm_uses)

@@ -68,7 +68,6 @@ class TierSet:
                 read_from = split.of_device(number) if split is not None else source
                 manager = self._open(member, read_from, is_alone=len(members) == 1)
                 undo.callback(manager.close)
-                manager.engine.completes_layers = not division.completes_together
                 managers.append(manager)
             self.managers = tuple(managers)
             undo.pop_all()
@@ -97,6 +96,7 @@ class TierSet:
                 compute_bytes=member.compute_bytes,
                 profile=member.profile,
                 share=PoolShare(self, member.table.expert_bytes_total / total),
+                completes_layers=not self._division.completes_together,
             )
         except BudgetError as error:
             if is_alone:

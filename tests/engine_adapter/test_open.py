@@ -20,7 +20,7 @@ from expertier.tiers.tier_set import TierSet
 def test_closing_unbinds_and_frees(loaded_engine: LoadedEngine, tmp_path: Path) -> None:
     table = ExpertTable.from_gguf(write_small_model(tmp_path, "Q8_0"))
     bound = open_bound_tiers(loaded_engine, table, TierConfig())
-    assert bound.binding.manager is bound.tiers
+    assert bound.binding.tiers is bound.tiers
     with pytest.raises(BusyError):
         bound.tiers.close()  # an engine is bound
     bound.close()

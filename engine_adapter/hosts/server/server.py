@@ -149,7 +149,7 @@ class TieredServer:
     @property
     def tiers(self) -> TierSet:
         """The tiers."""
-        return self.binding.manager
+        return self.binding.tiers
 
     def stop(self) -> None:
         """End all requests, free the server, its model and the tiers; a second call does nothing."""
