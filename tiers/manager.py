@@ -12,8 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,6 @@ from expertier.interrupts import (
     completing,
     deferring,
     interrupts_deferred,
-    not_interrupted_at_entry,
     opening,
 )
 from expertier.planner.budget.allocate import LayerPlan
@@ -42,6 +39,7 @@ from expertier.tiers.leased_slots import LeasedSlots
 from expertier.tiers.model.expert_ids import distinct, distinct_array
 from expertier.tiers.model.profile import ModelProfile
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.shared.closed_by_with import ClosedByWith
 from expertier.tiers.shared.stats import TierStats
 from expertier.tiers.slots.boundary import ComputeRegion
 from expertier.tiers.tier_counts import check_parts, stats_of
@@ -50,7 +48,7 @@ from expertier.units import mib
 I32 = npt.NDArray[np.int32]
 
 
-class TierManager:
+class TierManager(ClosedByWith):
     """Keeps the experts of one model in tiers and leases them. Thread-safe.
 
     L1 is a slab of slots on `device`, L2 is a pool of host memory, and behind both is the file, or any other
@@ -366,23 +364,6 @@ class TierManager:
     def _free(self) -> None:
         """Free what is allocated, in `close` or after the constructor has failed."""
         self._stores.close()
-
-    @not_interrupted_at_entry
-    def __enter__(self) -> Self:
-        """Return the manager itself."""
-        return self
-
-    @not_interrupted_at_entry
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the tiers. Where that raises `BusyError` and the block has raised an error, that error gets a note."""
-        try:
-            self.close()
-        except BusyError as busy:
-            if error is None:
-                raise
-            error.add_note(f"the tiers stay allocated: {busy}")
 
     # ---- inside
 
