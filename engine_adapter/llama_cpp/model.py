@@ -341,5 +341,5 @@ def _require_file_of(table: ExpertTable, path: Path) -> None:
         raise EngineError(f"llama.cpp could not load {path}: {error.strerror}") from error
     if found not in [file.identity for file in table.files]:
         raise EngineError(
-            f"{path}: it is not the file that the tiers were made for, or it has changed; they serve {table.path}"
+            f"{path}: this is not the file that the tiers were made for, or it has changed; the tiers serve {table.path}"
         )
