@@ -26,7 +26,7 @@ _STATUS = {
     -2: "out of memory",
     -3: "a failed computation",
     -100: "the engine threw an exception, for want of memory most likely",
-    -101: "a batch that failed has removed this sequence from the cache: start it anew, at position 0",
+    -101: "a failed batch has removed this sequence from the cache: start it anew, at position 0",
 }
 
 

@@ -88,7 +88,7 @@ def _view_of_shards(table: ExpertTable, shards: tuple[FileShard, ...]) -> Loader
             if n_bytes is None:  # without it, the place of the next tensor in the merged data is unknown
                 raise UnsupportedLayoutError(
                     f"{shard.path}: {tensor.name} of shape {list(tensor.dims)} has the ggml type {tensor.ggml_type}, "
-                    f"whose size is unknown: {table.type_sizes.advice}; or join the shards with llama-gguf-split "
+                    f"none that {table.type_sizes.advice}; or join the shards into one file with llama-gguf-split "
                     "--merge"
                 )
             entries.append(_entry(tensor, data_bytes))
