@@ -25,7 +25,7 @@ class AllowedHosts:
 
     names: frozenset[str]
     every_address: bool
-    """Whether the server listens on all addresses of the machine; then the address of each request is allowed as well."""
+    """Whether the server listens on all addresses of the machine; then the address of each request is allowed too."""
 
     @classmethod
     def of(cls, host: str, more: Iterable[str] = ()) -> Self:
