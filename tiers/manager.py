@@ -33,7 +33,7 @@ from expertier.planner.budget.quotas import Proposal
 from expertier.tiers.access.lease import Lease
 from expertier.tiers.assemble import assemble
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine_use import EngineUse
+from expertier.tiers.engine.use import EngineUse
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.fill.prefetcher import MAX_WAITING, Target
 from expertier.tiers.fill.warm_start import fill_order, warm_fetches
