@@ -33,7 +33,7 @@ from expertier.planner.budget.quotas import Proposal
 from expertier.tiers.access.lease import Lease
 from expertier.tiers.assemble import assemble
 from expertier.tiers.config.config import TierConfig
-from expertier.tiers.engine_use import EngineUse
+from expertier.tiers.engine.use import EngineUse
 from expertier.tiers.file.byte_source import ByteSource
 from expertier.tiers.fill.prefetcher import MAX_WAITING, Target
 from expertier.tiers.fill.warm_start import fill_order, warm_fetches
@@ -137,7 +137,7 @@ class TierManager:
 
     @property
     def ledger(self) -> DeviceLedger | None:
-        """What every consumer takes of the device's memory; None on devices without memory of their own."""
+        """What every consumer takes of the device's memory; None where `auto` did not divide it (`resolve`)."""
         return self._parts.ledger
 
     @property

@@ -32,7 +32,7 @@ class FaultPlan:
         Without `make`, with the error that the faulty object itself would raise.
         """
         if nth < 1:
-            raise ValueError(f"the {nth}. call cannot fail: count from 1")
+            raise ValueError(f"asked for call {nth} of {operation} to fail: calls count from 1")
         _log.warning("fault injection is on: call %d of %s from now will fail", nth, operation)
         with self._lock:
             self._left[operation] = nth

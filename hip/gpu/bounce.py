@@ -25,7 +25,7 @@ class Bounce:
         self._device = device
         self._half_bytes = n_bytes // _HALVES
         if self._half_bytes < 1:
-            raise ValueError(f"a bounce block of {n_bytes} bytes has no two halves")
+            raise ValueError(f"a bounce block of {n_bytes} bytes has no two halves: give at least 2 bytes")
         self._events: list[int] = []
         self._next = 0
         self._block = device.alloc_pinned(n_bytes)

@@ -95,7 +95,7 @@ def slots_as_cupy(
         if ne0 * ne1 * size != view.matrix_bytes:
             raise ValueError(
                 f"asked for a matrix of {ne1} rows of {ne0} as {np.dtype(dtype)}: that would be {ne0 * ne1 * size} "
-                f"bytes and it has {view.matrix_bytes}; quantised matrices come as bytes, without a dtype"
+                f"bytes and it has {view.matrix_bytes}; leave dtype out for quantised matrices, which come as bytes"
             )
         shape, strides = (slots, ne1, ne0), (view.stride_bytes, ne0 * size, size)
     return as_cupy(view.address, shape, dtype or np.uint8, strides=strides, owner=owner, ordinal=ordinal)

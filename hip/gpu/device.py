@@ -341,7 +341,7 @@ class GpuDevice:
         with self._lock:
             owned = table.pop(handle, None)
         if owned is None:
-            raise DeviceError(f"asked {self.name} to destroy {what} {handle:#x}: it made none of that number")
+            raise DeviceError(f"asked {self.name} to destroy {what} {handle:#x}: it has made no such {what}")
         return owned
 
 

@@ -71,8 +71,8 @@ class PlainSlabMemory:
         """Raise `DeviceError` for any size except the present one."""
         if n_bytes != self.n_bytes:
             raise DeviceError(
-                f"asked to make a slab of {mib(self.n_bytes)} one of {mib(n_bytes)}: it is one plain allocation "
-                "and keeps its size; set MOE_SLAB_VMM=1 where the driver's virtual memory can be trusted"
+                f"asked to resize a slab of {mib(self.n_bytes)} to {mib(n_bytes)}: it is one plain allocation, which "
+                "keeps its size; set MOE_SLAB_VMM=1 where the driver's virtual memory can be trusted"
             )
 
     def close(self) -> None:
@@ -121,8 +121,8 @@ class VmmSlabMemory:
         """Add memory at the end of the used range, or give memory there back."""
         if not 0 < n_bytes <= self.capacity_bytes:
             raise DeviceError(
-                f"asked to make a slab of {mib(self.n_bytes)} one of {mib(n_bytes)}: its addresses end at "
-                f"{mib(self.capacity_bytes)}"
+                f"asked to resize a slab of {mib(self.n_bytes)} to {mib(n_bytes)}: its addresses end at "
+                f"{mib(self.capacity_bytes)}; ask for no more than that"
             )
         self._memory.grow_to(n_bytes)
         self._memory.shrink_to(n_bytes, after)

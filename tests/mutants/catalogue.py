@@ -255,7 +255,7 @@ FENCES = (
     ),
     Mutant(
         "an engine is bound before queued copies are there",
-        "tiers/engine_use.py",
+        "tiers/engine/use.py",
         "            self._parts.device.synchronize()  # an engine reads READY slots at once",
         "            pass  # an engine reads READY slots at once",
     ),

@@ -101,7 +101,7 @@ def _checked(moves: Moves) -> Moves:
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise ValueError(f"moves are rows of (target, source, bytes), got an array of shape {rows.shape}")
     if (rows[:, 2] < 0).any():
-        raise ValueError(f"a move of {rows[:, 2].min()} bytes")
+        raise ValueError(f"got a move of {rows[:, 2].min()} bytes: give 0 or more")
     moved = (rows[:, 2] > 0) & (rows[:, 0] != rows[:, 1])
     return rows if moved.all() else rows[moved]
 

@@ -62,10 +62,10 @@ def probe_vmm(gpu: Gpu, *, chunk_bytes: int = LEAST_CHUNK_BYTES) -> ProbeResult:
 def _probe(gpu: Gpu, chunk_bytes: int) -> bool:
     traits = gpu.driver.traits
     if not gpu.driver.has("create") or not _supported(gpu):
-        raise _StepError(ProbeStep.SUPPORT, "it says that it has none")
+        raise _StepError(ProbeStep.SUPPORT, "the driver reports no virtual memory")
     if gpu.version < traits.oldest_vmm_version:
         found, wanted = traits.version_text(gpu.version), traits.version_text(traits.oldest_vmm_version)
-        raise _StepError(ProbeStep.VERSION, f"it is {found}, the oldest that is trusted is {wanted}")
+        raise _StepError(ProbeStep.VERSION, f"it is version {found}; the oldest trusted version is {wanted}")
     step = ProbeStep.MAPPING
     try:
         free_before = gpu.memory()[0]

@@ -88,7 +88,9 @@ class VirtualRange(Owned):
     def grow_to(self, n_bytes: int) -> None:
         """Add chunks until at least the first `n_bytes` have memory. Raises `DriverError`, with nothing changed."""
         if n_bytes > self.reserved_bytes:
-            raise ValueError(f"asked for {mib(n_bytes)} in a range of {mib(self.reserved_bytes)}")
+            raise ValueError(
+                f"asked for {mib(n_bytes)} of memory, but only {mib(self.reserved_bytes)} are reserved"
+            )
         before = len(self._chunks)
         try:
             while self.n_bytes < n_bytes:

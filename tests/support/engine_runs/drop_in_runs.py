@@ -304,7 +304,7 @@ def failed_reads(folder: Path, architecture: str) -> dict[str, bool]:
         stream = llama.create_completion("another", max_tokens=40, temperature=0, stream=True)
         found["stream"] = _raises(path, lambda: list(stream))
         llama.reset()
-        with llama.tiers.acquire(0, [0]):
+        with llama.tiers.managers[0].acquire(0, [0]):
             try:
                 llama.eval(prompt)
                 found["leases"] = False
@@ -376,7 +376,7 @@ def freed(folder: Path) -> dict[str, bool]:
     devices.pop().close()  # raises while anything is allocated
     found["stats after the end"] = llama.tiers.stats().l1.hits > 0
     try:
-        llama.tiers.acquire(0, [1])
+        llama.tiers.managers[0].acquire(0, [1])
         found["closed"] = False
     except LeaseError:
         found["closed"] = True

@@ -220,11 +220,11 @@ def test_a_fill_that_begin_did_not_ask_for_is_refused(
     chosen = np.full(1, -1, np.int32)
     assert unlocked(residency).begin(0, np.array([3], np.int32), chosen, np.zeros(1, np.int32)) == 1
     assert chosen.tolist() == [0]
-    with pytest.raises(ValueError, match="`begin` did not choose them for these"):
+    with pytest.raises(ValueError, match="`begin` did not choose these slots for these experts"):
         tiers.engine.fill(layer, experts, slots)
     tiers.engine.fill(0, [3], [0])
     unlocked(residency).complete(0, chosen)
-    with pytest.raises(ValueError, match="or they are complete"):
+    with pytest.raises(ValueError, match="or the fills are complete already"):
         tiers.engine.fill(0, [3], [0])
     unlocked(residency).release(0, chosen)
     tiers.check_valid()

@@ -150,7 +150,7 @@ class EngineUse:
             if not self._parts.residency.is_chosen(layer, wanted, chosen):
                 raise ValueError(
                     f"asked to fill slots {chosen.tolist()} of layer {layer} with experts {wanted.tolist()}: "
-                    "`begin` did not choose them for these, or they are complete"
+                    "`begin` did not choose these slots for these experts, or the fills are complete already"
                 )
             self._parts.misses.serve(layer, wanted, chosen)
             self._parts.fences.before_read(layer, chosen.tolist(), None)
