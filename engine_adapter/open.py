@@ -1,4 +1,4 @@
-"""From nothing to a loaded engine: find it, build the plugin where that is missing, load both, check the layout."""
+"""Opens an engine: finds it, builds the plugin where that is missing, loads both, and checks the structs' layout."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def open_engine(
     `rpc_servers` (`host:port`) are servers of llama.cpp's whose devices the engine uses as its own, as RPC0, RPC1, ...
 
     Raises:
-        EngineError: a server does not answer, or the engine cannot use any.
-        EngineMissingError: there is none. EngineMismatchError: it is not the one that the plugin was built for.
+        EngineError: a server does not answer, or the engine cannot use servers.
+        EngineMissingError: there is no engine. EngineMismatchError: it is not the engine that the plugin was built for.
         BuildError: the plugin could not be compiled.
     """
     engine, plugin = prepare_engine(llama_cpp, progress)
