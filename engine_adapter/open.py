@@ -46,8 +46,8 @@ def open_engine(
     `rpc_servers` (`host:port`) are servers of llama.cpp's whose devices the engine uses as its own, as RPC0, RPC1, ...
 
     Raises:
-        EngineError: a server does not answer, or the engine cannot use any.
-        EngineMissingError: there is none. EngineMismatchError: it is not the one that the plugin was built for.
+        EngineError: a server does not answer, or the engine cannot use servers.
+        EngineMissingError: there is no engine. EngineMismatchError: it is not the engine that the plugin was built for.
         BuildError: the plugin could not be compiled.
     """
     engine, plugin = prepare_engine(llama_cpp, progress)

@@ -47,15 +47,15 @@ class TieredModel:
         lookups: LookupLog | None = None,
         shape: ContextShape | None = None,
     ) -> TieredModel:
-        """Make the tiers for `table` and load its model through them; `lookups` logs the experts that it asks for.
+        """Make the tiers for `table` and load its model through them; `lookups` logs the experts that it looks up.
 
         The tiers are on the engine's devices that `config.engine_device` names. `shape` describes the contexts that
         these devices need room for.
 
         Raises:
             BudgetError: a budget is below what the model needs. EngineError: the engine refused the model.
-            DeviceError: there is no such device, or it has no memory left. UnsupportedLayoutError: its experts cannot
-                be cut up for the devices.
+            DeviceError: there is no such device, or it has no memory left. UnsupportedLayoutError: the model's experts
+                cannot be cut up for the devices.
         """
         tiers, placement = open_tiers(engine, table, config, shape, splitter=engine)
         try:

@@ -1,4 +1,4 @@
-"""The tiers of a model whose layers lie on the engine's own devices, with room left for what the engine adds there."""
+"""The tiers of a model whose layers lie on the engine's own devices, with room for what the engine itself allocates."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineTiers(NamedTuple):
 def open_layer_tiers(
     proxy: ct.CDLL, table: ExpertTable, config: TierConfig, shape: ContextShape | None = None
 ) -> EngineTiers:
-    """Make tiers on the engine's devices that `config.engine_device` names, for contexts of `shape` altogether.
+    """Make tiers on the engine's devices that `config.engine_device` names; `shape` describes all contexts together.
 
     Raises:
         BudgetError: a budget is below what the model needs; it names the device where there are several. DeviceError:

@@ -1,4 +1,4 @@
-"""The tiers of a command-line tool, started by our proxy inside the tool's own process (`expertier exec`).
+"""The tiers of a command-line tool, which our proxy starts inside the tool's own process (`expertier exec`).
 
 The tool's main thread enters Python only for misses, and the tool handles its own signals. So SIGUSR1 is answered
 on a thread of ours (signals.py), and the last summary is logged when the tool's process ends by itself (embedded.cpp).
@@ -43,7 +43,7 @@ class EmbeddedEngine:
 
 
 _running: list[tuple[BindingSet, Telemetry]] = []
-"""These objects live as long as the process, as the engine holds addresses of their memory."""
+"""Objects that live as long as the process, because the engine holds addresses of their memory."""
 _shown = ExitStack()
 
 
