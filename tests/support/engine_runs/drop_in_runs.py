@@ -25,7 +25,7 @@ import pytest
 
 from engine_runs.tiered_runs import SMALL, prompt_tokens, write_small_model
 from expertier.engine_adapter.hosts.llama_cpp_python import Llama
-from expertier.engine_adapter.llama_cpp import LoadedEngine, engine_tiers
+from expertier.engine_adapter.llama_cpp import LoadedEngine, layer_tiers
 from expertier.engine_adapter.models.synth import write_model
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import (
@@ -367,7 +367,7 @@ def freed(folder: Path) -> dict[str, bool]:
         devices.append(device_of(proxy, name))
         return devices[-1]
 
-    engine_tiers.device_of = keep_device
+    layer_tiers.device_of = keep_device
     found = {}
     llama = ours(path, 4, host_pool_mib=1)
     llama.create_completion(TEXT, max_tokens=4)
