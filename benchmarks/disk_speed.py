@@ -28,7 +28,7 @@ def drop_from_cache(path: str) -> None:
     """Have the kernel forget the file's clean pages; what was just written is written out first."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        os.fsync(descriptor)  # pages that were just written cannot be dropped before
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(descriptor)

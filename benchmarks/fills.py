@@ -37,10 +37,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import gguf
 import numpy as np
+from at_once import run_at_once
 
 import expertier as et
 from expertier.planner import PolicyKind
@@ -144,13 +146,7 @@ class Bench:
                     return
                 read(span, buffer, beside)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(self.n_threads)]
-        begin = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - begin
+        return run_at_once([partial(work, number) for number in range(self.n_threads)])
 
     # ---- the ways
 

@@ -58,15 +58,7 @@ class MemoryLimit:
     def run(self, arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run a command in the group and return what it printed; ended by -9 where it was killed."""
         script = f'echo $$ > "{self._group}/cgroup.procs" && exec "$@"'
-        return subprocess.run(
-            ["/bin/sh", "-c", script, "sh", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        return _run(["/bin/sh", "-c", script, "sh", *arguments], timeout_s)
 
     def kills(self) -> int:
         """Return how many processes of the group the kernel has killed for want of memory."""
@@ -88,19 +80,23 @@ class NoLimit:
 
     def run(self, arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
         """Run a command and return what it printed."""
-        return subprocess.run(
-            arguments,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-        )
+        return _run(arguments, timeout_s)
 
     def kills(self) -> int:
         """Return 0, as the number is not known."""
         return 0
+
+
+def _run(arguments: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        arguments,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=timeout_s,
+        check=False,
+    )
 
 
 def _own_group(version: int) -> Path:

@@ -22,12 +22,12 @@ import ctypes
 import json
 import logging
 import statistics
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+
+from at_once import run_at_once
 
 import expertier as et
 from expertier.hip.device import Device
@@ -43,17 +43,6 @@ N_FF = 1024
 BYTES_A_ROW = 3 * N_FF // 32 * 34  # Q8_0, of gate, up and down
 WAYS = ("copies", "fills", "queued", "small")
 SMALL = LayerShape(512, 32, 32, ("Q8_0",) * 3)
-
-
-def run_at_once(jobs: Sequence[Callable[[], None]]) -> float:
-    """Run every job on a thread of its own; returns the seconds until all are done."""
-    threads = [threading.Thread(target=job) for job in jobs]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return time.perf_counter() - start
 
 
 def compare(jobs: Sequence[Callable[[], None]], n_bytes: int, rounds: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Which names a server may be asked by, so that no web page of somebody else's can ask it.
+"""The host names by which clients may address a server, so that no foreign web page can use it.
 
 A page of evil.example may have its own name resolve to 127.0.0.1, and its requests then reach a server on loopback as
-if they came from the same site ("DNS rebinding"). Such a request still says `Host: evil.example`. A page that asks for
-another site's address says its own in `Origin`.
+if they came from the same site ("DNS rebinding"). Such a request still says `Host: evil.example`. A page that sends a
+request to another site gives its own site in `Origin`.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _WITH_PORT = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{1,5})?")
 
 @dataclass(frozen=True, slots=True)
 class AllowedHosts:
-    """The names of loopback, and those that the user gave."""
+    """The names of loopback, and the names that the user gave."""
 
     names: frozenset[str]
     every_address: bool
-    """Whether the server listens on all addresses of the machine: then the one that a request came in at counts."""
+    """Whether the server listens on all addresses of the machine; then the address of each request is allowed too."""
 
     @classmethod
     def of(cls, host: str, more: Iterable[str] = ()) -> Self:
-        """Allow what `--host` and `--allow-host` say. Raises ConfigError for what can be no name."""
+        """Allow the names of `--host` and `--allow-host`. Raises ConfigError for a text that cannot be a name."""
         given = [_plain(host), *(_given(name) for name in more)]
         addresses = [address for name in given if (address := _address(name)) is not None]
         return cls(frozenset(given), any(address.is_unspecified for address in addresses))
 
     def allows_host(self, value: str | None, came_in_at: str | None = None) -> bool:
-        """Whether a request with this `Host` may be answered that came in at an address of this machine."""
+        """Whether a request with this `Host` may be answered; `came_in_at` is the address that it came in at."""
         match = _WITH_PORT.fullmatch(value or "")
         return match is not None and self._allows(_plain(match[1]), came_in_at)
 
     def allows_origin(self, value: str | None, came_in_at: str | None = None) -> bool:
-        """Whether a request with this `Origin` may be answered; those of programs have none."""
+        """Whether a request with this `Origin` may be answered; requests of programs have none."""
         if value is None:
             return True
         try:

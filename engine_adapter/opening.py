@@ -1,9 +1,9 @@
-"""Closes what was opened, also where an interrupt comes before its owner has it.
+"""Closes opened objects even where an interrupt comes before their owner has them.
 
 An interrupt may be raised between any two instructions: after a call of the engine has returned and before its result
 is assigned, or after a model was returned and before the `with` that would close it has begun. So opening runs with
-interrupts deferred, and closes what it opened where an interrupt came meanwhile. An object that is dropped unclosed all
-the same waits for `close_abandoned`: it cannot be closed where it is dropped, as that may be inside a lock.
+interrupts deferred, and closes what it opened where an interrupt came meanwhile. An object that is dropped unclosed
+nevertheless waits for `close_abandoned`: it cannot be closed where it is dropped, because that may be inside a lock.
 
     opened ──► returned ──► with ──► close
        │ interrupt  │ interrupt, dropped
@@ -28,7 +28,7 @@ class Closable(Protocol):
     """An object that can be closed; a second call does nothing."""
 
     def close(self) -> None:
-        """Give back what it holds. `BusyError`: it is in use, and has to be closed again later."""
+        """Release what the object holds. `BusyError`: the object is in use, and has to be closed again later."""
 
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def close_abandoned() -> None:
     with interrupts_deferred():
         busy = []
         while _abandoned:
-            with suppress(IndexError):  # another thread does the same
+            with suppress(IndexError):  # another thread may be closing the same objects
                 dropped = _abandoned.popleft()
                 try:
                     dropped.close()
@@ -86,7 +86,7 @@ def close_abandoned() -> None:
 
 @not_interrupted_at_entry
 def close_after(opened: Closable, error: BaseException | None) -> None:
-    """Close at the end of a `with` block, also where an interrupt meets the first try.
+    """Close at the end of a `with` block, even where an interrupt ends the first attempt.
 
     Where closing is refused and an error is being raised already, that error goes on with a note about the refusal; the
     object is closed later, once it is no longer busy.

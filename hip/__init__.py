@@ -1,4 +1,4 @@
-"""Devices: where expert bytes live and how they get there. README.md beside this file lists the rooms."""
+"""Devices: the memory that holds expert bytes, and the copies into it. README.md here lists the rooms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points in a stream's work that others wait for."""
+"""Fences: points in a stream's work for which the host or other streams can wait."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from expertier.hip.device import Device
 
 
 class Fence:
-    """A point in a stream's work: done once everything that was queued before it is.
+    """A point in a stream's work, made by `Fences.after`. It is reached when all work queued before it is done.
 
-    Made by `Fences.after`. Its event goes back to the pool when nobody refers to the fence any more.
+    When the fence is garbage-collected, its event goes back to `Fences`, which uses it again.
     """
 
     __slots__ = ("_event", "_fences", "_reached")
@@ -19,7 +19,7 @@ class Fence:
         """Take over a recorded event."""
         self._fences = fences
         self._event = event
-        self._reached = False  # once it is so it stays so, and the driver need not be asked again
+        self._reached = False  # kept once it is True, so that the driver is not asked again
 
     def done(self) -> bool:
         """Whether the point has been reached."""
@@ -34,7 +34,7 @@ class Fence:
             self._reached = True
 
     def make_wait(self, stream: int) -> None:
-        """Have work that is queued on `stream` from now wait for the point, without blocking the caller."""
+        """Have all work that is queued on `stream` after this call wait for the point. The caller does not wait."""
         if not self._reached:
             self._fences.device.stream_wait_event(stream, self._event)
 
@@ -44,7 +44,7 @@ class Fence:
 
 
 class Fences:
-    """Makes fences on a device, and keeps their events for the next ones. Thread-safe."""
+    """Makes fences on a device, and keeps events that are no longer used for later fences. Thread-safe."""
 
     def __init__(self, device: Device) -> None:
         """Start without events."""
@@ -54,7 +54,7 @@ class Fences:
         self._closed = False
 
     def after(self, stream: int) -> Fence:
-        """Return a fence after all work that is queued on `stream` now. Raises `DeviceError`."""
+        """Return a fence behind all work that is queued on `stream` now. Raises `DeviceError`."""
         with self._lock:
             event = self._idle.pop() if self._idle else None
         if event is None:
@@ -67,7 +67,7 @@ class Fences:
         return Fence(self, event)
 
     def keep_event(self, event: int) -> None:
-        """Keep an event that no fence uses any more; for `Fence`."""
+        """Keep an event that no fence uses any more, or destroy it after `close`; for `Fence`."""
         with self._lock:
             if not self._closed:
                 self._idle.append(event)
@@ -75,7 +75,7 @@ class Fences:
         self.device.destroy_event(event)
 
     def close(self) -> None:
-        """Destroy the idle events; those of fences that are still referred to go when these go."""
+        """Destroy the unused events. The event of a live fence is destroyed when the fence is garbage-collected."""
         with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []

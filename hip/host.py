@@ -1,5 +1,5 @@
-"""The host as a device."""
-# ruff: noqa: ARG002 (the protocol's arguments, of which a host without streams has no use)
+"""The host's memory as a device."""
+# ruff: noqa: ARG002 (a host without streams does not use all arguments of the protocol)
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from expertier.interrupts import completing, handing_over
 from expertier.units import MIB, mib, round_up
 
 _HUGE_BYTES = 4 * MIB
-"""Mappings from this size on ask for huge pages: one fault, and one entry of the TLB, for 2 MiB at a time."""
+"""Mappings from this size on ask for huge pages, which take one page fault and one TLB entry for 2 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +32,15 @@ class _Mapping:
 
 
 class HostDevice:
-    """Anonymous memory of this process, owned and counted here; copies are complete when they return.
+    """The host as a device: its memory is anonymous memory of this process. Copies are complete when a call returns.
 
-    Nothing moves by DMA, so "pinned" memory is plain memory as well. Allocations are mappings of their own:
-    pages, huge ones where the system has them, are zero, cost no RAM before their first use, and go back to the
-    system when freed.
+    No copy uses DMA, so "pinned" memory is ordinary memory, too. Each allocation is a mapping of its own. Its pages are
+    zero, are huge where the system has huge pages, take no RAM before their first use, and go back to the system when
+    they are freed.
     """
 
     def __init__(self) -> None:
-        """Open the host; there is nothing that could fail."""
+        """Open the host, which cannot fail."""
         self._lock = threading.Lock()
         self._mappings: dict[int, _Mapping] = {}
         self._closed = False
@@ -57,21 +57,21 @@ class HostDevice:
 
     @property
     def has_own_memory(self) -> bool:
-        """False: its memory is the host's."""
+        """False: the memory is the host's."""
         return False
 
     @property
     def device_bytes(self) -> int:
-        """Live bytes of `alloc`, in whole pages."""
+        """The bytes of `alloc` that were not freed yet, in whole pages."""
         return self._live_bytes(pinned=False)
 
     @property
     def pinned_bytes(self) -> int:
-        """Live bytes of `alloc_pinned`, in whole pages."""
+        """The bytes of `alloc_pinned` that were not freed yet, in whole pages."""
         return self._live_bytes(pinned=True)
 
     def free_bytes(self) -> int:
-        """Return the RAM that is available without swapping."""
+        """Return the bytes of RAM that are available without swapping."""
         try:
             return int(psutil.virtual_memory().available)
         except OSError:  # there is no /proc
@@ -97,7 +97,7 @@ class HostDevice:
 
     @completing
     def free(self, address: int) -> None:
-        """Unmap what `alloc` or `alloc_pinned` returned."""
+        """Unmap memory of `alloc` or `alloc_pinned`."""
         with self._lock:
             mapping = self._mappings.pop(address, None)
         if mapping is None:
@@ -105,15 +105,15 @@ class HostDevice:
         mapping.memory.close()
 
     def create_stream(self, *, low_priority: bool = False) -> int:
-        """Refuse: work is done at once here."""
+        """Raise `DeviceError`: the host has no streams, as its work is done at once."""
         raise DeviceError("asked the host device for a stream: it has none; queue nothing, or open a GPU")
 
     def destroy_stream(self, stream: int) -> None:
-        """Refuse: there is none."""
+        """Raise `DeviceError`: the host has no streams."""
         raise DeviceError(f"asked the host device to destroy stream {stream}: it has none")
 
     def create_event(self) -> int:
-        """Return 0: every event is done at once."""
+        """Return 0, which stands for all events; every event is done at once."""
         return 0
 
     def destroy_event(self, event: int) -> None:
@@ -145,19 +145,19 @@ class HostDevice:
             ctypes.memmove(target, source, n_bytes)
 
     def prepare_copies(self) -> None:
-        """Do nothing: there is nothing to prepare."""
+        """Do nothing: copies need no preparation."""
 
     def copy_out(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
         """Copy `n_bytes` between two places in memory that do not overlap."""
         ctypes.memmove(target, source, n_bytes)
 
     def copy_within(self, moves: Moves, stream: int = 0) -> None:
-        """Move the pieces, one after another."""
+        """Move pieces, rows of (target, source, bytes), one after another."""
         for target, source, n_bytes in moves.tolist():
             ctypes.memmove(target, source, n_bytes)
 
     def zero(self, target: int, n_bytes: int, stream: int = 0) -> None:
-        """Fill with zeros; a whole allocation gives its pages back to the system instead."""
+        """Fill memory with zeros; a whole allocation is zeroed by giving its pages back to the system."""
         with self._lock:
             mapping = self._mappings.get(target)
             if mapping is not None and mapping.n_bytes == self.allocation_bytes(n_bytes):
@@ -166,12 +166,12 @@ class HostDevice:
         ctypes.memset(target, 0, n_bytes)
 
     def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
-        """Fill pieces, rows of (address, bytes), with zeros; their pages stay."""
+        """Fill pieces, rows of (address, bytes), with zeros; unlike `zero`, this gives no pages back."""
         for address, n_bytes in pieces.tolist():
             ctypes.memset(address, 0, n_bytes)
 
     def close(self) -> None:
-        """End the use of the host; `DeviceError` names what is still allocated."""
+        """End the use of the host. Raises `DeviceError` where memory is still allocated, and says how much."""
         self._closed = True
         if self._mappings:
             raise DeviceError(
@@ -187,7 +187,7 @@ class HostDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; an error that is already on its way goes first."""
+        """Close the device. Where the block has raised an error, memory that is still allocated raises no second."""
         if error is None:
             self.close()
         else:
@@ -211,7 +211,7 @@ class HostDevice:
                 f"{mib(self.device_bytes + self.pinned_bytes)} are allocated here: lower the budgets"
             ) from error
         if size >= _HUGE_BYTES:
-            with suppress(OSError):  # a kernel without them
+            with suppress(OSError):  # raised by a kernel without huge pages
                 memory.madvise(mmap.MADV_HUGEPAGE)
         address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         with self._lock:

@@ -1,4 +1,4 @@
-"""Which device to open."""
+"""Opens a device by its name."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _log = logging.getLogger(__name__)
 def open_device(name: str = "auto", *, environ: Mapping[str, str] = os.environ) -> Device:
     """Open a device: `hip:N` or `cuda:N` for a GPU by its number, `host`, or `auto`.
 
-    `auto` takes the GPU with the most free memory, or the host where there is none, and logs why. Which driver
-    libraries are loaded can be set by variables in `environ` (docs/gpu-devices.md). Raises `DeviceError` for a name
-    that is unknown, and for a device that is not there or cannot be used.
+    `auto` takes the GPU with the most free memory, or the host where there is no GPU, and logs why. Variables in
+    `environ` can name the driver libraries to load (docs/gpu-devices.md). Raises `DeviceError` for an unknown name, and
+    for a device that does not exist or cannot be used.
     """
     if name == "host":
         return HostDevice()
@@ -39,7 +39,7 @@ def open_device(name: str = "auto", *, environ: Mapping[str, str] = os.environ) 
 
 @handing_over(lambda device, *_: device.close())
 def open_gpu(vendor: str, ordinal: int, environ: Mapping[str, str]) -> Device:
-    """Open one GPU. Raises `DeviceError`, which says what the driver said."""
+    """Open one GPU. Raises `DeviceError` with the driver's reason."""
     try:
         return _device(open_driver_gpu(Vendor(vendor), ordinal, environ), environ)
     except DeviceError as error:
@@ -47,13 +47,13 @@ def open_gpu(vendor: str, ordinal: int, environ: Mapping[str, str]) -> Device:
 
 
 def open_driver_gpu(vendor: Vendor, ordinal: int, environ: Mapping[str, str]) -> Gpu:
-    """Return a GPU of a driver. Raises `DeviceError`."""
+    """Open a vendor's driver and return one of its GPUs. Raises `DeviceError`."""
     return Gpu(open_driver(vendor, environ), ordinal)
 
 
 @handing_over(lambda device, *_: device.close())
 def open_best(environ: Mapping[str, str]) -> Device:
-    """Open the GPU with the most free memory, of those that can be used; the host where there is none."""
+    """Open the GPU with the most free memory, among those that can be used; the host where none can be used."""
     reasons: list[str] = []
     best: Gpu | None = None
     best_free = -1
@@ -79,7 +79,7 @@ def open_best(environ: Mapping[str, str]) -> Device:
 
 
 def _gpus(environ: Mapping[str, str], reasons: list[str]) -> list[Gpu]:
-    """Return the GPUs that can be used, and note why others cannot."""
+    """Return the GPUs that can be used, and add to `reasons` why other GPUs cannot."""
     found = []
     for vendor in Vendor:
         try:

@@ -1,4 +1,4 @@
-"""Many small pieces of device memory to be zeroed at once, and pieces moved before that."""
+"""Zeroes many small pieces of device memory at once, after moving other pieces where that is asked for."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Pieces = npt.NDArray[np.int64]
 
 @runtime_checkable
 class ZeroesMany(Protocol):
-    """A device that queues many zeros for less than one at a time costs."""
+    """A device that can zero many pieces in one call, faster than piece by piece."""
 
     def zero_all(self, pieces: Pieces, stream: int = 0) -> None:
-        """Fill pieces, rows of (address, bytes), with zeros. Raises `DeviceError`; some are zero then."""
+        """Fill pieces, rows of (address, bytes), with zeros. Raises `DeviceError`; some pieces may be zero then."""
 
 
 def zero_pieces(device: Device, pieces: Pieces, stream: int = 0) -> None:
-    """Fill pieces of a device's memory, rows of (address, bytes), with zeros; raises as `Device.zero` does."""
+    """Fill pieces of a device's memory, rows of (address, bytes), with zeros. Raises what `Device.zero` raises."""
     if isinstance(device, ZeroesMany):
         device.zero_all(pieces, stream)
         return
@@ -31,27 +31,27 @@ def zero_pieces(device: Device, pieces: Pieces, stream: int = 0) -> None:
 
 @runtime_checkable
 class Relocates(Protocol):
-    """A device that moves pieces and then zeroes others for less than two calls cost, while the caller goes on."""
+    """A device that moves pieces and then zeroes other pieces in one call, which does not wait for the work."""
 
     def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
         """Queue what `copy_within` of `moves` and then `zero_all` of `zeros` do. Raises `DeviceError`."""
 
     def finish(self) -> None:
-        """Wait for it. Before that nothing else may use the memory that it is in."""
+        """Wait until the work of `relocate` is done. Until then nothing else may use the memory concerned."""
 
 
 class Relocator:
-    """Moves pieces of a device's memory and then zeroes others, in one call where the device has one."""
+    """Moves pieces of a device's memory and then zeroes other pieces, in one call where the device can do that."""
 
     def __init__(self, device: Device) -> None:
-        """Look at what the device can do, once: that takes longer than a small move."""
+        """Find out what the device can do. That is done once, because it takes longer than a small move."""
         self._device = device
         self._at_once = device if isinstance(device, Relocates) else None
 
     def relocate(self, moves: Moves, zeros: Pieces, stream: int = 0) -> None:
-        """Do what `copy_within` of `moves` and then `zero_pieces` of `zeros` do; raises as these do.
+        """Do what `copy_within` of `moves` and then `zero_pieces` of `zeros` do, and raise what they raise.
 
-        It is queued on `stream`. Without streams it is done when `finish` returns, at the latest.
+        The work is queued on `stream`. On a device without streams it is done when `finish` returns, if not before.
         """
         if self._at_once is not None:
             self._at_once.relocate(moves, zeros, stream)
@@ -61,6 +61,6 @@ class Relocator:
         zero_pieces(self._device, zeros, stream)
 
     def finish(self) -> None:
-        """Wait, on a device without streams."""
+        """Wait for the work on a device without streams."""
         if self._at_once is not None:
             self._at_once.finish()

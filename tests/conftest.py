@@ -39,11 +39,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(scope="session")
-def warm_commands(request: pytest.FixtureRequest) -> Iterator[WarmCommands]:
+def cache_folder(request: pytest.FixtureRequest) -> str:
+    """The folder of headers, plugins and other builds, kept between runs: EXPERTIER_CACHE_DIR, or a folder of pytest's.
+
+    A test that starts a process sets the variable for it: else the process builds its plugin in the user's own folder.
+    """
+    return os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
+
+
+@pytest.fixture(scope="session")
+def warm_commands(cache_folder: str) -> Iterator[WarmCommands]:
     """A process that has imported the command line, for tests of commands."""
-    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with ExitStack() as ending:
-        yield WarmCommands(ending, {**os.environ, CACHE_VARIABLE: folder})
+        yield WarmCommands(ending, {**os.environ, CACHE_VARIABLE: cache_folder})
 
 
 @pytest.fixture(autouse=True)

@@ -74,16 +74,13 @@ def test_every_requirement_at_run_time_has_a_lowest_version() -> None:
 
 
 @pytest.mark.deep
-def test_the_front_door_works_with_the_lowest_versions(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_front_door_works_with_the_lowest_versions(tmp_path: Path, cache_folder: str) -> None:
     bounds = lowest()
     constraints = tmp_path / "lowest.txt"
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in bounds.items()))
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    cache = os.environ.get("EXPERTIER_CACHE_DIR") or str(request.config.cache.mkdir("expertier"))
-    environ = {**os.environ, "PIP_CONSTRAINT": str(constraints), "EXPERTIER_CACHE_DIR": cache}
+    environ = {**os.environ, "PIP_CONSTRAINT": str(constraints), "EXPERTIER_CACHE_DIR": cache_folder}
     environ.pop("PYTHONPATH", None)
     source = tmp_path / "source"  # a copy: pip builds where the source is, and leaves things there
     for name in SOURCES:

@@ -64,7 +64,7 @@ def test_all_that_tests_compile_is_strict(variable: str) -> None:
 
 
 def test_what_no_other_test_compiles_has_no_warning() -> None:
-    source = ROOT / "benchmarks" / "hot_path.cpp"
+    source = ROOT / "benchmarks" / "policy" / "hot_path.cpp"
     command = [
         *find_compiler().command,
         "-std=c++17",

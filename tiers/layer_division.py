@@ -39,7 +39,10 @@ class LayerDivision:
         """Divide the layers of `table`. Raises `ValueError` unless each layer is in one share and no share is empty."""
         placed = sorted(layer for share in shares for layer in share.layers)
         if placed != list(range(table.n_layers)) or not all(share.layers for share in shares):
-            raise ValueError(f"layers {placed} of {table.n_layers} in {len(shares)} shares, each needs some")
+            raise ValueError(
+                f"{len(shares)} shares have the layers {placed} of {table.n_layers}: each layer has to be in one "
+                "share, and each share needs a layer"
+            )
         self.table = table
         self._shares = tuple(shares)
         self.layers = tuple(share.layers for share in shares)

@@ -13,8 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from expertier.errors import ExpertierError
 
 _MARK = "RESULT "
 _LAST_WORDS = 3000  # characters
@@ -24,6 +27,17 @@ _END_S = 20  # to end after it was told to
 def tell(findings: dict[str, Any]) -> None:
     """Print findings, in the child."""
     print(_MARK + json.dumps(findings), flush=True)
+
+
+def answer(measure: Callable[[dict[str, Any]], None]) -> int:
+    """Run `measure` with the options that the first argument holds, in the child; returns the status to exit with."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else each step would set handlers, which takes some 10 us
+    try:
+        measure(json.loads(sys.argv[1]))
+    except ExpertierError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def run_child(script: Path, options: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:

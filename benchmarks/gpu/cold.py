@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from gpu.opening import Placement
 from gpu.report import print_table
 from gpu.results import Results
 from gpu.rows import Row
+from gpu.settings import engine_settings, environment
 
 COLD_ROWS = ("vram", "ours-50", "ours-50-l2-25", "ours-25", "ours-25-l2-25")
 WAYS = ("without", "profile", "waited")
@@ -53,7 +53,7 @@ def measure_cold(
     model: BenchModel,
     *,
     say: Say,
-    is_late: Callable[[argparse.Namespace, str], bool],
+    needs_no_run: Callable[[argparse.Namespace, Results, str, str, dict[str, Any]], bool],
 ) -> None:
     """Measure the model's cold starts that were not measured with the same settings.
 
@@ -95,14 +95,12 @@ def measure_cold(
                 fill=fill,
                 is_cached=file == FILES[0],
                 n_ubatch=min(options.ubatch, _UBATCH),
-                n_threads=options.threads,
-                flash_attention=options.flash_attention,
-                llama_cpp=str(options.llama_cpp) if options.llama_cpp else None,
+                **engine_settings(options),
             )
             settings = {**asdict(asked), "tokens": len(asked.tokens), "prompt": len(asked.prompt)}
             settings |= {"profile": begin if asked.profile else None}
-            settings["environment"] = {n: v for n, v in sorted(os.environ.items()) if n.startswith("MOE_")}
-            if (not options.again and results.find("cold", label, settings)) or is_late(options, label):
+            settings["environment"] = environment()
+            if needs_no_run(options, results, "cold", label, settings):
                 continue
             findings = run_child(_SCRIPT, asdict(asked), timeout_s=options.row_timeout)
             results.put("cold", label, settings, findings)

@@ -5,19 +5,18 @@ The model is opened and the tokens are decoded at once, twice: the second pass i
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from disk_speed import drop_from_cache
+
 from expertier.engine_adapter.open import open_engine
-from expertier.errors import ExpertierError
 from expertier.planner.budget.context_memory import ContextShape
-from gpu.child import tell
+from gpu.child import answer, tell
 from gpu.opening import Placement, opened
 from gpu.row_run import Counts, decode, prefill
 
@@ -42,16 +41,6 @@ class ColdOptions:
     n_threads: int
     flash_attention: str
     llama_cpp: str | None
-
-
-def drop_from_cache(path: str) -> None:
-    """Have the page cache forget the file, as far as the kernel does that."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)  # pages that were just written cannot be dropped before
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
 
 
 def read_whole(path: str) -> None:
@@ -113,17 +102,10 @@ def measure(options: ColdOptions) -> None:
             tiers.check_valid()
 
 
-def main() -> int:
-    """Measure what the first argument says."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    given = json.loads(sys.argv[1])
-    try:
-        measure(ColdOptions(**{**given, "placement": Placement(**given["placement"])}))
-    except ExpertierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+def main(given: dict[str, Any]) -> None:
+    """Measure what was asked for."""
+    measure(ColdOptions(**{**given, "placement": Placement(**given["placement"])}))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(main))

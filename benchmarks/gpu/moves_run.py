@@ -7,9 +7,7 @@ stays; and outside of the slab, as stock allocates them. All ways have as many s
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import statistics
 import sys
 import time
@@ -21,12 +19,12 @@ import numpy as np
 from expertier.engine_adapter.binding import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.open import open_engine
-from expertier.errors import DeviceError, ExpertierError
+from expertier.errors import DeviceError
 from expertier.hip.device import Device
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.tier_set import TierSet
 from expertier.units import MIB
-from gpu.child import tell
+from gpu.child import answer, tell
 from gpu.opening import Placement, opened
 from gpu.row_run import compute_counts, decode, prefill
 
@@ -111,7 +109,7 @@ def measure(engine: LoadedEngine, options: MovesOptions) -> dict[str, Any]:
         found["moves_ms"] = counts.get("move_ns", 0) / 1e6
         if found["moved_bytes"]:
             try:
-                found["copy_ms"] = 1e3 * copy_seconds(tiers._device, found["moved_bytes"])
+                found["copy_ms"] = 1e3 * copy_seconds(tiers.managers[0].device, found["moved_bytes"])
             except DeviceError:  # no room for it
                 found["copy_ms"] = None
         tiers.check_valid()
@@ -132,24 +130,17 @@ def _found(prefills: list[float], steps: list[list[float]]) -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure what the first argument says, and tell after each way."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    given = json.loads(sys.argv[1])
+def main(given: dict[str, Any]) -> None:
+    """Measure what was asked for, and tell after each way."""
     options = MovesOptions(**{**given, "placement": Placement(**given["placement"])})
     ways: dict[str, Any] = {}
-    try:
-        engine = open_engine(options.llama_cpp)
-        for way, (wanted, cost) in WAYS.items():
-            os.environ["MOE_SLAB_COMPUTE"] = wanted
-            slab_compute.MOVE_COST_BYTES = cost
-            ways[way] = measure(engine, options)
-            tell({"ways": ways})
-    except ExpertierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    engine = open_engine(options.llama_cpp)
+    for way, (wanted, cost) in WAYS.items():
+        os.environ["MOE_SLAB_COMPUTE"] = wanted
+        slab_compute.MOVE_COST_BYTES = cost
+        ways[way] = measure(engine, options)
+        tell({"ways": ways})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(main))

@@ -19,6 +19,7 @@ from expertier.units import MIB
 from gpu.child import run_child
 from gpu.opening import Placement
 from gpu.parity_run import SidesOptions
+from gpu.settings import engine_settings
 from gpu.tensors import first_difference
 
 F32 = npt.NDArray[np.float32]
@@ -76,11 +77,9 @@ def run_parity(
             sides=sides,
             first_token=N_SPECIAL_TOKENS,
             n_ubatch=n_ubatch,
-            n_threads=options.threads,
-            flash_attention=options.flash_attention,
             folder=folder,
             keeps_tensors=False,
-            llama_cpp=str(options.llama_cpp) if options.llama_cpp else None,
+            **engine_settings(options),
         )
         found = _run_sides(asked, options.row_timeout)
         if "failed" in found["stock"]:

@@ -7,7 +7,6 @@ context goes from wide to narrow and back, and narrow batches do not build on th
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +18,8 @@ import numpy.typing as npt
 from expertier.engine_adapter.binding import slab_compute
 from expertier.engine_adapter.llama_cpp import LlamaContext, LoadedEngine
 from expertier.engine_adapter.open import open_engine
-from expertier.errors import ExpertierError
 from expertier.planner.budget.context_memory import ContextShape
-from gpu.child import tell
+from gpu.child import answer, tell
 from gpu.opening import Placement, opened
 from gpu.row_run import compute_counts
 
@@ -99,23 +97,17 @@ def compute(engine: LoadedEngine, options: SidesOptions, label: str, placement: 
     return {"proxy": counts, "n_graph_splits": splits, "compute": compute}
 
 
-def main() -> int:
-    """Compute what the first argument says, and tell after each side."""
-    given: dict[str, Any] = json.loads(sys.argv[1])
+def main(given: dict[str, Any]) -> None:
+    """Compute what was asked for, and tell after each side."""
     sides = {label: Placement(**placement) for label, placement in given["sides"].items()}
     options = SidesOptions(**{**given, "sides": sides})
     done: dict[str, Any] = {}
     slab_compute.MOVE_COST_BYTES = 0  # the boundary is to move as often as it can
-    try:
-        engine = open_engine(options.llama_cpp)
-        for label, placement in options.sides.items():
-            done[label] = compute(engine, options, label, placement)
-            tell({"done": done})
-    except ExpertierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    engine = open_engine(options.llama_cpp)
+    for label, placement in options.sides.items():
+        done[label] = compute(engine, options, label, placement)
+        tell({"done": done})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(main))

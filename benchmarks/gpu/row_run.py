@@ -7,9 +7,7 @@ are driven by the same calls.
 
 from __future__ import annotations
 
-import json
 import re
-import signal
 import statistics
 import sys
 import time
@@ -19,10 +17,9 @@ from typing import Any
 
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel, LoadedEngine
 from expertier.engine_adapter.open import open_engine
-from expertier.errors import ExpertierError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.tier_set import TierSet
-from gpu.child import tell
+from gpu.child import answer, tell
 from gpu.opening import Placement, opened
 
 _ENGINE_CACHE = re.compile(
@@ -185,18 +182,11 @@ def engine_cache(log: str) -> dict[str, Any]:
     return found
 
 
-def main() -> int:
-    """Measure what the first argument says."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # else each step would set handlers, which takes some 10 us
-    given = json.loads(sys.argv[1])
+def main(given: dict[str, Any]) -> None:
+    """Measure what was asked for."""
     options = RowOptions(**{**given, "placement": Placement(**given["placement"])})
-    try:
-        measure(open_engine(options.llama_cpp), options)
-    except ExpertierError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    measure(open_engine(options.llama_cpp), options)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(answer(main))

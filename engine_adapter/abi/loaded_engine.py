@@ -1,4 +1,4 @@
-"""The engine's libraries in this process, with our proxy registered in them and our host shim beside them."""
+"""The engine's libraries in this process, with our proxy registered in them and our host library beside them."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ class LoadedEngine:
 
     @property
     def proxy(self) -> ct.CDLL:
-        """Our proxy library, registered in ggml at first use: until then the engine's devices are stock's own.
+        """Our proxy library, registered in ggml at first use: until then the engine has only its own devices.
 
         Raises:
-            EngineMismatchError: it does not load, or ggml refuses it.
+            EngineMismatchError: the library does not load, or ggml refuses it.
         """
         if self._proxy is None:
             with interrupts_deferred(), self._loading_proxy:  # registered once, and kept
@@ -107,7 +107,7 @@ class LoadedEngine:
 
     @property
     def has_proxy(self) -> bool:
-        """Whether `proxy` was used: devices that the engine gets from now on have none over them."""
+        """Whether `proxy` was used: devices that the engine gets from now on will have no proxy."""
         return self._proxy is not None
 
     @property
@@ -131,7 +131,7 @@ class LoadedEngine:
         return parsed
 
     def block_size(self, ggml_type: int) -> BlockSize | None:
-        """Return the block of one of the engine's types; None for one that this build has not, or has no more."""
+        """Return the block size of one of the engine's types; None for a type that this build does not have."""
         return block_size(self.host.expertier_host_block_size, ggml_type)
 
     def take_log(self, level: int = _LOG_WARNING) -> str:
@@ -141,11 +141,11 @@ class LoadedEngine:
         return text.value.decode(errors="replace")
 
     def keep_log(self) -> None:
-        """Keep what the engine logs for `take_log`, again after something of the engine's own has taken it over."""
+        """Keep what the engine logs for `take_log`. Call this again after code of the engine has redirected its log."""
         self.host.expertier_host_start()
 
     def stock_devices(self) -> int | None:
-        """Address of a list of devices that keeps a load off ours; None while the proxy is not registered."""
+        """Address of a list of devices without the proxy devices; None while the proxy is not registered."""
         address: int | None = self.host.expertier_host_stock_devices()
         return address
 

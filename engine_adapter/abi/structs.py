@@ -151,7 +151,7 @@ class Compute(ct.Structure):
 
 
 class ComputeCounts(ct.Structure):
-    """expertier_compute_counts: what of the slab the engine computes in, and the moves of the boundary."""
+    """expertier_compute_counts: the engine's use of the slab for computing, and the moves of the boundary."""
 
     _fields_ = tuple(
         (name, ct.c_int64)
@@ -174,7 +174,7 @@ class ComputeCounts(ct.Structure):
 
 
 class File(ct.Structure):
-    """expertier_file: a file of the model, and which file its path must still name."""
+    """expertier_file: a file of the model, and what tells whether its path still names that file."""
 
     _fields_ = (
         ("path", ct.c_char_p),
@@ -198,7 +198,7 @@ class Extent(ct.Structure):
 
 
 class Placed(ct.Structure):
-    """expertier_placed: a device of ours and what of the model is placed on it."""
+    """expertier_placed: a proxy device, and the part of the model that is placed on it."""
 
     _fields_ = (
         ("device", ct.c_void_p),
@@ -209,7 +209,7 @@ class Placed(ct.Structure):
 
 
 class ModelOptions(ct.Structure):
-    """expertier_model_options: how the host shim opens a model."""
+    """expertier_model_options: how the host library opens a model."""
 
     _fields_ = (
         ("abi", ct.c_int32),
@@ -268,7 +268,7 @@ class LoadCounts(ct.Structure):
 
 
 class ContextOptions(ct.Structure):
-    """expertier_context_options: how the host shim opens a context."""
+    """expertier_context_options: how the host library opens a context."""
 
     _fields_ = (
         ("abi", ct.c_int32),

@@ -1,1 +1,1 @@
-"""Tiers that are bound to the proxy: what C++ reads, and what it asks of Python."""
+"""Tiers that are bound to the proxy: the structs that C++ reads, and the callbacks through which it calls Python."""

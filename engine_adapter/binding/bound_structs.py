@@ -30,7 +30,10 @@ class BoundStructs:
         lookups: LookupLog | None = None,
         numbers: Sequence[int] | None = None,
     ) -> None:
-        """Describe tiers to C++; `lookups` logs what it asks for, by `numbers` of the layers where it lacks some."""
+        """Describe tiers to C++; `lookups` logs the experts that C++ asks for.
+
+        `numbers` are the model's numbers of the tiers' layers, where the tiers do not have all of the model's layers.
+        """
         layers = described.layers
         self._layers = (abi.Layer * len(layers))()
         self._matrices = (abi.Matrix * sum(len(layer.matrices) for layer in layers))()
@@ -80,7 +83,7 @@ class BoundStructs:
         )
 
     def rewrite(self, now: EngineLayout) -> None:
-        """Say where the slots lie now, and which tables say who is in them."""
+        """Write down where the slots lie now, and which tables say which experts are in them."""
         self.binding.directory = now.directory_address
         self._n_slots[:] = now.n_slots
         self._matrix_offsets[:] = now.offsets

@@ -32,12 +32,12 @@ _CAPTURE_CALLS = (
     "graph_destroy",
 )
 _SOON_BYTES = 4 << 20
-"""Experts of up to so many bytes arrive while one layer computes, so that the next one's are fetched, which are
-foretold best; larger ones take two (docs/measurements/gpu-engine.md)."""
+"""Experts of up to so many bytes arrive while one layer computes, so the experts of the next layer are fetched: these
+are predicted best. Larger experts need two layers' time (docs/measurements/gpu-engine.md)."""
 
 
 class DeviceLookup:
-    """What the device look-up needs from the driver, until `close`: the kernels, loaded, and a stream of its own."""
+    """What the device look-up needs from the driver, until `close`: the loaded kernels, and a stream of its own."""
 
     def __init__(
         self,
@@ -53,7 +53,8 @@ class DeviceLookup:
 
         With `captures` the proxy may capture graphs, where the driver can.
 
-        Raises `DeviceError` where driver, compiler or GPU are missing.
+        Raises:
+            DeviceError: the driver, its compiler or the GPU is missing.
         """
         with ExitStack() as undo:
             self._gpu = open_driver_gpu(vendor, ordinal, environ)
@@ -86,7 +87,7 @@ class DeviceLookup:
             self._undo = undo.pop_all()
 
     def close(self) -> None:
-        """Unload the kernel; nothing of it may be queued."""
+        """Unload the kernels; no work of theirs may be queued."""
         self._undo.close()
 
 
@@ -101,12 +102,12 @@ def open_device_lookup(
     capture: bool | Literal["auto"] = "auto",
     environ: Mapping[str, str] = os.environ,
 ) -> DeviceLookup | None:
-    """Give the proxy's `tiers` on ggml's `device` a device look-up, where one is wanted and works; else say why not.
+    """Give the proxy's `tiers` on ggml's `device` a device look-up where it is wanted and works; otherwise log why not.
 
     `auto` asks the device's traits. The look-up fetches the experts that layers are predicted to use `prefetch` layers
-    ahead (0: it fetches none); with `auto` that is one or two layers by `expert_bytes`, as long as it pays. With
-    `capture` a decode graph is launched at once; `auto` asks the device's traits, and does not where the user has
-    turned such graphs off in llama.cpp. The engine computes the same without any of these.
+    ahead (0: it fetches none). With `auto` that is one layer or two layers, depending on `expert_bytes`, as long as it
+    pays. With `capture` a whole decode graph is launched at once; `auto` asks the device's traits, and does not capture
+    where the user has turned such graphs off in llama.cpp. None of these settings changes what the engine computes.
     """
     traits, ordinal = traits_of(device), ordinal_of(device)
     if not (traits.looks_up if wanted == "auto" else wanted):
@@ -114,7 +115,9 @@ def open_device_lookup(
     lookup: DeviceLookup | None = None
     try:
         if traits.driver is None or ordinal is None:
-            raise DeviceError(f"{device} is driven by neither CUDA nor HIP")
+            raise DeviceError(
+                f"{device} is driven by neither CUDA nor HIP, and the kernels need one of these drivers"
+            )
         if capture == "auto":
             capture = traits.captures and traits.capture_off_variable not in environ
         lookup = DeviceLookup(

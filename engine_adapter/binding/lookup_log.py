@@ -1,7 +1,8 @@
 """A log of the engine's look-ups: which experts each layer asked the policy for, in order.
 
-For checks and recordings. It stands between the proxy and the policy's compiled `begin`, so it sees what the policy
-sees, whatever the policy and the budget. Each look-up enters Python for it, some 10 µs, under the layer's lock.
+It serves checks and recordings. The log stands between the proxy and the policy's compiled `begin`, so it sees what the
+policy sees, whatever the policy and the budget. Each look-up enters Python for it, under the layer's lock, which takes
+some 10 µs.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Lookup(NamedTuple):
 
 
 class LookupLog:
-    """The look-ups of one model's engine since they were last taken.
+    """The look-ups of one model's engine since the last call of `take`.
 
     Give it to `LlamaModel.open` or `TierBinding`. A call with more experts than
-    slots is several look-ups. One that had to wait is logged once, when it was served.
+    slots is several look-ups. A look-up that had to wait is logged once, when it is served.
     """
 
     def __init__(self) -> None:
@@ -33,12 +34,12 @@ class LookupLog:
         self._callbacks: list[Any] = []  # C++ keeps their addresses
 
     def take(self) -> list[Lookup]:
-        """Return the look-ups since the last call, and forget them. Between batches: not while one runs."""
+        """Return the look-ups since the last call, and clear the log. To be called while no batch runs."""
         taken, self._lookups = self._lookups, []
         return taken
 
     def before(self, begin: int, layers: Sequence[int] | None = None) -> int:
-        """Return the address of a function to call instead of the one at `begin`, which it calls; for TierBinding.
+        """Return the address of a function that logs a look-up and then calls the function at `begin`; for TierBinding.
 
         `layers` are the numbers that the model gives to the layers of one of several devices.
         """
@@ -47,7 +48,7 @@ class LookupLog:
 
         def logged(
             directory: int, layer: int, experts: Any, n: int, slots: Any, miss_index: Any
-        ) -> int:  # an exception here would only be printed: there is nothing in it that raises
+        ) -> int:  # ctypes would only print an exception, so nothing in here raises
             status = int(policy(directory, layer, experts, n, slots, miss_index))
             if status >= 0:
                 number = layer if layers is None else layers[layer]

@@ -21,18 +21,18 @@ _log = logging.getLogger(__name__)
 MOVE_COST_BYTES = 1 << 28
 """Missed bytes that justify moving the boundary down and up again, beyond those that the move gains.
 
-Each of the two took 2.4 milliseconds on an H200 (docs/measurements/boundary.md), whose link
-brings so many bytes in five.
+Each of the two moves took 2.4 milliseconds on an H200 (docs/measurements/boundary.md), whose link transfers so many
+bytes in five milliseconds.
 """
 
 CUT_LAYER_BYTES = 256 << 10
-"""What a graph costs, in missed bytes, for each layer that has lost its slot for every expert to the boundary.
+"""What a graph costs, in missed bytes, for each layer that the boundary has left without a slot for every expert.
 
-Such a layer has to look its ids up, which takes about as long as a PCIe 5 link needs for so many bytes.
+Such a layer has to look up its ids, which takes about as long as a PCIe 5 link needs to transfer so many bytes.
 """
 
 LOOK_GRAPHS = 64
-"""How many graphs come between two looks at demand: a look takes about as long as two misses."""
+"""How many graphs run between two checks of demand; a check takes about as long as two misses."""
 
 _ERROR_BYTES = 4096
 
@@ -41,9 +41,9 @@ _ERROR_BYTES = 4096
 class ComputeCounts:
     """What the engine uses of the slab, in bytes, and how often the boundary or the numbers of slots have moved.
 
-    Nanoseconds, of all moves together: `move_ns`, of which `queue_ns` queueing `copies` calls of the device and
-    `wait_ns` waiting for them, the rest deciding, in part while they run; before that `drain_ns` waiting for what the
-    engine had queued.
+    Times are in nanoseconds, for all moves together. `drain_ns` was spent waiting for what the engine had queued, and
+    `move_ns` on the moves afterwards. Of `move_ns`, `queue_ns` was spent on queueing `copies` calls of the device,
+    `wait_ns` on waiting for these calls, and the rest on decisions, some of them made while the calls ran.
     """
 
     moves_up: int
@@ -64,15 +64,16 @@ class ComputeCounts:
 def computes_in_slab(proxy: ct.CDLL, wanted: bool | Literal["auto"], device: str) -> bool:
     """Whether the engine's compute buffers on ggml's device `device` are to lie in the slab.
 
-    `auto` asks the device's traits. A release of llama.cpp that allocates weights by the same call cannot have it.
+    `auto` asks the device's traits. It is not possible with releases of llama.cpp that allocate weights and compute
+    buffers by the same call.
 
     Raises:
-        ConfigError: it was asked for on a device whose backend ends the process where it is given part of a buffer.
+        ConfigError: it was asked for on a device whose backend ends the process when it is given a part of a buffer.
     """
     traits = traits_of(device)
     if wanted is True and not traits.takes_parts_of_buffers:
         raise ConfigError(
-            f"MOE_SLAB_COMPUTE=1 was asked for on {device}: {traits.kind}'s backend knows full buffers only; set it to "
+            f"MOE_SLAB_COMPUTE=1 was asked for on {device}: {traits.kind}'s backend takes full buffers only; set it to "
             "`auto`"
         )
     if wanted == "auto":
@@ -102,7 +103,8 @@ class SlabCompute:
     ) -> None:
         """Open the region for the proxy's `tiers`; `note_error` gets what made a move fail.
 
-        Numbers of slots follow demand by `miss_costs`, what a miss of each layer costs by now; None: they stay.
+        Numbers of slots follow demand by `miss_costs`, which returns what a miss of each layer costs by now. With None
+        the numbers of slots stay.
 
         Raises:
             EngineError: the proxy refused.
@@ -113,8 +115,8 @@ class SlabCompute:
         self._structs = structs
         self._note_error = note_error
         self._miss_costs = miss_costs
-        self._proposal: Proposal | None = None  # what the next move is for
-        self._told = True  # whether C++ knows all that the last move has changed
+        self._proposal: Proposal | None = None  # other numbers of slots that the next move is to make
+        self._told = True  # whether C++ knows where the slots lie
         self._move = abi.MoveCallback(self._serve_move)
         self._look = abi.LookCallback(self._serve_look) if miss_costs is not None else abi.LookCallback()
         self._struct = abi.Compute(
@@ -147,9 +149,9 @@ class SlabCompute:
         return ComputeCounts(**{field.name: getattr(counts, field.name) for field in fields(ComputeCounts)})
 
     def _serve_move(self, _context: Any, n_bytes: int, done: Any) -> None:
-        """Move the boundary, and slots to other layers where that is why; C++ takes the new layout over in any case.
+        """Move the boundary, and slots to other layers where that was proposed; C++ reads the layout again in any case.
 
-        C++ takes the move as done where `done` says so.
+        C++ takes the move as done only where `done` says so.
         """
         proposal, self._proposal = self._proposal, None
         self._told = False
@@ -159,7 +161,7 @@ class SlabCompute:
                     n_bytes, proposal.plan if proposal is not None else None, meanwhile=self._tell
                 )
             finally:
-                if not self._told:  # nothing had to move, or it failed
+                if not self._told:  # no move was needed, or it failed
                     self._tell()
             if proposal is not None:
                 log_move(proposal)
@@ -172,12 +174,12 @@ class SlabCompute:
         manager, struct = self._manager, self._struct
         self._structs.rewrite(manager.engine.layout())
         struct.cut_cost_bytes = CUT_LAYER_BYTES * manager.engine.n_cut_layers
-        # With work left to do before slots are used, nothing counts as free: the next graph asks again.
+        # While work is left to do before slots can be used, no bytes count as free, so that the next graph asks again.
         struct.compute_bytes = manager.engine.compute_bytes * manager.engine.slots_are_sound
         self._told = True
 
     def _serve_look(self, _context: Any, wants: Any) -> None:
-        """Say whether other numbers of slots pay; C++ then asks for a move that leaves the boundary in place."""
+        """Say whether other numbers of slots would pay; C++ then asks for a move that leaves the boundary in place."""
         try:
             assert self._miss_costs is not None
             self._proposal = self._manager.propose_quotas(self._miss_costs())

@@ -29,7 +29,7 @@ _ERROR_BYTES = 4096
 
 
 class ProxyHolder(Protocol):
-    """Anything that has our proxy library: an engine of this process, or a tool that we run in."""
+    """Anything that has our proxy library: an engine in this process, or a tool in whose process we run."""
 
     @property
     def proxy(self) -> ct.CDLL:
@@ -50,7 +50,7 @@ class TierBinding:
         lookups: LookupLog | None = None,
         layers: Sequence[int] | None = None,
     ) -> None:
-        """Bind, until `close`; `layers` are the model's numbers of the manager's layers, where it has not all.
+        """Bind, until `close`; `layers` are the model's numbers of the manager's layers, where it does not have all.
 
         Raises:
             EngineError: the proxy cannot use the tiers on that device. BusyError: an engine is bound already.
@@ -60,13 +60,14 @@ class TierBinding:
         self._lookups = lookups  # C++ keeps the address of its callback
         self._serves_all_loads = False
         self.on_fill: Callable[[BaseException | None], None] | None = None
-        """Called after each fill, with what made it fail; on the engine's thread, so it must be quick."""
+        """Called after each fill with the exception that made it fail, or None. It runs on the engine's thread, so it
+        must be quick."""
         self._fill_errors = threading.local()  # a fill runs on the thread whose batch needs it
         try:
             with interrupts_deferred():
                 self._bind(inner_device, layers)
         except BaseException:
-            self.close()  # where it is bound: the end of the region raised
+            self.close()  # needed where the binding succeeded and the end of the region raised
             raise
 
     def _bind(self, inner_device: str, layers: Sequence[int] | None) -> None:
@@ -135,12 +136,12 @@ class TierBinding:
 
     @property
     def address(self) -> int:
-        """Where the proxy library has the binding."""
+        """The address of the binding in the proxy library."""
         return self._open_handle()
 
     @property
     def bindings(self) -> tuple[TierBinding, ...]:
-        """The bindings of the single devices: this one."""
+        """The bindings of the single devices, which is this binding alone."""
         return (self,)
 
     def begin_load(self) -> None:
@@ -163,7 +164,7 @@ class TierBinding:
     def zero_fill_next_graph(self) -> None:
         """Have the misses of the next graph, whose output nobody reads, be zeros; graphs after it wait.
 
-        For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that forever.
+        For a call that runs a graph while it holds the interpreter's lock: a fill would wait for that lock forever.
         """
         self._engine.proxy.expertier_tiers_set_fills(self._open_handle(), abi.FILLS_ZEROS)
 
@@ -192,7 +193,10 @@ class TierBinding:
         return ProxyCounters.read(self._engine.proxy, self._open_handle())
 
     def compute_counts(self) -> ComputeCounts | None:
-        """Return what the engine computes in of the slab, and the boundary's moves; None where it does so elsewhere."""
+        """Return what the engine uses of the slab for computing, and the boundary's moves.
+
+        None where the engine's compute buffers do not lie in the slab.
+        """
         self._open_handle()
         return self._compute.counts() if self._compute is not None else None
 
@@ -235,7 +239,7 @@ class TierBinding:
         return self._handle
 
     def _serve_misses(self, _context: Any, layer: int, n: int, experts: Any, slots: Any, done: Any) -> None:
-        """Fill slots for the engine; it believes in the bytes only where `done` says so."""
+        """Fill slots for the engine, which uses the bytes only where `done` says that all of them are there."""
 
         def fill(wanted: Any) -> None:
             self._manager.engine.fill(layer, wanted, np.ctypeslib.as_array(slots, (n,)).copy())
@@ -245,20 +249,20 @@ class TierBinding:
     def _serve_streamed(
         self, _context: Any, layer: int, n: int, experts: Any, address: int, done: Any
     ) -> None:
-        """Copy experts into a streamed layer for the engine, which believes in them as above."""
+        """Copy experts into a streamed layer for the engine, which uses the bytes only where `done` says so."""
         self._serve(n, experts, done, lambda wanted: self._manager.engine.load(layer, wanted, address))
 
     def _serve_read(
         self, _context: Any, layer: int, matrix: int, offset: int, n_bytes: int, address: int, done: Any
     ) -> None:
-        """Copy what the engine reads of a matrix for itself to host memory; it believes in it as above."""
+        """Copy a part of a matrix to host memory for the engine, which uses the bytes only where `done` says so."""
         try:
             target = (ct.c_uint8 * n_bytes).from_address(address)
             self._manager.engine.read_back(layer, matrix, offset, memoryview(target).cast("B"))
             done[0] = abi.FILLED
         except BaseException as error:  # nothing may propagate into the engine's C++ frames
             self._note_error(error)
-            _log.error("what the engine read back of layer %d could not be read: %s", layer, error)
+            _log.error("the engine read expert bytes of layer %d back, and that failed: %s", layer, error)
 
     def _serve(self, n: int, experts: Any, done: Any, serve: Callable[[Any], None]) -> None:
         try:
@@ -272,5 +276,5 @@ class TierBinding:
                 self.on_fill(error)
 
     def _note_error(self, error: BaseException) -> None:
-        """Keep what made this thread's batch fail."""
+        """Keep the exception that made this thread's batch fail."""
         self._fill_errors.last = error

@@ -1,4 +1,4 @@
-"""The demonstration: a random model on stock llama.cpp and through the tiers, each in its own process, compared.
+"""The demonstration: compares a random model on stock llama.cpp and through the tiers, each in its own process.
 
 stock            the engine with its own defaults
 stock_norepack   the engine with weight repacking off, whose output the tiers' output must equal bit for bit

@@ -1,4 +1,4 @@
-"""The routing of a live run, written to a file: `expertier run --record-routing FILE`."""
+"""Records the routing of a live run in a file: `expertier run --record-routing FILE`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class RoutingRecording:
     def __init__(self, path: Path, table: ExpertTable, *, n_ubatch: int) -> None:
         """Start empty; `n_ubatch` is the most rows that the engine runs at once.
 
-        Raises ConfigError where `path` cannot be written, so that a long run does not fail at its end.
+        Raises ConfigError where `path` cannot be written, so that a long run does not fail only at its end.
         """
         check_output(path, "recorded routing")
         self._path = path
         self.log = LookupLog()
-        """For `TieredModel.open`."""
+        """The log of look-ups, for `TieredModel.open`."""
         self._recorder = RoutingRecorder(
             [layer.n_experts for layer in table.layers],
             [layer.block for layer in table.layers],

@@ -26,7 +26,7 @@ _STATUS = {
     -2: "out of memory",
     -3: "a failed computation",
     -100: "the engine threw an exception, for want of memory most likely",
-    -101: "the cache lost this sequence with a batch that failed: start it anew, at position 0",
+    -101: "a failed batch has removed this sequence from the cache: start it anew, at position 0",
 }
 
 
@@ -55,8 +55,8 @@ class LlamaContext:
         if not self._handle:
             raise EngineError(
                 f"llama.cpp refused a context of {options.n_ctx} tokens:\n"
-                f"{error.value.decode(errors='replace').strip()}\nwhere memory was missing, ask for a shorter "
-                "context (--ctx), or free some"
+                f"{error.value.decode(errors='replace').strip()}\nif memory was missing, ask for a shorter "
+                "context (--ctx), or free some memory"
             )
         log = engine.take_log(0)
         splits = re.findall(r"splits = (\d+)", log)
@@ -65,7 +65,7 @@ class LlamaContext:
         told = (
             "Flash Attention enabled",
             "enabling flash_attn since",
-        )  # the latter: as a tensor split has to have it
+        )  # with a tensor split, the engine turns it on without logging a decision
         self.flash_attention_enabled = any(words in log for words in told) or options.flash_attention == 1
         """Whether flash attention is on: as asked for, or as `auto` decided."""
 
@@ -117,8 +117,8 @@ class LlamaContext:
         """Run a batch of `what`, which begins at `position` of `sequence`."""
         handle = self._open_handle()
         if self._binding is not None:
-            self._binding.manager.require_no_leases_here("run the engine")
-            self._binding.take_error()  # an error that is left belongs to an earlier batch
+            self._binding.tiers.require_no_leases_here("run the engine")
+            self._binding.take_error()  # drops an error of an earlier batch
         with interrupts_deferred(lambda: self._engine.host.expertier_context_abort(handle)):
             status = run()
             message, cause = self._binding.take_error() if self._binding is not None else ("", None)

@@ -1,4 +1,4 @@
-"""Lets an interrupt end a load early: between two tensors the engine asks whether to go on."""
+"""Lets an interrupt end a load early: between two tensors the engine asks whether it should continue."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from expertier.interrupts import interrupt_pending, raise_pending
 
 
 class LoadWatch:
-    """What the engine asks during one load, within a region that defers interrupts."""
+    """The callback that the engine calls during one load, within a region that defers interrupts."""
 
     def __init__(self) -> None:
         self._raised: BaseException | None = None
         self.goes_on = abi.LoadGoesOn(self._goes_on)
-        """For `abi.ModelOptions`; it must live as long as the load runs."""
+        """The C callback for `abi.ModelOptions`; this object must live as long as the load runs."""
 
     def _goes_on(self) -> int:
-        """Return 0 where the load is to end. Python handles signals meanwhile, because this call enters it."""
+        """Return 0 where the load is to end. Python handles pending signals here, because this call enters Python."""
         try:
             return int(self._raised is None and not interrupt_pending())
-        except BaseException as error:  # a signal handler of the program's: ctypes would print it and go on
+        except BaseException as error:  # raised by the program's signal handler; ctypes would only print it
             self._raised = error
             return 0
 

@@ -1,8 +1,8 @@
-"""What the engine's loader gets to see of a model's files: one GGUF in which no expert is ever read.
+"""The view that the engine's loader has of a model's files: one GGUF in which no expert is ever read.
 
 The loader takes one stream. A model of one file is shown as it is; shards are shown under a merged header, without
-the keys that say that the model is split. Ranges of experts stay in place but are marked: the stream gives the loader
-nothing there.
+the keys that say that the model is split. Ranges of experts keep their places but are marked: there the stream reads
+nothing, and leaves the loader's buffer as it was.
 
     file        [ header ][ tensors ][ experts ][ tensors ]
     shards      [ merged header ][ tensors of 1 ][ experts of 1 ][ tensors of 2 ] ...
@@ -23,13 +23,13 @@ from expertier.tiers.model.table import ExpertTable
 from expertier.units import round_up
 
 HEADER = -1  # extent_header in llama_host/file.h
-EXPERTS = -2  # extent_experts
+EXPERTS = -2  # extent_experts in llama_host/file.h
 _SPLIT_PREFIX = Keys.Split.LLM_KV_SPLIT_COUNT.split(".")[0] + "."
 
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Bytes [begin, end) of what the loader sees: from `offset` of a file (its number), HEADER or EXPERTS."""
+    """Bytes [begin, end) of what the loader sees. They come from `offset` on of `file`: a number, HEADER or EXPERTS."""
 
     begin: int
     end: int
@@ -39,7 +39,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class LoaderView:
-    """The extents, contiguous from 0, and the merged header; None where the file's own header serves."""
+    """The extents, contiguous from 0, and the merged header; None for a single file, which has a header of its own."""
 
     extents: tuple[Extent, ...]
     header: bytes | None
@@ -85,7 +85,7 @@ def _view_of_shards(table: ExpertTable, shards: tuple[FileShard, ...]) -> Loader
     for number, shard in enumerate(shards):
         for tensor in shard.header.tensors:
             n_bytes = tensor.n_bytes
-            if n_bytes is None:  # where the next tensor begins in the merged data depends on it
+            if n_bytes is None:  # without it, the place of the next tensor in the merged data is unknown
                 raise UnsupportedLayoutError(
                     f"{shard.path}: {tensor.name} of shape {list(tensor.dims)} has the ggml type {tensor.ggml_type}, "
                     f"none that {table.type_sizes.advice}; or join the shards into one file with llama-gguf-split "
@@ -95,7 +95,7 @@ def _view_of_shards(table: ExpertTable, shards: tuple[FileShard, ...]) -> Loader
             file = EXPERTS if tensor.name in experts else number
             extents.append(Extent(data_bytes, data_bytes + n_bytes, file, 0 if file < 0 else tensor.offset))
             padded = data_bytes + round_up(n_bytes, alignment)
-            if padded > data_bytes + n_bytes:  # the loader reads no bytes between tensors
+            if padded > data_bytes + n_bytes:  # padding, which the loader does not read
                 extents.append(Extent(data_bytes + n_bytes, padded, EXPERTS, 0))
             data_bytes = padded
     header = _merged_header(shards[0], entries, alignment)

@@ -44,7 +44,7 @@ class LoadCounts:
 
 
 class LlamaModel:
-    """A loaded model. Close its contexts first, then it, then its tiers."""
+    """A loaded model. Close its contexts first, then the model, then its tiers."""
 
     def __init__(self, engine: LoadedEngine, handle: int, binding: BindingSet | None) -> None:
         self._engine = engine
@@ -90,8 +90,8 @@ class LlamaModel:
         An interrupt ends the load between two tensors: it is raised once everything that was opened is closed again.
 
         Raises:
-            EngineError: the engine refused the model; the message holds its own last lines. Or it has no such device,
-                or `path` is not the file of the tiers.
+            EngineError: the engine refused the model, and the message holds the last lines of the engine's log; or the
+                engine has no such device; or `path` is not the file of the tiers.
             ConfigError: an option of the stock engine was given beside `tiers`.
         """
         if tiers is not None:
@@ -202,7 +202,7 @@ class LlamaModel:
         return int(self._engine.host.expertier_model_n_ctx_train(self.handle))
 
     def load_counts(self) -> LoadCounts:
-        """Return what loading read; all zero for the stock engine, whose own loader we do not see into."""
+        """Return what loading read; all zero for the stock engine, whose own loader does not count its reads."""
         counts = abi.LoadCounts()
         self._engine.host.expertier_model_load_counts(self.handle, ct.byref(counts))
         return LoadCounts(counts.bytes_read, counts.expert_bytes)
@@ -226,15 +226,17 @@ class LlamaModel:
     ) -> LlamaContext:
         """Open a context of `n_ctx` tokens; 0 threads means one for each processor this process may use.
 
-        `n_batch` is the most tokens of one `decode`, `n_ubatch` of one graph. `flash_attention` is `auto`, `on` or
+        `n_batch` is the most tokens of one `decode`, and `n_ubatch` the most of one graph. `flash_attention` is `auto`,
+        `on` or
         `off`. `moe_cache_bytes` is device memory for llama.cpp's own cache of experts, for a model that was opened
         with `experts_in_ram`. `tensors_path` is a file for every float32 tensor that is computed
         (`llama_host/tensors.h`), to compare two runs: then the engine computes node by node, slowly and without
         fusing any.
 
         Raises:
-            EngineError: the engine refused it, with its own words, or this release has no such cache. ConfigError: no
-                such `flash_attention`, or a cache of the engine's own beside tiers.
+            EngineError: the engine refused the context, and the message quotes it; or this release has no cache of
+                experts. ConfigError: `flash_attention` has no such value, or a cache of the engine's own was asked
+                for beside tiers.
         """
         if moe_cache_bytes < 0 or (moe_cache_bytes and self._binding is not None):
             raise ConfigError(
@@ -259,7 +261,7 @@ class LlamaModel:
         with self._contexts_lock:
             handle = self.handle
             self._open_contexts += (
-                1  # counted before it exists, so that `close` cannot free the model meanwhile
+                1  # counted before the context exists, so that `close` cannot free the model meanwhile
             )
         try:
             return LlamaContext(
@@ -304,7 +306,7 @@ class LlamaModel:
         """Free the model; a second call does nothing.
 
         Raises:
-            BusyError: contexts of it are still open, or the tiers are still busy; to be closed again later.
+            BusyError: contexts of the model are still open, or the tiers are still busy; call `close` again later.
         """
         close_abandoned()
         with interrupts_deferred(), self._contexts_lock:
@@ -334,12 +336,12 @@ class LlamaModel:
 
 
 def _require_file_of(table: ExpertTable, path: Path) -> None:
-    """Refuse a path that does not name one of the table's files: its model would run with another's experts."""
+    """Refuse a path that names none of the table's files: that model would run with another model's experts."""
     try:
         found = FileIdentity.of(path.stat())
     except OSError as error:
         raise EngineError(f"llama.cpp could not load {path}: {error.strerror}") from error
     if found not in [file.identity for file in table.files]:
         raise EngineError(
-            f"{path}: it is not the file that the tiers were made for, or it has changed; they serve {table.path}"
+            f"{path}: this is not the file that the tiers were made for, or it has changed; they serve {table.path}"
         )

@@ -1,8 +1,8 @@
-"""Checks a freshly built plugin: one MUL_MAT_ID through the proxy, compared with NumPy.
+"""Checks a freshly built plugin: runs one MUL_MAT_ID through the proxy and compares the result with NumPy's.
 
 Runs as a process of its own (`python -m expertier.engine_adapter.llama_cpp.selftest --proxy P --host H LIBRARY...`),
-because libraries that do not fit together may crash. The last line of its output is one JSON object with `ok`, and then
-`ggml_version`, `api_version`, `defaults` and `devices`, or `error`.
+because libraries that do not fit together may crash. The last line of its output is a JSON object: either `ok` is true
+and `ggml_version`, `api_version`, `defaults` and `devices` follow, or `ok` is false and `error` says why.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TOLERANCE = 1e-4
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the self-test; 0 when the plugin computes what it should."""
+    """Run the self-test; return 0 when the plugin computes what it should."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--proxy", type=Path, required=True)
     parser.add_argument("--host", type=Path, required=True)
@@ -76,7 +76,7 @@ def run(libraries: Sequence[Path], proxy: Path, host: Path) -> dict[str, Any]:
             table, device=open_device("host"), config=TierConfig(expert_cache_bytes=budget, host_pool_bytes=0)
         ) as tiers:
             check_product(engine, tiers, rows=1)  # fewer experts than slots
-            check_product(engine, tiers, rows=16)  # more of them: passes
+            check_product(engine, tiers, rows=16)  # more experts than slots, so that it runs in passes
     return {
         "ggml_version": engine.ggml_version,
         "api_version": engine.api_version,
@@ -125,7 +125,7 @@ def check_product(engine: LoadedEngine, tiers: TierManager, rows: int) -> None:
 def _compute(
     engine: LoadedEngine, tiers: TierManager, matrix: ExpertMatrix, x: Any, ids: Any, result: Any
 ) -> tuple[int, str, BaseException | None]:
-    """Have the engine compute one product; return its status, and what the proxy says of it."""
+    """Have the engine compute one product; return its status, and the proxy's error message."""
     binding = TierBinding(engine, tiers)
     try:
         binding.begin_load()

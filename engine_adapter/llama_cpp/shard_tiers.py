@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import EngineTiers
+from expertier.engine_adapter.llama_cpp.layer_tiers import EngineTiers
 from expertier.engine_adapter.placement.blocks import DeviceChoice, candidates
 from expertier.engine_adapter.placement.engine_device import device_of, has_own_memory
 from expertier.engine_adapter.placement.placement import ALL_UNITS, Placement
@@ -27,8 +27,8 @@ def open_shard_tiers(
 ) -> EngineTiers:
     """Make tiers for shards of the model on the engine's devices that `config.engine_device` names.
 
-    `auto` is all GPUs of the first one's kind. How the experts are cut is the engine's own rule, and checked before
-    anything is allocated.
+    `auto` means all GPUs of the first GPU's kind. The experts are cut by the engine's own rule, and that is checked
+    before anything is allocated.
 
     Raises:
         UnsupportedLayoutError: a shard would be empty, or end inside of a quantised block. BudgetError: a budget is

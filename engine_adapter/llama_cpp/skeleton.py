@@ -1,8 +1,8 @@
 """A skeleton of a model: sparse copies of its files whose experts are holes.
 
-A skeleton is for engines that only take a path. The loader reads zeros where experts would be, which cost no disk, and
+A skeleton is for engines that only take a path. The loader reads zeros where experts would be, which take no disk, and
 hands them to a buffer that drops them. Skeletons lie in the cache folder, under a name that changes with the model's
-files, and hold as much disk as everything but the experts.
+files. A skeleton takes as much disk as the model without its experts.
 
     model.gguf      [ header ][ tensors ][ experts ................ ][ tensors ]
     skeleton        [ header ][ tensors ][ hole                     ][ tensors ]
@@ -38,10 +38,10 @@ _ORIGIN = "made-from"  # names the model that a skeleton is of
 
 
 def ensure_skeleton(table: ExpertTable) -> Path:
-    """Return the path that an engine loads instead of the model: its skeleton's first file. Make a missing one.
+    """Return the path that an engine loads instead of the model: the first file of its skeleton, made where missing.
 
     Where the cache's file system has no holes, return the model's own path and log a warning once: the loader then
-    reads the experts, too, and drops them.
+    reads the experts as well, and the buffer drops them.
 
     Raises:
         SourceError: a file of the model changed or could not be read. BuildError: the cache cannot be written.
@@ -60,7 +60,8 @@ def ensure_skeleton(table: ExpertTable) -> Path:
                     if not _has_holes(table, fresh):
                         _log.warning(
                             "%s: the file system of %s has no holes for a skeleton, so that the engine reads all "
-                            "experts once while it loads; set EXPERTIER_CACHE_DIR to another one to avoid that",
+                            "experts once while it loads; set EXPERTIER_CACHE_DIR to a folder on another file system "
+                            "to avoid that",
                             table.path.name,
                             folder,
                         )
@@ -79,7 +80,7 @@ def _remove_stale(folder: Path, table: ExpertTable) -> None:
     for origin in folder.glob(f"*/{_ORIGIN}"):
         try:
             made_from = Path(os.fsdecode(origin.read_bytes()))
-        except OSError:  # another process removes it, too
+        except OSError:  # another process is removing it as well
             continue
         if made_from == table.path or not made_from.exists():
             shutil.rmtree(origin.parent, ignore_errors=True)
@@ -87,7 +88,7 @@ def _remove_stale(folder: Path, table: ExpertTable) -> None:
 
 def _copy_without_experts(table: ExpertTable, file: ModelFile, target: Path) -> None:
     try:
-        opened = open(file.path, "rb", buffering=0)  # noqa: SIM115 (an object: where it is dropped it is closed)
+        opened = open(file.path, "rb", buffering=0)  # noqa: SIM115 (the file object closes when it is dropped)
     except OSError as error:
         raise SourceError(f"{file.path} cannot be opened: {error.strerror}; restore the file") from error
     source = opened.fileno()
@@ -100,7 +101,9 @@ def _copy_without_experts(table: ExpertTable, file: ModelFile, target: Path) -> 
                 while begin < end:
                     data = _read(source, file, begin, min(_CHUNK_BYTES, end - begin))
                     if not data:
-                        raise SourceError(f"{file.path} ends at {begin}, {end} is needed; restore the file")
+                        raise SourceError(
+                            f"{file.path} ends at byte {begin}, but {end} are needed; restore the file"
+                        )
                     out.seek(begin)
                     out.write(data)
                     begin += len(data)
@@ -138,8 +141,8 @@ def _ranges_to_copy(table: ExpertTable, file: ModelFile) -> Iterator[tuple[int, 
 
 
 def _has_holes(table: ExpertTable, folder: Path) -> bool:
-    """Whether the copies take about as much disk as the bytes that were written to them."""
+    """Whether the copies take about as much disk as the bytes that were written to them, and not their full sizes."""
     taken = sum((folder / file.path.name).stat().st_blocks * 512 for file in table.files)
     written = table.file_bytes - table.expert_bytes_total
-    _log.info("%s: a skeleton of %s of disk", table.path.name, mib(taken))
+    _log.info("%s: its skeleton takes %s of disk", table.path.name, mib(taken))
     return taken <= written + table.expert_bytes_total // 2

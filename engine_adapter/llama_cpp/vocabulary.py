@@ -13,7 +13,7 @@ from expertier.interrupts import interrupts_deferred
 def count_tokens(engine: LoadedEngine, path: str | os.PathLike[str], text: str) -> int | None:
     """Return the number of tokens of `text`, special tokens included; None where the engine cannot count them.
 
-    The engine gives the reason when it loads the model.
+    Where the engine cannot count tokens, it says why when it loads the model.
     """
     options = abi.ModelOptions(abi=abi.HOST_ABI, path=os.fsencode(path), is_mapped=1, is_measured=1)
     error = ct.create_string_buffer(1)

@@ -22,8 +22,8 @@ struct expertier_context : Counted<expertier_context> {
     llama_sampler * sampler = nullptr;
     llama_batch batch = {};
     int32_t n_batch = 0;
-    bool has_rows = false;     // the last batch ended well, so there are logits
-    std::vector<char> is_lost; // a sequence: what the cache held of it went with a batch that failed
+    bool has_rows = false;     // the last batch succeeded, so there are logits
+    std::vector<char> is_lost; // for each sequence, whether a failed batch has emptied its part of the cache
     std::atomic<bool> aborted{ false };
     TensorFile tensors;
 };
@@ -32,11 +32,11 @@ namespace {
 
 bool is_aborted(void * self) { return static_cast<expertier_context *>(self)->aborted; }
 
-constexpr int32_t no_room = 1, invalid_batch = -1; // the engine's statuses of a batch that it did not begin
-constexpr int32_t threw = -100;                    // decode: the engine threw, for want of memory most likely
-constexpr int32_t lost = -101;                     // decode: the sequence must start anew, at position 0
+constexpr int32_t no_room = 1, invalid_batch = -1; // the engine's statuses for batches that it does not begin
+constexpr int32_t threw = -100;                    // our status: the engine threw, most likely for want of memory
+constexpr int32_t lost = -101;                     // our status: the sequence must start anew, at position 0
 
-// Greedy at temperature 0, else from top-k 40, top-p 0.95, min-p 0.05.
+// A greedy sampler at temperature 0; otherwise one with top-k 40, top-p 0.95 and min-p 0.05.
 llama_sampler * new_sampler(float temperature, uint32_t seed) {
     llama_sampler * sampler = llama_sampler_chain_init(llama_sampler_chain_default_params());
     if (temperature <= 0) {
@@ -51,7 +51,8 @@ llama_sampler * new_sampler(float temperature, uint32_t seed) {
     return sampler;
 }
 
-// Not every release has a cache of its own; false where it was asked for and there is none.
+// Sets the size of the engine's own cache of experts, which not every release has. False when this release has none and
+// `n_bytes` is not 0.
 template <typename P> auto set_moe_cache(P & params, uint64_t n_bytes, int) -> decltype(params.moe_cache_size, bool()) {
     params.moe_cache_size = n_bytes;
     return true;
@@ -59,7 +60,7 @@ template <typename P> auto set_moe_cache(P & params, uint64_t n_bytes, int) -> d
 template <typename P> bool set_moe_cache(P &, uint64_t n_bytes, long) { return n_bytes == 0; }
 
 bool is_sequence(const expertier_context * self, int32_t sequence) {
-    return sequence >= 0 && sequence < (int32_t) self->is_lost.size(); // of another, the engine ends the process
+    return sequence >= 0 && sequence < (int32_t) self->is_lost.size(); // with any other, the engine ends the process
 }
 
 } // namespace
@@ -82,7 +83,7 @@ EXPERTIER_EXPORT void expertier_context_close(expertier_context * self) {
     delete self;
 }
 
-// Null and `error` filled when the engine refuses the context.
+// Opens a context. Returns null and fills `error` when the engine refuses it.
 EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model * model,
                                                             const expertier_context_options * options, char * error,
                                                             size_t error_size) {
@@ -123,25 +124,25 @@ EXPERTIER_EXPORT expertier_context * expertier_context_open(expertier_model * mo
             return nullptr;
         }
         self->is_lost.resize(llama_n_seq_max(self->context));
-        self->n_batch = (int32_t) llama_n_batch(self->context); // what the engine made of what was asked for
+        self->n_batch = (int32_t) llama_n_batch(self->context); // the engine may have changed the value asked for
         self->batch = llama_batch_init(self->n_batch, 0, 1);
         self->sampler = new_sampler(0, 0);
         return self.release();
     });
 }
 
-// Ends the file of what was computed; 0 when not all of it could be written.
+// Closes the file of computed tensors. Returns 0 when not all of them could be written.
 EXPERTIER_EXPORT int32_t expertier_context_end_tensors(expertier_context * self) { return self->tensors.close(); }
 
 EXPERTIER_EXPORT int32_t expertier_context_n_batch(const expertier_context * self) { return self->n_batch; }
 
-// Tokens that fit in the key-value cache: the engine rounds up what was asked for.
+// How many tokens fit in the key-value cache: the engine rounds the number asked for up.
 EXPERTIER_EXPORT int32_t expertier_context_n_ctx(const expertier_context * self) {
     return (int32_t) llama_n_ctx(self->context);
 }
 
-// Removes what the cache holds of `sequence` from `position` on. 0 when there is no such sequence, or when the model
-// has recurrent layers: these keep one state, of which no part can be removed.
+// Removes the tokens of `sequence` from `position` on from the cache. Returns 0 when there is no such sequence, or when
+// the model has recurrent layers, which keep a single state of which no part can be removed.
 EXPERTIER_EXPORT int32_t expertier_context_forget(expertier_context * self, int32_t sequence, int32_t position) {
     if (!is_sequence(self, sequence)) {
         return 0;
@@ -154,19 +155,19 @@ EXPERTIER_EXPORT int32_t expertier_context_forget(expertier_context * self, int3
     return done;
 }
 
-// Undoes the last batch: its results are gone, and what the cache holds of `sequence` from `position` on, or all of
-// it where no part can be removed.
+// Undoes the last batch: removes its results, and the tokens of `sequence` from `position` on from the cache. Where no
+// part of the cache can be removed, the sequence's whole part is removed.
 EXPERTIER_EXPORT void expertier_context_discard(expertier_context * self, int32_t sequence, int32_t position) {
     self->has_rows = false;
     if (!expertier_context_forget(self, sequence, position) && is_sequence(self, sequence)) {
         expertier_context_forget(self, sequence, 0);
-        self->is_lost[sequence] = position > 0; // the engine would go on from there without what came before
+        self->is_lost[sequence] = position > 0; // else the engine would continue without the tokens before `position`
     }
 }
 
-// Runs `n` tokens (1 to n_batch) of sequence `sequence` from `position` on; returns the engine's own status. Logits are
-// kept for all of the tokens, or for the last one only. A batch that the engine did not begin leaves the cache as it was;
-// a batch that failed is discarded.
+// Runs `n` tokens (1 to n_batch) of `sequence` from `position` on, and returns the engine's status, or one of the two
+// above. Logits are kept for all tokens, or only for the last token. A batch that the engine does not begin leaves the
+// cache as it was; a batch that fails is discarded.
 EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, const int32_t * tokens, int32_t n,
                                                   int32_t position, int32_t sequence, int32_t all_logits) {
     for (int32_t i = 0; i < n; i++) {
@@ -180,7 +181,7 @@ EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, cons
     self->has_rows = false;
     self->aborted = false;
     const int32_t status = guarded(threw, [&] {
-        take_engine_log(GGML_LOG_LEVEL_NONE); // messages that are left belong to an earlier batch
+        take_engine_log(GGML_LOG_LEVEL_NONE); // drops this thread's messages about earlier batches
         if (position > 0 && is_sequence(self, sequence) && self->is_lost[sequence]) {
             return lost;
         }
@@ -199,16 +200,17 @@ EXPERTIER_EXPORT int32_t expertier_context_decode(expertier_context * self, cons
     return status;
 }
 
-// Ends a running decode of another thread, or of a callback inside it, at the engine's next chance (status 2).
+// Has a decode that runs now end with status 2 as soon as the engine checks for that. Called from another thread, or
+// from a callback inside the decode.
 EXPERTIER_EXPORT void expertier_context_abort(expertier_context * self) { self->aborted = true; }
 
-// Logits of token `index` of the last batch, counted from its end when negative; null when none were kept.
+// The logits of token `index` of the last batch (counted from the batch's end when negative); null when none were kept.
 EXPERTIER_EXPORT const float * expertier_context_logits(expertier_context * self, int32_t index) {
     return self->has_rows ? guarded<const float *>(nullptr, [&] { return llama_get_logits_ith(self->context, index); })
                           : nullptr;
 }
 
-// Sets how expertier_context_sample picks; 0 when memory ran out, and nothing has changed.
+// Sets how expertier_context_sample picks tokens. Returns 0 and changes nothing when memory ran out.
 EXPERTIER_EXPORT int32_t expertier_context_set_sampler(expertier_context * self, float temperature, uint32_t seed) {
     return guarded(0, [&] {
         llama_sampler * sampler = new_sampler(temperature, seed);
@@ -218,7 +220,7 @@ EXPERTIER_EXPORT int32_t expertier_context_set_sampler(expertier_context * self,
     });
 }
 
-// The next token after the last batch; -1 when it kept no logits.
+// Picks the next token after the last batch; -1 when that batch kept no logits.
 EXPERTIER_EXPORT int32_t expertier_context_sample(expertier_context * self) {
     return self->has_rows ? guarded(-1, [&] { return llama_sampler_sample(self->sampler, self->context, -1); }) : -1;
 }

@@ -1,4 +1,5 @@
-// What the engine's default parameters are, field by field: a library of another layout answers differently.
+// The engine's default parameters as JSON, field by field. Python compares them with recorded values: a library whose
+// structs have another layout gives other values.
 
 #include "llama_host/abi.h"
 #include "llama.h"

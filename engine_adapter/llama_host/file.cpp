@@ -41,7 +41,7 @@ bool ModelFiles::open(const expertier_model_options & options, std::string & err
         descriptors_.push_back(descriptor);
         struct stat found;
         if (fstat(descriptor, &found) != 0 || !is_the_same(found, file)) {
-            error = std::string(file.path) + ": it is not the file that the tiers were made for, or it has changed";
+            error = std::string(file.path) + ": this is not the file that the tiers were made for, or it has changed";
             return false;
         }
     }
@@ -79,7 +79,7 @@ ssize_t ModelFiles::read_extent(const expertier_extent & extent, char * out, int
         const ssize_t got = pread(descriptors_[extent.file], out, wanted, offset);
         if (got > 0) {
             bytes_read_ += got;
-            for (const expertier_extent & one : extents_) { // counted where the bytes came from, not as planned
+            for (const expertier_extent & one : extents_) { // counts by position what was read, whatever `extent` says
                 if (one.file == extent_experts) {
                     expert_bytes_ +=
                         std::max<int64_t>(0, std::min(one.end, position_ + got) - std::max(one.begin, position_));

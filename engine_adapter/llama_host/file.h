@@ -1,5 +1,5 @@
-// A read-only FILE that shows a model's files as one GGUF and never reads the experts in them: there the loader gets
-// whatever was in its buffer.
+// A read-only FILE that shows a model's files as one GGUF and never reads the experts in them: where an expert's bytes
+// would be, a read leaves the loader's buffer as it was.
 #pragma once
 
 #include "llama_host/abi.h"
@@ -20,9 +20,9 @@ class ModelFiles {
     ModelFiles(const ModelFiles &) = delete;
     ModelFiles & operator=(const ModelFiles &) = delete;
 
-    // Opens the files; false and `error` filled when one cannot be opened or is not the one described.
+    // Opens the files. Returns false and fills `error` when a file cannot be opened, or is not the file described.
     bool open(const expertier_model_options & options, std::string & error);
-    // A stream over all extents; null with errno set when it cannot be made. This must outlive it.
+    // A stream over all extents; null, with errno set, when it cannot be made. This object must outlive the stream.
     FILE * stream();
 
     int64_t bytes_read() const { return bytes_read_; }

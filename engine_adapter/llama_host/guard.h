@@ -1,4 +1,4 @@
-// Nothing may be thrown into Python's C frames: an exception becomes an error value.
+// No exception may pass through Python's C frames, so an exception becomes an error value.
 #pragma once
 
 #include <cxxabi.h>
@@ -9,7 +9,7 @@ template <typename Result, typename Function> Result guarded(Result on_error, Fu
     try {
         return function();
     } catch (abi::__forced_unwind &) {
-        throw; // Python ends a thread that asks for its lock while the process ends: only let it go
+        throw; // Python ends a thread that asks for its lock while the process ends, and that must not be stopped
     } catch (...) {
         return on_error;
     }

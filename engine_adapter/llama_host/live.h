@@ -1,4 +1,4 @@
-// Counts the objects of a kind that live, so that a test sees what an interrupt has left behind.
+// Counts the living objects of a class, so that a test can tell whether an interrupt has left any behind.
 #pragma once
 
 #include <atomic>

@@ -33,13 +33,13 @@ void keep(ggml_log_level level, const char * text, void *) {
     }
     std::lock_guard<std::mutex> guard(mutex);
     static bool took_last = false;
-    if (level == GGML_LOG_LEVEL_CONT) { // goes on with the line before
+    if (level == GGML_LOG_LEVEL_CONT) { // this text continues the line before
         if (took_last && !lines.empty()) {
             lines.back().text += text;
         }
         return;
     }
-    took_last = level >= GGML_LOG_LEVEL_INFO; // the engine's debug lines would push out all others
+    took_last = level >= GGML_LOG_LEVEL_INFO; // the engine writes so many debug lines that no others would be left
     if (!took_last) {
         return;
     }

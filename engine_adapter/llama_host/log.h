@@ -10,10 +10,12 @@ namespace expertier {
 // Starts to keep the engine's log lines (the newest 400).
 void keep_engine_log();
 
-// Copies and clears what the calling thread logged, of at least `level` (ggml_log_level), oldest first.
+// Takes the lines that the calling thread has logged out of the log, and returns those of at least `level`
+// (ggml_log_level), oldest first.
 std::string take_engine_log(int level);
 
-// On which device this thread's last load put which block, as the engine said: (block, name). Cleared by this.
+// Takes the (block, device name) pairs that the engine has logged on this thread since the last call: which device it
+// put each block on.
 std::vector<std::pair<int, std::string>> take_block_devices();
 
 } // namespace expertier

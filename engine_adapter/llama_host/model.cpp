@@ -17,7 +17,7 @@ using namespace expertier;
 
 namespace {
 
-// Copies the end of `text`: the last lines are the ones that tell.
+// Copies the end of `text`, because the last lines of the engine's log say what went wrong.
 void copy_text(const std::string & text, char * out, size_t size) {
     if (out && size) {
         const size_t skipped = text.size() < size ? 0 : text.size() - size + 1;
@@ -25,16 +25,16 @@ void copy_text(const std::string & text, char * out, size_t size) {
     }
 }
 
-// Not every release has the field; where it does, its default would map marked tensors after all.
+// Switches lazy loading off in releases that have it: by default it would map marked tensors, in spite of load_mode.
 template <typename P> auto never_lazy(P & params, int) -> decltype(params.lazy_mode, void()) {
     params.lazy_mode = LLAMA_LAZY_MODE_OFF;
 }
 template <typename P> void never_lazy(P &, long) {}
 
-// Stock placement must not land on our own devices: once the proxy is registered, the engine's other GPU devices are
-// named one by one (null-terminated; an empty list means the CPU). Before, the engine chooses by itself.
+// The engine's own GPUs, null-terminated; an empty list means the CPU. Loads without tiers name them, because the
+// engine would place layers on the proxy devices as well once these are registered.
 std::vector<ggml_backend_dev_t> stock_devices() {
-    std::vector<ggml_backend_dev_t> devices, integrated; // like the engine, integrated ones only where no other is
+    std::vector<ggml_backend_dev_t> devices, integrated; // as in the engine, integrated GPUs only where no other GPU is
     for (size_t i = 0; i < ggml_backend_dev_count(); i++) {
         ggml_backend_dev_t device = ggml_backend_dev_get(i);
         if (std::string(ggml_backend_reg_name(ggml_backend_dev_backend_reg(device))) == "expertier") {
@@ -58,8 +58,8 @@ std::vector<ggml_backend_dev_t> stock_devices() {
     return devices;
 }
 
-// Puts the devices of these names, commas between them, into `devices`, null-terminated; of the CPU, just the null.
-// False where there is none of that name.
+// Puts the devices of these names, which are separated by commas, into `devices`, null-terminated. The CPU is left out.
+// False where no device has such a name.
 bool name_devices(const std::string & names, std::vector<ggml_backend_dev_t> & devices, std::string & error) {
     devices.clear();
     for (size_t begin = 0; begin <= names.size();) {
@@ -84,18 +84,19 @@ bool name_devices(const std::string & names, std::vector<ggml_backend_dev_t> & d
 
 constexpr const char * all_experts_regex = "\\.ffn_(up|down|gate|gate_up)_(ch|)exps"; // what -cmoe keeps on the CPU
 
-// Places all layers on the devices of `devices`, or on the CPU where that is empty. Several share them as `split` says,
-// or where that is empty as the engine chooses.
+// Places all layers on `devices`, or on the CPU where there are none. Several devices share the layers as `split` says,
+// or as the engine chooses where `split` is empty.
 void place_on(std::vector<ggml_backend_dev_t> & devices, std::vector<float> & split, llama_model_params & params) {
-    split.resize(split.empty() ? 0 : llama_max_devices(), 0.0f); // so many are read
+    split.resize(split.empty() ? 0 : llama_max_devices(), 0.0f); // the engine reads so many numbers
     params.n_gpu_layers = 9999;
     params.devices = devices.data();
     params.tensor_split = split.empty() ? nullptr : split.data();
-    params.main_gpu = devices.front() ? 0 : -1; // 0 is refused where there is none
+    params.main_gpu = devices.front() ? 0 : -1; // the engine refuses 0 where there is no GPU
     params.split_mode = devices.size() > 2 ? LLAMA_SPLIT_MODE_LAYER : LLAMA_SPLIT_MODE_NONE;
 }
 
-// Where the engine has put blocks elsewhere than it was told, by its own words; empty: it has not.
+// A line for each block that the engine's log says it has put on another device than it was told; empty where there is
+// no such block.
 std::string find_displaced(const expertier_model_options & options) {
     std::string displaced;
     for (const auto & [block, found] : take_block_devices()) {
@@ -113,8 +114,8 @@ std::string find_displaced(const expertier_model_options & options) {
     return displaced;
 }
 
-// What the engine asks between two tensors: whoever opens the model here may end the load, and so may whoever made the
-// parameters.
+// The engine's progress callback, which it calls between two tensors. Our caller may end the load, and so may the
+// callback in the parameters that the load started from.
 struct LoadProgress {
     int32_t (*goes_on)(void);
     llama_progress_callback theirs;
@@ -131,8 +132,9 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
     llama_model_params params = llama_model_default_params();
     if (options.params) {
         if (options.params_bytes != sizeof(params)) {
-            error = "model parameters of " + std::to_string(options.params_bytes) + " bytes, the engine's have " +
-                    std::to_string(sizeof(params));
+            error = "the given llama_model_params have " + std::to_string(options.params_bytes) +
+                    " bytes, but the engine's have " + std::to_string(sizeof(params)) +
+                    "; use bindings of the release that this llama.cpp was built from";
             return nullptr;
         }
         params = *static_cast<const llama_model_params *>(options.params);
@@ -178,7 +180,7 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
 
     if (options.n_placed > 0) {
         params.tensor_buft_overrides = overrides.data();
-        params.load_mode = LLAMA_LOAD_MODE_NONE; // a mapping would read, or pin, the experts after all
+        params.load_mode = LLAMA_LOAD_MODE_NONE; // with a mapping, the engine would read or pin the experts as well
         never_lazy(params, 0);
         if (!self->files.open(options, error)) {
             return nullptr;
@@ -194,7 +196,7 @@ std::unique_ptr<expertier_model> open_model(const expertier_model_options & opti
         const std::string displaced = find_displaced(options);
         if (self->model != nullptr && !displaced.empty()) {
             llama_model_free(self->model);
-            error = "llama.cpp split the layers otherwise than it was told:\n" + displaced;
+            error = "llama.cpp has put layers on other devices than it was told:\n" + displaced;
             return nullptr;
         }
     } else {
@@ -231,7 +233,7 @@ EXPERTIER_EXPORT int64_t expertier_host_take_log(int32_t level, char * out, size
     return (int64_t) text.size();
 }
 
-// Null and `error` filled when the engine refuses the model.
+// Opens a model. Returns null and fills `error` when the engine refuses it.
 EXPERTIER_EXPORT expertier_model * expertier_model_open(const expertier_model_options * options, char * error,
                                                         size_t error_size) {
     if (options->abi != EXPERTIER_HOST_ABI) {
@@ -253,14 +255,14 @@ EXPERTIER_EXPORT void expertier_model_close(expertier_model * self) {
     delete self;
 }
 
-// The engine's own model, which the caller has to free from now on, before it closes `self`.
+// Returns the engine's own model, which the caller owns from now on and must free before it closes `self`.
 EXPERTIER_EXPORT llama_model * expertier_model_hand_over(expertier_model * self) {
     self->owns_model = false;
     return self->model;
 }
 
-// For loads that are not ours: the null-terminated list of devices that keeps them off ours; null while the engine
-// has none of ours, and chooses by itself.
+// For loads by other code: a null-terminated list of devices without the proxy devices; null while no proxy is
+// registered, so that the engine can choose by itself.
 EXPERTIER_EXPORT void * expertier_host_stock_devices(void) {
     if (!ggml_backend_reg_by_name("expertier")) {
         return nullptr;
@@ -282,9 +284,9 @@ EXPERTIER_EXPORT int32_t expertier_model_n_ctx_train(const expertier_model * sel
     return llama_model_n_ctx_train(self->model);
 }
 
-constexpr int32_t text_error = INT32_MIN; // tokenize and piece: the engine threw, or there is no such token
+constexpr int32_t text_error = INT32_MIN; // from tokenize and piece: the engine threw, or there is no such token
 
-// Number of tokens, or minus the number needed when `max` is too small.
+// Writes the tokens of `text`. Returns how many there are, or minus that number when `max` is too small.
 EXPERTIER_EXPORT int32_t expertier_model_tokenize(const expertier_model * self, const char * text, int32_t length,
                                                   int32_t * tokens, int32_t max) {
     return guarded(text_error, [&] {
@@ -292,7 +294,7 @@ EXPERTIER_EXPORT int32_t expertier_model_tokenize(const expertier_model * self, 
     });
 }
 
-// Number of bytes, or minus the number needed when `size` is too small.
+// Writes the text of `token`. Returns how many bytes it has, or minus that number when `size` is too small.
 EXPERTIER_EXPORT int32_t expertier_model_piece(const expertier_model * self, int32_t token, char * out, int32_t size) {
     if (token < 0 || token >= expertier_model_n_vocab(self)) {
         return text_error;

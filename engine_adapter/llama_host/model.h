@@ -1,4 +1,4 @@
-// A model that the engine has loaded, with the files it was loaded from.
+// A model that the engine has loaded, with the files that it was loaded from.
 #pragma once
 
 #include "llama_host/file.h"
@@ -11,5 +11,5 @@ struct expertier_model : expertier::Counted<expertier_model> {
     expertier::ModelFiles files;
     std::vector<float> tensor_split; // the engine keeps the pointer
     llama_model * model = nullptr;
-    bool owns_model = true; // else someone else frees it, before this is closed
+    bool owns_model = true; // false: the caller of expertier_model_hand_over frees `model`, before this is closed
 };

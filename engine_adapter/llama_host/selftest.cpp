@@ -21,8 +21,8 @@ using Backend = std::unique_ptr<ggml_backend, Deleter<ggml_backend_free>>;
 } // namespace
 
 // Computes out[n_tokens][n_used][ne1] from F32 experts [n_experts][ne1][ne0] named `name`, x[n_tokens][ne0] and
-// ids[n_tokens][n_used]. 0, a ggml status, 100 when something could not be made, or 101 when the graph came back
-// changed.
+// ids[n_tokens][n_used]. Returns 0, or ggml's status when that is an error, 100 when the backend or its memory could
+// not be made, or 101 when the proxy did not restore the graph.
 EXPERTIER_EXPORT int32_t expertier_host_mul_mat_id(void * device, void * experts_type, const char * name, int64_t ne0,
                                                    int64_t ne1, int64_t n_experts, const float * x, const int32_t * ids,
                                                    int64_t n_used, int64_t n_tokens, float * out) {

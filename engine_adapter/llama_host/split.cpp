@@ -1,5 +1,5 @@
-// Asks the engine how it splits tensors among devices. Its rule depends on the architecture, on what kind of layers come
-// before and on the types of other tensors: only the engine's own function knows it.
+// Asks the engine how it splits tensors among devices. Its rule depends on the architecture, on the kinds of the layers
+// before and on the types of other tensors, so that only the engine's own function can tell.
 
 #include "ggml-backend.h"
 #include "llama_host/abi.h"
@@ -10,25 +10,27 @@
 #include <algorithm>
 #include <memory>
 
-// Not in llama.h, and hidden in some builds: null there. Declared as the engine's own llama-model.h has it.
+// Declared as in the engine's own llama-model.h, because llama.h does not have it. It is null in builds that hide it.
 __attribute__((weak, visibility("default"))) ggml_backend_meta_split_state
 llama_meta_device_get_split_state(const ggml_tensor * tensor, void * userdata);
 
-// The same: llama_model::get_tensor(const char *) const, by its symbol, as llama.h only names the class. Others that would
-// tell return strings of the C++ library, whose layout depends on how the engine was compiled.
+// llama_model::get_tensor(const char *) const, declared by its symbol because llama.h only names the class; also null
+// in builds that hide it. Other functions that list tensors return strings of the C++ library, whose layout depends on
+// how the engine was compiled.
 extern "C" __attribute__((weak, visibility("default"))) const ggml_tensor *
 find_model_tensor(const llama_model * self, const char * name) __asm__("_ZNK11llama_model10get_tensorEPKc");
 
 namespace {
 
-struct SplitRequest { // llama_meta_device_get_split_state_userdata
+struct SplitRequest { // has the layout of llama_meta_device_get_split_state_userdata
     size_t n_devices;
     const llama_model * model;
 };
 
 } // namespace
 
-// 1 and `out` filled for each of `tensors`; 0: this build does not tell, -1: out of memory.
+// Fills `out` for each of `tensors` and returns 1. Returns 0 when this build of the engine does not tell, and -1 when
+// memory ran out.
 EXPERTIER_EXPORT int32_t expertier_model_splits(const expertier_model * self, int32_t n_devices,
                                                 const expertier_full_tensor * tensors, int32_t n_tensors,
                                                 expertier_split * out) {
@@ -43,7 +45,7 @@ EXPERTIER_EXPORT int32_t expertier_model_splits(const expertier_model * self, in
         for (int32_t i = 0; i < n_tensors; i++) {
             out[i] = {};
             if (find_model_tensor(self->model, tensors[i].name) ==
-                nullptr) { // the engine's function ends the process where it asks for it
+                nullptr) { // for a tensor that it has not loaded, the engine's function would end the process
                 out[i].axis = EXPERTIER_NOT_LOADED;
                 continue;
             }

@@ -44,7 +44,7 @@ bool TensorFile::evaluated(ggml_tensor * tensor, bool ask, void * self) {
     if (ask) {
         return is_wanted(tensor);
     }
-    return guarded(false, [&] { // false ends the computation
+    return guarded(false, [&] { // an exception ends the computation: false has the engine stop
         static_cast<TensorFile *>(self)->write(tensor);
         return true;
     });
@@ -52,7 +52,7 @@ bool TensorFile::evaluated(ggml_tensor * tensor, bool ask, void * self) {
 
 void TensorFile::write(const ggml_tensor * tensor) {
     if (!is_wanted(tensor)) {
-        return; // the last of a stretch that nobody asked for
+        return; // the engine also calls this for the last node of a segment, which may be unwanted
     }
     data_.resize(ggml_nbytes(tensor));
     ggml_backend_tensor_get(tensor, data_.data(), 0, data_.size());

@@ -1,4 +1,4 @@
-// A file of what a context computes, tensor by tensor: to find the first one in which two runs differ.
+// A file of all tensors that a context computes, in which the first tensor that differs between two runs can be found.
 #pragma once
 
 #include "ggml.h"
@@ -18,9 +18,9 @@ class TensorFile {
     TensorFile(const TensorFile &) = delete;
     TensorFile & operator=(const TensorFile &) = delete;
 
-    // False, with errno set, where the file cannot be made.
+    // Makes the file; false, with errno set, where that fails.
     bool open(const char * path);
-    // False where a record could not be written: the file ends there.
+    // Closes the file; false when a record could not be written, and the file ends before it.
     bool close();
 
     // A ggml_backend_sched_eval_callback.

@@ -1,1 +1,1 @@
-"""Which devices a model lies on, how many of its blocks on each, and what each kind of device decides for `auto`."""
+"""Where a model lies: its devices, the number of its blocks on each, and what `auto` means on each kind of device."""

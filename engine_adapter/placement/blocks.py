@@ -57,7 +57,7 @@ class DeviceChoice:
         )
 
     def room(self, device: Device) -> int:
-        """Return the bytes that a device has for blocks and their experts, whichever blocks these are."""
+        """Return the bytes that a device has for blocks and their experts, for any choice of blocks."""
         return room_for_blocks(self.needs_on_one_device(device), self.config.wishes())
 
     def fits_on_one(self, device: Device) -> bool:
@@ -93,7 +93,7 @@ def place_blocks(
         units = split_blocks(blocks, model.output_bytes, names=names, rooms=(), shares=config.tensor_split)
         return Placement(tuple(names), units) if len(names) > 1 else Placement.on_one(names[0])
     if config.engine_device == "auto" and choice.fits_on_one(devices[names[0]]):
-        return Placement.on_one(names[0])  # asking another GPU for its room would take memory there
+        return Placement.on_one(names[0])  # to ask another GPU for its room would take some of its memory
     rooms = [choice.room(devices[name]) for name in names]
     if config.engine_device == "auto":
         names, rooms = _with_room(blocks, names, rooms)
@@ -130,7 +130,7 @@ def _with_room(
     for number, (name, room) in enumerate(zip(names, rooms, strict=True)):
         if number not in roomy:
             _log.warning(
-                "%s is left out: %s of it are left for layers, and the smallest takes %s",
+                "%s is left out: it has %s left for layers, and the smallest layer takes %s",
                 name,
                 mib(max(room, 0)),
                 mib(smallest_block_bytes(blocks)),

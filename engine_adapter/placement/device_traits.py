@@ -1,4 +1,4 @@
-"""What each kind of device decides where the user says `auto`: one row a kind, asked by the engine's name of a device.
+"""What `auto` means on each kind of device: a table with a row for each kind, found by the engine's name of a device.
 
     "CUDA1" ─► traits_of ─► the row of CUDA ─► looks_up, captures, computes_in_slab, follows_demand, ...
 
@@ -21,17 +21,17 @@ from expertier.hip.driver.vendor import Vendor
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraits:
-    """One kind of device of the engine's, and its answers to every `auto`.
+    """One kind of the engine's devices, and its answers to every `auto`.
 
     kind                      what ggml's names of such devices begin with
-    driver                    the driver of ours that opens it for our kernels; None: there is none
+    driver                    our driver that opens the device for our kernels; None: there is none
     looks_up                  `MOE_DECODE_GATE`: decode looks experts up on the device
     captures                  `MOE_DECODE_CAPTURE`: a decode graph is launched at once
     capture_off_variable      llama.cpp's own variable that turns such graphs off
     computes_in_slab          `MOE_SLAB_COMPUTE`: the engine's compute buffers lie in the slab
     takes_parts_of_buffers    the backend accepts a part of a buffer; where it does not, `MOE_SLAB_COMPUTE=1` is refused
     follows_demand            `MOE_REBALANCE`: numbers of slots follow demand
-    is_listed_gpu             llama.cpp lists it among the GPUs that `main_gpu` counts
+    is_listed_gpu             llama.cpp lists the device among the GPUs that `main_gpu` counts
     """
 
     kind: str
@@ -63,12 +63,12 @@ ROCM = DeviceTraits(
 )
 # `auto` leaves moves of slots off on Vulkan, where nobody has run them yet.
 VULKAN = DeviceTraits("Vulkan", follows_demand=False)
-# Moves would go over the network, and RPC's backend ends the process where it is given a part of a buffer.
+# Moves would go over the network, and RPC's backend ends the process when it is given a part of a buffer.
 RPC = DeviceTraits("RPC", takes_parts_of_buffers=False, follows_demand=False)
 # Slots in host memory stay where they are, as no device moves them.
 CPU = DeviceTraits("CPU", follows_demand=False, is_listed_gpu=False)
 BLAS = DeviceTraits("BLAS", is_listed_gpu=False)
-# Our own, which llama.cpp must not count as GPUs.
+# Our own proxy devices, which llama.cpp must not count as GPUs.
 PROXY = DeviceTraits("EXPERTS_", is_listed_gpu=False)
 UNKNOWN = DeviceTraits("")
 

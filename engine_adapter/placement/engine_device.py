@@ -1,5 +1,5 @@
-"""A device of the engine's own as the tiers see it: memory through ggml, whoever made the device."""
-# ruff: noqa: ARG002 (the protocol's arguments, of which a device without streams has no use)
+"""One of the engine's own devices as the tiers see it: its memory is used through ggml, for any kind of device."""
+# ruff: noqa: ARG002 (arguments of the protocol that a device without streams does not use)
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from expertier.hip.zeros import Pieces
 from expertier.interrupts import interrupts_deferred
 from expertier.units import mib, round_up
 
-_ANY_MEMORY_DOES = -1  # of expertier_memory_alloc
+_ANY_MEMORY_DOES = -1  # expertier_memory_alloc: any host memory is as good as pinned memory
 _NO_MOVES = np.empty((0, 3), np.int64)
 _NO_PIECES = np.empty((0, 2), np.int64)
 
@@ -81,7 +81,7 @@ class EngineDevice:
 
     @property
     def has_own_memory(self) -> bool:
-        """True: else it would be the host device."""
+        """True: a device without memory of its own is the host device instead."""
         return True
 
     @property
@@ -103,7 +103,7 @@ class EngineDevice:
         return free.value
 
     def allocation_bytes(self, n_bytes: int) -> int:
-        """Return `n_bytes`: how the device rounds is not known here."""
+        """Return `n_bytes`, because it is not known here how the device rounds."""
         return n_bytes
 
     def pinned_allocation_bytes(self, n_bytes: int) -> int:
@@ -131,7 +131,7 @@ class EngineDevice:
                 raise DeviceError(f"free of {address:#x}: the engine knows no allocation that begins there")
 
     def create_stream(self, *, low_priority: bool = False) -> int:
-        """Refuse: the engine's streams are its own."""
+        """Refuse, because only the engine uses its streams."""
         raise DeviceError(f"asked {self.name} for a stream: its copies are complete when they return")
 
     def destroy_stream(self, stream: int) -> None:
@@ -221,14 +221,14 @@ class EngineDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; an error that is already on its way goes first."""
+        """Close; where an exception is being raised already, it takes precedence over an error of closing."""
         if error is None:
             self.close()
         else:
             self._closed = True
 
     def _recorded(self, alloc: Callable[[], int], sizes: dict[int, int], n_bytes: int) -> int:
-        """Allocate, and record the size; where an interrupt comes meanwhile, free the memory again."""
+        """Allocate, and record the size; when an interrupt comes meanwhile, free the memory again."""
         address = _ANY_MEMORY_DOES
         try:
             with interrupts_deferred():
@@ -254,12 +254,12 @@ class EngineDevice:
             )
             raise DeviceError(
                 f"asked {self.name} for {mib(n_bytes)} of {kind} and got none; it reports {mib(self.free_bytes())} "
-                f"of its own memory free: lower {variable}, or free some"
+                f"of its own memory free: lower {variable}, or free some memory"
             )
         return address
 
     def _require(self, done: int, what: str, address: int) -> None:
         if not done:
             raise DeviceError(
-                f"asked {self.name} to {what} {address:#x}: no allocation of it lies there, or it gave no stream"
+                f"asked {self.name} to {what} {address:#x}: none of its allocations is there, or it gave no stream"
             )

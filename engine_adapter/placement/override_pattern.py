@@ -1,4 +1,4 @@
-"""Which tensors the engine is told to place in the tiers' buffer."""
+"""Patterns that tell the engine which tensors to place in the tiers' buffer."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from expertier.tiers.model.table import ExpertTable
 
-if TYPE_CHECKING:  # only for annotations: a cycle of imports otherwise
+if TYPE_CHECKING:  # for annotations only, because importing it would be a cycle
     from expertier.engine_adapter.placement.tensor_split import TensorSplit
 
 ALL_UNITS = 1
-"""The units of a device that has the full model: where no blocks are split, the number means nothing."""
+"""The units of a device that has the full model; any number does, because the blocks are not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Placement:
 
     @property
     def device_name(self) -> str:
-        """The names as MOE_DEVICE takes them."""
+        """The devices' names, as MOE_DEVICE takes them."""
         return ",".join(self.devices)
 
     def blocks(self) -> list[range]:

@@ -28,7 +28,7 @@ _BLOCK = re.compile(r"^blk\.\d+\.")
 
 @dataclass(frozen=True)
 class TensorSplit:
-    """How the engine splits expert tensors among devices, in its own words.
+    """How the engine splits expert tensors among devices.
 
     `names[i]` is split as `splits[i]`; `shares` are the devices' shares as `--tensor-split` gives them, or None
     for equal shares.
@@ -128,9 +128,9 @@ def ask_tensor_split(
         raise EngineError(f"no memory to ask how {len(tensors)} tensors are split: free some")
     if not told:
         raise EngineMismatchError(
-            f"{engine.library_paths[-1]} does not say how it splits tensors among {len(devices)} devices: it keeps "
-            "llama_meta_device_get_split_state or llama_model::get_tensor to itself. Use --split-mode layer, the "
-            "wheel, or a build of llama.cpp without hidden symbols"
+            f"{engine.library_paths[-1]} does not say how it splits tensors among {len(devices)} devices: it hides "
+            "llama_meta_device_get_split_state or llama_model::get_tensor. Use --split-mode layer, the wheel, or a "
+            "build of llama.cpp without hidden symbols"
         )
     return TensorSplit(
         len(devices),

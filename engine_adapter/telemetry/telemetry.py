@@ -1,9 +1,10 @@
-"""One line an event, `key=value`, on the `expertier` logger: the sizes of the tiers, their first use, failures, sums.
+"""Logs events on the `expertier` logger, a line of `key=value` each: the tiers' sizes, first use, failures and counts.
 
     event=enabled model=model.gguf slots=191 requested_slots=191 ... limited_by=budget
     event=summary hits=1108 misses=1663 hit_rate=0.400 turn_hits=1108 ...
 
-No token has a line of its own. `show_events` writes these lines, and our warnings in the same form, to standard error.
+There are no lines for single tokens. `show_events` writes these lines, and our warnings in the same form, to standard
+error.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Telemetry:
     """The events of one model's tiers."""
 
     def __init__(self, manager: TierSet, config: TierConfig) -> None:
-        """Begin to count: sums of a turn start here, or at the last summary."""
+        """Begin to count: a turn begins here, and then at each summary."""
         self._manager = manager
         self._config = config
         self._lock = threading.Lock()
@@ -106,7 +107,7 @@ class Telemetry:
 @contextmanager
 def watched(binding: BindingSet, config: TierConfig) -> Iterator[Telemetry]:
     """Log a bound model's events while the block runs: now, at SIGUSR1 and at the end. On the main thread only."""
-    telemetry = Telemetry(binding.manager, config)
+    telemetry = Telemetry(binding.tiers, config)
     binding.on_fill = telemetry.note_fill
     telemetry.enabled()
     try:

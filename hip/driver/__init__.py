@@ -1,1 +1,1 @@
-"""A vendor's driver: its calls, its memory, its streams, and one GPU of it."""
+"""A vendor's driver: its calls, its GPUs, and the memory, streams and events that we own."""

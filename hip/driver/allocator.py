@@ -1,4 +1,4 @@
-"""Where a device's memory comes from: the driver, or another library's pool."""
+"""Allocators of device memory: the driver, or another library's pool."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from expertier.hip.driver.memory import DeviceBuffer
 
 
 class Allocation(Protocol):
-    """Device memory that someone handed out."""
+    """Device memory that an `Allocator` gave."""
 
     @property
     def address(self) -> int:
-        """Where it begins; aligned to a page."""
+        """The address of the first byte, aligned to a page."""
 
     @property
     def n_bytes(self) -> int:
-        """Its size."""
+        """The size in bytes."""
 
     def close(self) -> None:
-        """Give it back; no queued work may still use it."""
+        """Give the memory back; no queued work may still use it."""
 
 
 class Allocator(Protocol):
-    """Hands out device memory."""
+    """Gives device memory."""
 
     def allocate(self, n_bytes: int) -> Allocation:
         """Return memory of exactly `n_bytes`, a multiple of 2 MiB. Raises `DeviceError`."""
 
 
 class DriverAllocator:
-    """The driver's own allocations."""
+    """An `Allocator` that takes memory from the driver."""
 
     def __init__(self, gpu: Gpu) -> None:
-        """Allocate on this GPU."""
+        """Allocate on `gpu`."""
         self._gpu = gpu
 
     def allocate(self, n_bytes: int) -> Allocation:
-        """Allocate. Raises `DriverError` with bytes asked and free."""
+        """Return a new allocation of `n_bytes`. Raises `DriverError`, which names the bytes asked for and free."""
         return DeviceBuffer(self._gpu, n_bytes)

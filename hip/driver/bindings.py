@@ -1,7 +1,8 @@
-"""The driver calls that HIP and CUDA share: one table, loaded when a driver is opened.
+"""The driver calls that we use, in one table for HIP and CUDA.
 
-Each row is (HIP's symbol, CUDA's symbol, argument types). The calls have the same arguments and meaning under
-both names; what differs is in `vendor.py` and in `driver.py`. Nothing is loaded when this file is imported.
+Each row of `CALLS` is (HIP's symbol, CUDA's symbol, argument types). The calls have the same arguments and meaning
+under both names; `vendor.py` and `driver.py` deal with the differences. No library is loaded when this file is
+imported.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ CALLS: dict[str, tuple[str, str, ArgTypes]] = {
         (c_void_p, c_size_t, POINTER(AccessDescriptor), c_size_t),
     ),
 }
-"""The shared calls by the name that we use."""
+"""The calls that both vendors have, by the name that we use."""
 
 HIP_CALLS: dict[str, tuple[str, ArgTypes]] = {
     "set_device": ("hipSetDevice", (c_int,)),
@@ -135,7 +136,7 @@ CUDA_CALLS: dict[str, tuple[str, ArgTypes]] = {
 """Calls that only CUDA has in this form."""
 
 SHORT_CALLS = {"context_get", "context_set", "get_device", "set_device"}
-"""Calls around every other call, which never wait: Python keeps its lock, as handing that over costs more than they."""
+"""Calls before and after every other call. They never wait, so Python keeps its lock: releasing it would cost more."""
 
 COMPILER_CALLS: dict[str, ArgTypes] = {
     "Version": (_INT_OUT, _INT_OUT),
@@ -151,11 +152,11 @@ COMPILER_CODE_CALLS: tuple[tuple[str, str], tuple[str, str]] = (
     ("GetCodeSize", "GetCode"),
     ("GetCUBINSize", "GetCUBIN"),
 )
-"""How HIP's and CUDA's compiler give the machine code: the names of the size's call and the code's."""
+"""For HIP's and for CUDA's compiler: the names of the calls that return the size of the machine code, and the code."""
 
 
 def bind(library: ctypes.CDLL, symbol: str, arguments: ArgTypes) -> Any | None:
-    """Return the function with its types set, or None where the library does not have it."""
+    """Return a library's function with its types set; None where the library does not have it."""
     try:
         function = getattr(library, symbol)
     except AttributeError:
@@ -166,7 +167,7 @@ def bind(library: ctypes.CDLL, symbol: str, arguments: ArgTypes) -> Any | None:
 
 
 def keeping_lock(function: Any) -> Callable[..., int]:
-    """Return a bound function such that Python keeps its lock during a call."""
+    """Return a version of a bound function that keeps Python's lock during the call."""
     address = ctypes.cast(function, c_void_p).value
     assert address is not None, function
     made: Callable[..., int] = ctypes.PYFUNCTYPE(c_int, *function.argtypes)(address)

@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class Code(IntEnum):
-    """What a driver call returned, where we act on it; the numbers are the same for HIP and CUDA."""
+    """The results of driver calls that we act on; the numbers are the same for HIP and CUDA."""
 
     SUCCESS = 0
     OUT_OF_MEMORY = 2

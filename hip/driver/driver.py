@@ -1,4 +1,4 @@
-"""A vendor's driver: its calls, checked, and the thread's current device."""
+"""A vendor's driver library, whose calls raise an error where they fail."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _drivers_lock = threading.Lock()
 
 
 class Driver:
-    """A loaded driver. Each call of `bindings.py` is `call(name, ...)` and raises `DriverError` on failure.
+    """A loaded driver. `call(name, ...)` makes a call of `bindings.py` and raises `DriverError` where it fails.
 
-    Made by `open_driver`; one a library, for the life of the process. Thread-safe.
+    `open_driver` makes one object for each library, which lives as long as the process. Thread-safe.
     """
 
     def __init__(self, vendor: Vendor, library: ctypes.CDLL) -> None:
-        """Bind what the library has; a call that it lacks fails when it is made."""
+        """Bind the calls that the library has; using a missing call raises `DriverError`."""
         self.vendor = vendor
         self.traits: Traits = TRAITS[vendor]
         self.library = library
@@ -47,7 +47,7 @@ class Driver:
 
     @property
     def path(self) -> str:
-        """The library's name as it was loaded."""
+        """The name under which the library was loaded."""
         return str(self.library._name)
 
     @property
@@ -56,10 +56,10 @@ class Driver:
         return sorted(self._symbols[name] for name in self._symbols.keys() - self._functions.keys())
 
     def address(self, name: str) -> int:
-        """Return the address of a call, for callers outside Python. Raises `DriverError` where it is missing."""
+        """Return the address of a call, for compiled code. Raises `DriverError` where the library lacks the call."""
         if name not in self._addresses:
             if name not in self._functions:
-                self.raw(name)  # says so
+                self.raw(name)  # raises the error
             pointer = ctypes.cast(getattr(self.library, self._symbols[name]), ctypes.c_void_p)
             self._addresses[name] = pointer.value or 0
         return self._addresses[name]
@@ -69,7 +69,7 @@ class Driver:
         return name in self._functions
 
     def raw(self, name: str, *arguments: Any) -> int:
-        """Make a call and return its code, whatever it is."""
+        """Make a call and return its code without a check. Raises `DriverError` where the library lacks the call."""
         try:
             function = self._functions[name]
         except KeyError:
@@ -81,13 +81,13 @@ class Driver:
         return function(*arguments)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Make a call; `DriverError` for any code but success."""
+        """Make a call. Raises `DriverError` for any code except success."""
         code = self.raw(name, *arguments)
         if code:
             raise self.error(name, code)
 
     def ask(self, name: str, *arguments: Any) -> bool:
-        """Make a call that says whether something is done: False for "not ready"."""
+        """Make a call that tells whether work is done; return False for "not ready". Raises as `call`."""
         code = self.raw(name, *arguments)
         if code == Code.NOT_READY:
             self.forget_error()
@@ -97,25 +97,25 @@ class Driver:
         return True
 
     def handle(self, name: str, *arguments: Any) -> int:
-        """Make a call whose first argument receives a handle or an address, and return that."""
+        """Make a call whose first argument receives a handle or an address, and return it."""
         out = ctypes.c_void_p()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value or 0
 
     def integer(self, name: str, *arguments: Any) -> int:
-        """Make a call whose first argument receives an int, and return that."""
+        """Make a call whose first argument receives an int, and return the int."""
         out = ctypes.c_int()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value
 
     def size(self, name: str, *arguments: Any) -> int:
-        """Make a call whose first argument receives a size, and return that."""
+        """Make a call whose first argument receives a size, and return the size."""
         out = ctypes.c_size_t()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value
 
     def error(self, name: str, code: int, doing: str = "") -> DriverError:
-        """Return the error for a code: the call, the code and the vendor's name for it, and `doing`."""
+        """Return the error for the code of a call; it names the call, the code, its name, and the action `doing`."""
         self.forget_error()
         symbol = self._symbols[name]
         text = f"{symbol} returned {code} ({self.error_name(code)})"
@@ -134,24 +134,24 @@ class Driver:
         return name.decode() if name else "no name"
 
     def device_count(self) -> int:
-        """Return how many devices there are; `DriverError` where the driver has none or does not start."""
+        """Return the number of devices. Raises `DriverError` where the driver does not start or finds no device."""
         self.call("init", 0)
         return self.integer("device_count")
 
     def version(self) -> int:
-        """Return the version, as the vendor encodes it."""
+        """Return the driver's version as one number, as the vendor encodes it (`Traits`)."""
         return self.integer("version")
 
     def forget_error(self) -> None:
-        """Clear what HIP keeps as this thread's last error."""
-        # "Not ready" counts there too, and others in the process ask for it after calls of their own: what failed
-        # here must not look like their failure.
+        """Clear the last error that HIP keeps for this thread."""
+        # Other code in the process looks at the last error after calls of its own, and would take our error, or our
+        # "not ready", for a failure of its call.
         if self._last_error is not None:
             self._last_error()
 
 
 def open_driver(vendor: Vendor, environ: Mapping[str, str] = os.environ) -> Driver:
-    """Return the vendor's driver, loaded once. Raises `DeviceError` where its library cannot be found."""
+    """Return the vendor's driver, which is loaded once. Raises `DeviceError` where its library cannot be loaded."""
     key = (vendor, environ.get(TRAITS[vendor].library_variable, ""))
     with _drivers_lock:
         driver = _drivers.get(key)

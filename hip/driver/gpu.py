@@ -1,4 +1,4 @@
-"""One GPU of a driver: its calls, made with the GPU current in the calling thread."""
+"""One GPU of a driver. Its calls are made with the GPU current in the calling thread."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from expertier.units import mib
 _R = TypeVar("_R")
 
 _NAME_BYTES = 256
-_PROPERTIES_BYTES = 8192  # hipDeviceProp_t of 6.0 and newer has 1472; room for what is appended
+_PROPERTIES_BYTES = 8192  # hipDeviceProp_t has 1472 from 6.0 on; later versions may append fields
 _ARCHITECTURE_OFFSET = 1160
-_CUDA_MAJOR, _CUDA_MINOR = 75, 76  # attributes: the compute capability
-_HOST_FLAGS = 0x1 | 0x2  # portable: pinned for every GPU; mapped: kernels may read it
-_BLOCKED_EVENT = 0x2  # no timing
+_CUDA_MAJOR, _CUDA_MINOR = 75, 76  # the attributes of the compute capability
+_HOST_FLAGS = 0x1 | 0x2  # portable: pinned for every GPU; mapped: kernels may read the memory
+_BLOCKED_EVENT = 0x2  # an event that takes no time stamps
 
 
 class Gpu:
-    """A GPU by its number, and the driver calls on it. Thread-safe.
+    """A GPU by its number, with the driver calls on it. Thread-safe.
 
-    Each call finds the GPU current in the calling thread, and leaves the thread's own choice as it was: an
-    engine's thread may be working on another GPU.
+    Each call makes the GPU current in the calling thread, and makes the thread's earlier choice current again
+    afterwards, because an engine's thread may be working on another GPU.
     """
 
     _closed = True  # until the constructor has a context to give back
 
     def __init__(self, driver: Driver, ordinal: int) -> None:
-        """Check that the GPU is there and take its context. Raises `DeviceError`."""
+        """Check that the GPU exists and the driver is new enough, and take the GPU's context. Raises `DeviceError`."""
         self.driver = driver
         self.ordinal = ordinal
         count = driver.device_count()
@@ -59,13 +59,13 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """The device as `open_device` takes it, such as `hip:0`."""
+        """The name under which `open_device` opens the GPU, such as `hip:0`."""
         return f"{self.driver.vendor}:{self.ordinal}"
 
     # -- calls with this GPU current ------------------------------------------------------------------------
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Make a call; `DriverError` for any code but success."""
+        """Make a call. Raises `DriverError` for any code except success."""
         before = self._enter()
         try:
             self.driver.call(name, *arguments)
@@ -73,7 +73,7 @@ class Gpu:
             self._leave(before)
 
     def ask(self, name: str, *arguments: Any) -> bool:
-        """Make a call that says whether something is done."""
+        """Make a call that tells whether work is done; see `Driver.ask`."""
         before = self._enter()
         try:
             return self.driver.ask(name, *arguments)
@@ -81,20 +81,20 @@ class Gpu:
             self._leave(before)
 
     def handle(self, name: str, *arguments: Any) -> int:
-        """Make a call whose first argument receives a handle or an address, and return that."""
+        """Make a call whose first argument receives a handle or an address, and return it."""
         out = ctypes.c_void_p()
         self.call(name, ctypes.byref(out), *arguments)
         return out.value or 0
 
     def take_memory(self, name: str, n_bytes: int, *arguments: Any, what: str) -> int:
-        """Make a call that returns memory or a handle to it; the error has bytes asked and free."""
+        """Make a call that returns memory or a handle to it. Raises `DriverError` with the bytes asked for and free."""
         try:
             return self.handle(name, n_bytes, *arguments)
         except DriverError as error:
             raise self.explain(error, f"asked {self.name} for {mib(n_bytes)} of {what}") from error
 
     def explain(self, error: DriverError, doing: str) -> DriverError:
-        """Return `error` with what was being done and how much memory the GPU has free."""
+        """Return `error` with a message that also says what was being done and how much memory is free."""
         try:
             free, total = self.memory()
             state = f"{mib(free)} of {mib(total)} are free on the GPU"
@@ -104,7 +104,7 @@ class Gpu:
         return DriverError(f"{doing}: {error}; {state}{advice}", call=error.call, code=error.code)
 
     def within(self, function: Callable[..., _R], *arguments: Any) -> _R:
-        """Return what `function` returns, which makes calls of the driver's, with the GPU current meanwhile."""
+        """Call `function`, which makes driver calls by itself, with the GPU current, and return its result."""
         before = self._enter()
         try:
             return function(*arguments)
@@ -113,14 +113,14 @@ class Gpu:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Keep the GPU current in this thread, for calls of the driver's that are not made through this object."""
+        """Keep the GPU current for the length of a `with` block, for driver calls that go past this object."""
         before = self._enter()
         try:
             yield
         finally:
             self._leave(before)
 
-    # -- what the GPU is ------------------------------------------------------------------------------------
+    # -- properties of the GPU ------------------------------------------------------------------------------
 
     def product(self) -> str:
         """Return the vendor's name for the GPU."""
@@ -129,7 +129,7 @@ class Gpu:
         return buffer.value.decode(errors="replace")
 
     def architecture(self) -> str:
-        """Return what the runtime compiler calls it: `gfx906:sramecc+:xnack-`, `sm_90`."""
+        """Return the runtime compiler's name for the GPU's architecture: `gfx906:sramecc+:xnack-` or `sm_90`."""
         if self.driver.vendor is Vendor.CUDA:
             return f"sm_{self.attribute(_CUDA_MAJOR)}{self.attribute(_CUDA_MINOR)}"
         properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
@@ -141,25 +141,25 @@ class Gpu:
         return self.driver.integer("attribute", number, self.ordinal)
 
     def memory(self) -> tuple[int, int]:
-        """Return the bytes of device memory that are free, and all."""
+        """Return (free bytes, all bytes) of device memory."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("memory_info", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def granularity(self) -> int:
-        """Return the granularity of virtual memory that the driver reports."""
+        """Return the granularity of virtual memory in bytes, as the driver reports it."""
         out = ctypes.c_size_t()
         self.call("granularity", ctypes.byref(out), ctypes.byref(device_memory(self.ordinal)), 0)
         return out.value
 
-    # -- pieces of work that several objects need -----------------------------------------------------------
+    # -- calls that several classes need ---------------------------------------------------------------------
 
     def host_alloc(self, n_bytes: int) -> int:
-        """Return new pinned host memory, for all GPUs of the driver; an error rather than pageable memory."""
+        """Return new host memory, pinned for all GPUs of the driver. Raises `DriverError`; it is never pageable."""
         return self.take_memory("host_alloc", n_bytes, _HOST_FLAGS, what="pinned host memory")
 
     def new_event(self) -> int:
-        """Return a new event."""
+        """Return a new event, which takes no time stamps."""
         return self.handle("event_create", _BLOCKED_EVENT)
 
     def synchronize(self) -> None:
@@ -174,13 +174,13 @@ class Gpu:
                 self.driver.call("context_release", self.ordinal)
 
     def __del__(self) -> None:
-        """Give the context back where nobody did: what is on the GPU complains for itself."""
+        """Give the context back where `close` was not called. Memory and streams left on the GPU warn by themselves."""
         if not self._closed and not sys.is_finalizing():
             with suppress(DriverError):
                 self.close()
 
     def _enter(self) -> int | None:
-        """Make the GPU current; return what was, or None where nothing changed."""
+        """Make the GPU current; return what was current before, or None where it was the same."""
         names = self._names_of_current
         out = self._make_current()
         code = self.driver.raw(names[0], byref(out))

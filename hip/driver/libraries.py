@@ -1,4 +1,4 @@
-"""Finds the vendors' shared libraries."""
+"""Finds and loads the vendors' shared libraries."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from expertier.hip.driver.vendor import TRAITS, Vendor
 
 
 def load_runtime(vendor: Vendor, environ: Mapping[str, str] = os.environ) -> ctypes.CDLL:
-    """Load the driver library: what the vendor's variable names, or the first of its usual names.
+    """Load the driver library: the one that the vendor's variable names, or the first usual name that works.
 
-    Raises `DeviceError` with what was tried.
+    Raises `DeviceError`, which lists the names that were tried.
     """
     traits = TRAITS[vendor]
     return _load_first(traits.library_names, traits.library_variable, environ)
@@ -24,9 +24,9 @@ def load_runtime(vendor: Vendor, environ: Mapping[str, str] = os.environ) -> cty
 def load_compiler(
     vendor: Vendor, runtime: ctypes.CDLL, environ: Mapping[str, str] = os.environ
 ) -> ctypes.CDLL:
-    """Load the runtime compiler: named by the vendor's variable, on the system's path, or from PyPI's wheels.
+    """Load the runtime compiler: the one that the vendor's variable names, or one of the system or of PyPI's wheels.
 
-    HIP's may be part of `runtime`, as it is in older releases. Raises `DeviceError` with what was tried.
+    HIP's compiler is part of `runtime` in older releases. Raises `DeviceError`, which lists the names that were tried.
     """
     traits = TRAITS[vendor]
     if vendor is Vendor.HIP and not environ.get(traits.compiler_variable):

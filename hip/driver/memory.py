@@ -1,4 +1,4 @@
-"""Memory that is owned: on the GPU, and pinned on the host."""
+"""Memory with an owner that frees it: device memory, and pinned host memory."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from expertier.units import MIB, round_up
 PAGE_BYTES = 4096
 
 PINNED_SLAB_BYTES = 2 * MIB
-"""What a driver cuts smaller pinned allocations from: measured on CUDA 13, assumed of HIP."""
+"""The driver cuts smaller pinned allocations from pieces of this size: measured on CUDA 13, assumed for HIP."""
 
 
 def pinned_cost(n_bytes: int) -> int:
-    """Return what a pinned allocation of `n_bytes` takes from the host, in bytes.
+    """Return how many bytes of host memory a pinned allocation of `n_bytes` takes.
 
-    From `PINNED_SLAB_BYTES` on that is whole pages. Smaller ones share slabs of that size, as many as fit into
-    one, so each costs its share of a slab: 1.5 MiB a whole one, 516 KiB a third. Up to one slab a size, in which
-    the last ones lie, is not counted.
+    An allocation of `PINNED_SLAB_BYTES` or more takes whole pages. Smaller allocations of equal size share pieces of
+    `PINNED_SLAB_BYTES`, as many as fit into one, so each takes its share of a piece: 1.5 MiB take a whole piece, 516
+    KiB a third. For each size, the unused part of the last piece is not counted.
     """
     pages = round_up(n_bytes, PAGE_BYTES)
     if pages >= PINNED_SLAB_BYTES:
@@ -34,7 +34,7 @@ def pinned_cost(n_bytes: int) -> int:
 
 
 class _Memory(Owned):
-    """Memory of a GPU's: when it goes by itself, queued work may still use it."""
+    """Memory of a GPU. Where it is dropped without `close`, queued work may still use it, so the GPU is waited for."""
 
     gpu: Gpu
 
@@ -44,10 +44,10 @@ class _Memory(Owned):
 
 
 class DeviceBuffer(_Memory):
-    """Bytes of device memory, one allocation of the driver's. Not zeroed."""
+    """Device memory in one allocation of the driver, not zeroed."""
 
     def __init__(self, gpu: Gpu, n_bytes: int) -> None:
-        """Allocate exactly `n_bytes`. Raises `DriverError` with bytes asked and free."""
+        """Allocate exactly `n_bytes`. Raises `DriverError` with the bytes asked for and free."""
         self.gpu = gpu
         self.n_bytes = n_bytes
         self.address = gpu.take_memory("alloc", n_bytes, what="device memory")
@@ -66,10 +66,10 @@ class DeviceBuffer(_Memory):
 
 
 class PinnedBuffer(_Memory):
-    """Bytes of pinned host memory, aligned to a page; all GPUs of the driver copy from it at full speed."""
+    """Pinned host memory, aligned to a page; all GPUs of the driver copy from it at full speed."""
 
     def __init__(self, gpu: Gpu, n_bytes: int) -> None:
-        """Allocate `n_bytes`. Raises `DriverError`; never falls back to pageable memory."""
+        """Allocate `n_bytes`. Raises `DriverError`; it never falls back to pageable memory."""
         self.gpu = gpu
         self.n_bytes = n_bytes
         self.allocated_bytes = n_bytes
@@ -84,7 +84,7 @@ class PinnedBuffer(_Memory):
         self._closed = False
 
     def array(self) -> npt.NDArray[np.uint8]:
-        """Return the bytes as an array, uint8 [n_bytes], without a copy; it ends with the buffer."""
+        """Return the memory as an array, uint8 [n_bytes], without a copy; it must not be used after `close`."""
         return np.ctypeslib.as_array((ctypes.c_uint8 * self.n_bytes).from_address(self.address))
 
     def device_address(self) -> int:
@@ -101,10 +101,10 @@ class PinnedBuffer(_Memory):
 
 
 class RegisteredRange(_Memory):
-    """Host memory of someone else that is pinned for as long as this object is open."""
+    """Host memory with another owner, which is pinned for as long as this object is open."""
 
     def __init__(self, gpu: Gpu, address: int, n_bytes: int) -> None:
-        """Pin the pages. Raises `DriverError`, also where they are pinned already."""
+        """Pin the pages. Raises `DeviceError`, also where they are pinned already."""
         self.gpu, self.address, self.n_bytes = gpu, address, n_bytes
         gpu.call("host_register", address, n_bytes, 0x1 | 0x2)
         try:

@@ -1,4 +1,4 @@
-"""Objects that own something of the driver's, and say so when nobody gave it back."""
+"""The base class of objects that own a resource of the driver, and warn where it was not given back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Self
 
 
 class Owned:
-    """Base of the objects that own a driver's resource: closed once, by `close` or at the end of a `with`.
+    """Base of objects that own a resource of the driver, until `close` or the end of a `with` block.
 
-    An object that is dropped while open complains with a `ResourceWarning` and closes itself, except at the
-    interpreter's end, when the driver may be gone. Subclasses implement `_release`.
+    An object that is dropped while it is open issues a `ResourceWarning` and closes itself, except at the interpreter's
+    end, when the driver may have been unloaded. Subclasses implement `_release`.
     """
 
     _closed = True  # until the constructor has something to give back
@@ -32,7 +32,7 @@ class Owned:
         raise NotImplementedError
 
     def _wait_for_users(self) -> None:
-        """Wait for what may still use the resource, where nobody else can: before it goes by itself."""
+        """Wait for work that may still use the resource; called where the object is dropped without `close`."""
 
     def __enter__(self) -> Self:
         """Return the object itself."""
@@ -41,14 +41,14 @@ class Owned:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the object."""
         self.close()
 
     def __del__(self) -> None:
-        """Complain where the object was not closed, and close it."""
+        """Warn where the object was not closed, and close it."""
         if not self._closed and not sys.is_finalizing():
             try:
                 warnings.warn(f"{self!r} was never closed", ResourceWarning, stacklevel=1, source=self)
-            finally:  # where warnings are errors, too
+            finally:  # also where warnings are errors
                 self._wait_for_users()
                 self.close()

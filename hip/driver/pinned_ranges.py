@@ -1,4 +1,4 @@
-"""Which host memory is pinned."""
+"""Knows which host memory is pinned."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 
 
 class PinnedRanges:
-    """Disjoint ranges of pinned host memory, of all devices of one driver. Thread-safe.
+    """The ranges of pinned host memory of all devices of one driver; they do not overlap. Thread-safe.
 
-    Copies from other memory would be synchronous, slow, or hang (ROCm with mapped file pages): a device refuses
-    them, and this is how it knows.
+    A device refuses copies from or to other host memory, because drivers do them synchronously and slowly, or hang
+    (ROCm with mapped file pages).
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class PinnedRanges:
         self._ends: list[int] = []
 
     def add(self, address: int, n_bytes: int) -> None:
-        """Note a range; it must not overlap another."""
+        """Add a range, which must not overlap another range."""
         with self._lock:
             i = bisect.bisect_left(self._begins, address)
             assert i == 0 or self._ends[i - 1] <= address, f"{address:#x} is within a pinned range"
@@ -30,18 +30,18 @@ class PinnedRanges:
             self._ends.insert(i, address + n_bytes)
 
     def remove(self, address: int) -> None:
-        """Forget the range that begins at `address`."""
+        """Remove the range that begins at `address`."""
         with self._lock:
             i = bisect.bisect_left(self._begins, address)
             assert self._begins[i : i + 1] == [address], f"{address:#x} is not pinned"
             del self._begins[i], self._ends[i]
 
     def contain(self, address: int, n_bytes: int) -> bool:
-        """Whether all of the bytes lie in one range."""
+        """Whether all of the bytes lie within one range."""
         return self.stranger([(address, n_bytes)]) is None
 
     def stranger(self, pieces: Iterable[Sequence[int]]) -> tuple[int, int] | None:
-        """Return the first of `pieces`, (address, bytes), that does not lie in one range; None where all do."""
+        """Return the first of `pieces`, (address, bytes), that is not wholly pinned; None where all pieces are."""
         with self._lock:
             begins, ends = self._begins, self._ends
             for address, n_bytes in pieces:

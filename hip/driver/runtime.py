@@ -1,4 +1,4 @@
-"""Streams and events that are owned."""
+"""Streams and events with an owner that gives them back."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from expertier.hip.driver.gpu import Gpu
 from expertier.hip.driver.ownership import Owned
 from expertier.hip.driver.stream_handle import StreamLike, stream_handle
 
-_NON_BLOCKING = 0x1  # does not wait for stream 0, nor stream 0 for it
+_NON_BLOCKING = 0x1  # the stream does not wait for stream 0, nor stream 0 for the stream
 
 
 class Stream(Owned):
-    """A queue of work on a GPU; its work is done in order, and it waits for no other stream by itself."""
+    """A queue of work on a GPU. Its work is done in order and waits for no other stream unless told to."""
 
     def __init__(self, gpu: Gpu, *, low_priority: bool = False) -> None:
-        """Create it, with the GPU's lowest or default priority. Raises `DriverError`."""
+        """Create the stream, with the GPU's lowest or default priority. Raises `DriverError`."""
         self.gpu = gpu
         priority = 0
         if low_priority:
@@ -27,7 +27,7 @@ class Stream(Owned):
 
     @property
     def ptr(self) -> int:
-        """The driver's handle, under the name that CuPy has for it."""
+        """The driver's handle, under the name that CuPy uses."""
         return self.handle
 
     def synchronize(self) -> None:
@@ -39,7 +39,7 @@ class Stream(Owned):
         return self.gpu.ask("stream_query", self.handle)
 
     def wait(self, event: Event) -> None:
-        """Have work that is queued from now wait for the event."""
+        """Have all work that is queued on the stream after this call wait for the event."""
         self.gpu.call("stream_wait_event", self.handle, event.handle, 0)
 
     def _release(self) -> None:
@@ -51,24 +51,24 @@ class Stream(Owned):
 
 
 class Event(Owned):
-    """A point in a stream's work; done until it is recorded."""
+    """A point in a stream's work; an event that was never recorded counts as done."""
 
     def __init__(self, gpu: Gpu) -> None:
-        """Create it. Raises `DriverError`."""
+        """Create the event. Raises `DriverError`."""
         self.gpu = gpu
         self.handle = gpu.new_event()
         self._closed = False
 
     def record(self, stream: StreamLike = 0) -> None:
-        """Be done when all work queued on the stream so far is."""
+        """Record the event: it is done when all work that is queued on the stream so far is done."""
         self.gpu.call("event_record", self.handle, stream_handle(stream))
 
     def done(self) -> bool:
-        """Whether the last record has been reached."""
+        """Whether the work before the last record is done."""
         return self.gpu.ask("event_query", self.handle)
 
     def synchronize(self) -> None:
-        """Wait until the last record has been reached."""
+        """Wait until the work before the last record is done."""
         self.gpu.call("event_synchronize", self.handle)
 
     def _release(self) -> None:

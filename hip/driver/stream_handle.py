@@ -1,4 +1,4 @@
-"""Streams as callers have them: numbers, or objects of other libraries."""
+"""Turns a caller's stream, a number or another library's object, into the driver's handle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ StreamLike: TypeAlias = int | HasPtr
 
 
 def stream_handle(stream: StreamLike) -> int:
-    """Return the driver's handle. Raises `TypeError` for anything else."""
+    """Return the driver's handle of a stream. Raises `TypeError` for anything that is no stream."""
     if isinstance(stream, int):
         return stream
     handle = getattr(stream, "ptr", None)

@@ -1,6 +1,6 @@
-"""The structures of virtual memory management, the same bytes for HIP 7.1 and newer and for CUDA.
+"""The structures of virtual memory management, which have the same bytes in CUDA and in HIP from 7.1 on.
 
-HIP 5 has another order of fields in the properties: take nothing from headers older than 7.1.
+HIP 5 has the fields of the properties in another order, so do not copy from headers older than 7.1.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ ACCESS_READ_WRITE = 3
 
 
 class Location(ctypes.Structure):
-    """Where memory is: `type` LOCATION_DEVICE, `id` the device's number."""
+    """Where memory is: with the `type` LOCATION_DEVICE, `id` is the device's number."""
 
     _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
 
 
 class AllocationFlags(ctypes.Structure):
-    """Flags of an allocation; all zero here."""
+    """Flags of an allocation; we leave all of them zero."""
 
     _fields_ = (
         ("compression", ctypes.c_ubyte),
@@ -30,7 +30,7 @@ class AllocationFlags(ctypes.Structure):
 
 
 class AllocationProperties(ctypes.Structure):
-    """What physical memory to create; 32 bytes."""
+    """The kind of physical memory to create; the structure has 32 bytes."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -42,7 +42,7 @@ class AllocationProperties(ctypes.Structure):
 
 
 class AccessDescriptor(ctypes.Structure):
-    """Who may access a mapping, and how; 12 bytes."""
+    """Which device may access a mapping, and how; the structure has 12 bytes."""
 
     _fields_ = (("location", Location), ("flags", ctypes.c_int))
 
@@ -56,7 +56,7 @@ def device_memory(ordinal: int) -> AllocationProperties:
 
 
 def read_write(ordinals: list[int]) -> ctypes.Array[AccessDescriptor]:
-    """Return descriptors that let the devices read and write, in this order."""
+    """Return descriptors that let the devices read and write, in the order of `ordinals`."""
     descriptors = (AccessDescriptor * len(ordinals))()
     for descriptor, ordinal in zip(descriptors, ordinals, strict=True):
         descriptor.location = Location(LOCATION_DEVICE, ordinal)

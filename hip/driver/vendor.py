@@ -1,4 +1,4 @@
-"""The two vendors whose drivers one table drives, and what differs between them."""
+"""The two vendors, and the differences between their drivers."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Vendor(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What is not the same for both vendors.
+    """The values that differ between the vendors.
 
-    `column` is the vendor's place in `bindings.CALLS`. The `attr_` fields are ids of device attributes. Versions
-    are as the driver encodes them: HIP major * 10^7 + minor * 10^5 + patch, CUDA major * 1000 + minor * 10.
+    `column` is the index of the vendor's symbols in `bindings.CALLS`. `attr_virtual_memory` is the number of a device
+    attribute. Versions are encoded as the driver does it: HIP's as major * 10^7 + minor * 10^5 + patch, CUDA's as
+    major * 1000 + minor * 10.
     """
 
     column: int
@@ -31,7 +32,7 @@ class Traits:
     oldest_vmm_version: int
 
     def version_text(self, version: int) -> str:
-        """Return a version as people write it."""
+        """Return an encoded version in the usual form, such as 7.1.0."""
         if self.column == 0:
             return f"{version // 10_000_000}.{version // 100_000 % 100}.{version % 100_000}"
         return f"{version // 1000}.{version // 10 % 100}"
@@ -45,7 +46,7 @@ TRAITS: dict[Vendor, Traits] = {
         compiler_names=("libhiprtc.so.7", "libhiprtc.so.6", "libhiprtc.so"),
         compiler_variable="EXPERTIER_HIPRTC_LIBRARY",
         attr_virtual_memory=89,
-        # 6.0 is the first with the properties structure that holds the architecture's name where we read it.
+        # 6.0 is the first version whose properties structure has the architecture's name at `_ARCHITECTURE_OFFSET`.
         oldest_version=60_000_000,
         # Before 7.14 virtual memory is unreliable: docs/gpu-devices.md lists what was reported.
         oldest_vmm_version=71_400_000,

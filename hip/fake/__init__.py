@@ -5,12 +5,12 @@
     with open_device("hip:0", environ=libraries.environ()) as device:
         fake.set("held", 1)                               # streams take no work until it is 0 again
 
-A test that passes here shows that bindings and logic are right, and nothing about hardware.
+A test that passes with the fake shows that bindings and logic are right; it shows nothing about hardware.
 
-build.py     compiles the libraries, and says where they are
+build.py     compiles the libraries, and returns their paths
 control.py   switches and counters
 *.c, *.cpp   the driver (settings, ranges, memory, virtual, streams, work, modules under the names of HIP and CUDA)
-             and the compiler (rtc.cpp); cpu_device.h is what kernels see
+             and the compiler (rtc.cpp); cpu_device.h is what kernels are compiled with
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ _SOURCES = (*CORE, "hip_names.c", "cuda_names.c", "rtc.cpp", "fake.h", "cpu_devi
 
 @dataclass(frozen=True, slots=True)
 class FakeLibraries:
-    """Where the libraries are; each has the name that the vendor's own has."""
+    """The paths of the fake libraries; each has the file name of the vendor's own library."""
 
     hip: Path
     cuda: Path
@@ -37,7 +37,7 @@ class FakeLibraries:
     nvrtc: Path
 
     def environ(self, *vendors: Vendor) -> dict[str, str]:
-        """Return the variables that make expertier open the fakes: of `vendors`, or of both."""
+        """Return the environment variables that make expertier open the fakes of `vendors`, by default of both."""
         made = {Vendor.HIP: (self.hip, self.hiprtc), Vendor.CUDA: (self.cuda, self.nvrtc)}
         variables = {}
         for vendor in vendors or tuple(Vendor):
@@ -48,10 +48,11 @@ class FakeLibraries:
 
 
 def build(folder: Path | None = None, environ: Mapping[str, str] = os.environ) -> FakeLibraries:
-    """Compile what is not there yet and return where it is.
+    """Compile the libraries, unless that was done before, and return their paths.
 
-    `folder` is by default one of the user's cache folder, by a digest of the sources. Compilers are $CC and
-    $CXX, or cc and c++. Raises `BuildError` with the compiler's words.
+    They lie in a subfolder of `folder` that is named by a digest of sources and compiler flags; by default `folder` is
+    in the user's cache folder. The compilers are $CC and $CXX, or cc and c++. Raises `BuildError` with the compiler's
+    message.
     """
     sources = {name: files("expertier.hip.fake").joinpath(name).read_bytes() for name in _SOURCES}
     cc, cxx = shlex.split(environ.get("CC") or "cc"), shlex.split(environ.get("CXX") or "c++")
@@ -89,8 +90,8 @@ def _build_into(
         for name, content in sources.items():
             (staging / name).write_bytes(content)
         commands = [
-            # Symbolic binding: HIP's and CUDA's fake in one process must not share their cores. No library has its
-            # vendor's soname, or whoever asks the loader for the vendor's own would get the fake that is loaded.
+            # Symbolic binding keeps HIP's and CUDA's fake in one process from sharing their cores. No fake has its
+            # vendor's soname: otherwise a program that asks the loader for the vendor's library would get the fake.
             [*cc, *CORE, names, "-Wl,-Bsymbolic", "-o", library, "-ldl"]
             for library, names in (("libamdhip64.so.7", "hip_names.c"), ("libcuda.so.1", "cuda_names.c"))
         ]
@@ -105,10 +106,10 @@ def _build_into(
             try:
                 list(pool.map(lambda command: _run(command, staging, children), commands))
             except BaseException:
-                children.end()  # else the pool's end would wait for them
+                children.end()  # otherwise the end of the pool would wait for the compilers
                 raise
         keep_from_others(staging)
-        with suppress(OSError):  # another process was first
+        with suppress(OSError):  # raised where another process was first
             staging.rename(target)
         if not target.is_dir():
             raise BuildError(f"the fake GPU libraries could not be moved to {target}")

@@ -1,1 +1,1 @@
-"""Calls of a device that fail on purpose."""
+"""Devices whose calls fail on purpose, for tests."""

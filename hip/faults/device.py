@@ -1,4 +1,4 @@
-"""A device whose calls fail where a plan says so."""
+"""A device whose calls fail where a `FaultPlan` says so."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from expertier.hip.faults.plan import FaultPlan
 
 
 class FaultyDevice:
-    """A device around `inner` whose operations, by the names of the methods, fail as planned.
+    """A device that passes calls to `inner` and makes some of them fail, as `plan` says.
 
-    A failing copy first does half of its work, as an interrupted one would; the others change nothing. What
-    clean-up needs (`free`, `destroy_*`, `wait_event`, `synchronize`) never fails.
+    The plan's operations have the names of the methods. A planned failure of a copy comes after half of its work, as if
+    the copy had been interrupted; other operations that fail change nothing. Methods that clean-up needs (`free`,
+    `destroy_*`, `wait_event`, `synchronize`) never fail by plan.
     """
 
     def __init__(self, inner: Device, plan: FaultPlan) -> None:
@@ -39,12 +40,12 @@ class FaultyDevice:
 
     @property
     def device_bytes(self) -> int:
-        """The inner device's live bytes."""
+        """The inner device's `device_bytes`."""
         return self._inner.device_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        """The inner device's live pinned bytes."""
+        """The inner device's `pinned_bytes`."""
         return self._inner.pinned_bytes
 
     def free_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""Which calls fail."""
+"""Decides which calls of a faulty device or source fail."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _log = logging.getLogger(__name__)
 
 
 class FaultPlan:
-    """Counts calls by operation and raises at the chosen ones; for tests and drills, and loud about it.
+    """Counts calls by operation and makes chosen calls fail, with a warning in the log; for tests and drills.
 
-    `arm` sets when an operation fails next; calls of operations that are not armed pass. Thread-safe.
+    `arm` sets which call of an operation fails next; calls of operations that are not armed pass. Thread-safe.
     """
 
     def __init__(self, fail_at: Mapping[str, int] | None = None) -> None:
@@ -32,7 +32,7 @@ class FaultPlan:
         Without `make`, with the error that the faulty object itself would raise.
         """
         if nth < 1:
-            raise ValueError(f"the {nth}. call cannot fail: count from 1")
+            raise ValueError(f"asked for call {nth} of {operation} to fail: calls count from 1")
         _log.warning("fault injection is on: call %d of %s from now will fail", nth, operation)
         with self._lock:
             self._left[operation] = nth
@@ -42,13 +42,13 @@ class FaultPlan:
                 self._make[operation] = make
 
     def disarm(self) -> None:
-        """Let every operation pass from now on; counts stay."""
+        """Let all operations pass from now on; the counts stay."""
         with self._lock:
             self._left.clear()
             self._make.clear()
 
     def error_for(self, operation: str, default: Callable[[str], BaseException]) -> BaseException | None:
-        """Count a call of `operation`; return the error that it must raise, or None when it passes."""
+        """Count a call of `operation`; return the error that the call has to raise, or None where it passes."""
         with self._lock:
             self.calls[operation] += 1
             left = self._left.get(operation)
@@ -65,7 +65,7 @@ class FaultPlan:
         return make(f"injected fault: call {count} of {operation}")
 
     def check(self, operation: str, default: Callable[[str], BaseException]) -> None:
-        """Count a call of `operation` and raise when it is one that fails."""
+        """Count a call of `operation`, and raise where it is planned to fail."""
         error = self.error_for(operation, default)
         if error is not None:
             raise error

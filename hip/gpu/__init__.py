@@ -1,1 +1,1 @@
-"""A GPU as a device of the tiers."""
+"""GPUs as devices of the tiers, and the memory of a slab."""

@@ -1,4 +1,4 @@
-"""Copies from memory that is not pinned, through a pinned block."""
+"""Copies to a device from memory that is not pinned, through a pinned block."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _HALVES = 2
 
 
 class Bounce:
-    """A pinned block in two halves: one is filled from pageable memory while the other is copied from.
+    """A pinned block in two halves: while one half is filled from pageable memory, the device copies from the other.
 
-    Drivers copy from pageable memory synchronously at best; ROCm crawls or hangs on mapped file pages. Not
-    thread-safe. The block counts among the device's `pinned_bytes`.
+    Drivers copy from pageable memory synchronously at best, and ROCm is very slow or hangs on mapped file pages. Not
+    thread-safe. The block counts in the device's `pinned_bytes`.
     """
 
     def __init__(self, device: Device, n_bytes: int = 8 * MIB) -> None:
@@ -25,7 +25,7 @@ class Bounce:
         self._device = device
         self._half_bytes = n_bytes // _HALVES
         if self._half_bytes < 1:
-            raise ValueError(f"a bounce block of {n_bytes} bytes has no two halves")
+            raise ValueError(f"a bounce block of {n_bytes} bytes has no two halves: give at least 2 bytes")
         self._events: list[int] = []
         self._next = 0
         self._block = device.alloc_pinned(n_bytes)
@@ -37,9 +37,9 @@ class Bounce:
             raise
 
     def copy_in(self, target: int, source: int, n_bytes: int, stream: int = 0) -> None:
-        """Copy from any readable memory; `source` may change when this returns. Raises `DeviceError`.
+        """Copy from any readable memory, which may be changed after this returns. Raises `DeviceError`.
 
-        The caller waits for the stream only where the bytes exceed what is free of the block.
+        The call waits for the stream only where it needs a half from which a copy is still queued.
         """
         done = 0
         while done < n_bytes:
@@ -52,11 +52,11 @@ class Bounce:
             try:
                 self._device.record_event(self._events[half], stream)
             except DeviceError:
-                self._device.synchronize()  # or the half would be filled again too early
+                self._device.synchronize()  # without the event, the half could be filled again too early
             done += size
 
     def close(self) -> None:
-        """Wait for the copies and give the block back; a second call does nothing."""
+        """Wait for the copies, and give the block back. A second call does nothing."""
         events, self._events = self._events, []
         for event in events:
             self._device.wait_event(event)
@@ -66,11 +66,11 @@ class Bounce:
             self._device.free(block)
 
     def __enter__(self) -> Self:
-        """Return the bounce itself."""
+        """Return the object itself."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close."""
+        """Close the object."""
         self.close()

@@ -1,4 +1,4 @@
-"""Whether a kernel or the driver's copies bring experts in faster: measured on the GPU at hand."""
+"""Measures whether a kernel or the driver's copies bring experts into a GPU faster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _ROUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Seconds from the call until the bytes are there, the least of several rounds."""
+    """The times of copying `count` pieces of `n_bytes` both ways, in seconds from the call until all bytes are there.
+
+    Each time is the shortest of several rounds: with the driver's copies (`copies_s`) and with a kernel (`gather_s`).
+    """
 
     count: int
     n_bytes: int
@@ -32,16 +35,16 @@ class Timing:
 
 
 class CopyChoice:
-    """Says for a number of pieces and their size which way is faster, by the nearest that was measured."""
+    """Tells which way is faster for a number of pieces and their size, by the measurement that is nearest to them."""
 
     def __init__(self, timings: list[Timing]) -> None:
-        """Take the measurements; at least one."""
+        """Use these measurements, at least one."""
         self.timings = timings
         self._points = np.log2([[timing.count, timing.n_bytes] for timing in timings])
         self._gather = [timing.gather_s < timing.copies_s for timing in timings]
 
     def gather_is_faster(self, count: int, n_bytes: int) -> bool:
-        """Whether one launch beats `count` copies of about `n_bytes` each."""
+        """Whether one launch of the kernel is faster than `count` copies of about `n_bytes` each."""
         distance = np.abs(self._points - np.log2([max(1, count), max(1, n_bytes)])).sum(axis=1)
         return self._gather[int(distance.argmin())]
 
@@ -49,9 +52,10 @@ class CopyChoice:
 def measure_copies(
     gpu: Gpu, mover: Mover, copies: Callable[[Moves, int], None], most_bytes: int = MOST_BYTES
 ) -> CopyChoice:
-    """Time both ways with `most_bytes` of pinned and of device memory, which are given back.
+    """Time both ways for `COUNTS` pieces of `SIZES`, as far as the pieces together have at most `most_bytes`.
 
-    What is larger together is not measured; at least one piece of 256 KiB is. Raises `DriverError`.
+    At least one piece of 256 KiB is timed. `most_bytes` of pinned and of device memory are taken meanwhile. Raises
+    `DriverError`.
     """
     most_bytes = max(most_bytes, min(SIZES))
     timings = []

@@ -1,7 +1,7 @@
-"""CuPy beside expertier: the same memory as arrays, its streams, and slabs in its memory.
+"""CuPy beside expertier: device memory as CuPy arrays, and slabs in CuPy's memory.
 
-CuPy is not a dependency: its ROCm and its CUDA wheels install the same package, so a user picks one, as
-`expertier[rocm]` or `expertier[cuda]`. Its streams can be given to a `GpuDevice` as they are.
+CuPy is not a dependency: its wheels for ROCm and for CUDA install the same package, so users pick one of them, as
+`expertier[rocm]` or `expertier[cuda]`. A `GpuDevice` takes CuPy's streams as they are.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def as_cupy(
 ) -> Any:
     """Return device memory as a `cupy.ndarray` of `shape`, without a copy.
 
-    `strides` are bytes, by default those of a contiguous array: a layer's slots with their gap are
-    `shape=(slots, bytes)`, `strides=(slot_stride, 1)`. The array keeps `owner` alive and not more: memory that is
-    freed or moved behind it is the caller's to avoid.
+    `strides` are in bytes, by default those of a contiguous array. A layer's slots, which have gaps between them, are
+    `shape=(slots, bytes)` with `strides=(slot_stride, 1)`. The array keeps the object `owner` alive. It does not keep
+    the memory from being freed or moved, so the caller has to see to that.
     """
     cupy = load_cupy()
     kind = np.dtype(dtype)
@@ -54,19 +54,19 @@ def as_cupy(
 
 
 class SlotsView(Protocol):
-    """One matrix of several slots in device memory; what a lease's `view` returns is one.
+    """One matrix of all slots of a layer, in device memory, such as `Lease.view` returns.
 
-    Slot `i`'s matrix begins at `address + i * stride_bytes` and has `matrix_bytes`; `shape` is (ne0, ne1, slots) in
-    elements, fastest first.
+    The matrix of slot `i` begins at `address + i * stride_bytes` and has `matrix_bytes`. `shape` is (ne0, ne1, number
+    of slots) in elements, the fastest dimension first.
     """
 
     @property
     def address(self) -> int:
-        """Where slot 0's matrix begins."""
+        """The address of slot 0's matrix."""
 
     @property
     def stride_bytes(self) -> int:
-        """From one slot to the next."""
+        """The distance from one slot to the next, in bytes."""
 
     @property
     def matrix_bytes(self) -> int:
@@ -74,17 +74,17 @@ class SlotsView(Protocol):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(ne0, ne1, slots)."""
+        """(ne0, ne1, number of slots)."""
 
 
 def slots_as_cupy(
     view: SlotsView, dtype: npt.DTypeLike | None = None, *, owner: object = None, ordinal: int = 0
 ) -> Any:
-    """Return a matrix of all slots as a `cupy.ndarray`, without a copy: the bytes that lie between are left out.
+    """Return a matrix of all slots as a `cupy.ndarray`, without a copy and without the gaps between the matrices.
 
-    Without `dtype` the array is uint8 [slots, matrix_bytes], quantisation blocks as the model has them; with the
-    matrix's own element type it is [slots, ne1, ne0]. Raises `ValueError` for a `dtype` that is not of the matrix's
-    size. As with `as_cupy`, `owner` is kept alive and not more: slots that are leased stay where they are.
+    Without `dtype` the array is uint8 [slots, matrix_bytes], with quantisation blocks as the model has them. With the
+    element type of the matrix as `dtype` it is [slots, ne1, ne0]; raises `ValueError` where the sizes do not match. The
+    array keeps `owner` alive, as `as_cupy` does; only a lease keeps the slots where they are.
     """
     ne0, ne1, slots = view.shape
     if dtype is None:
@@ -95,7 +95,7 @@ def slots_as_cupy(
         if ne0 * ne1 * size != view.matrix_bytes:
             raise ValueError(
                 f"asked for a matrix of {ne1} rows of {ne0} as {np.dtype(dtype)}: that would be {ne0 * ne1 * size} "
-                f"bytes and it has {view.matrix_bytes}; quantised matrices come as bytes, without a dtype"
+                f"bytes and it has {view.matrix_bytes}; leave dtype out for quantised matrices, which come as bytes"
             )
         shape, strides = (slots, ne1, ne0), (view.stride_bytes, ne0 * size, size)
     return as_cupy(view.address, shape, dtype or np.uint8, strides=strides, owner=owner, ordinal=ordinal)
@@ -112,30 +112,30 @@ class CupyAllocation:
     """Memory of a CuPy pool, aligned to a page."""
 
     def __init__(self, pointer: Any, n_bytes: int) -> None:
-        """Keep CuPy's pointer; `n_bytes` are usable from `address`."""
+        """Keep CuPy's `pointer`, behind which at least `n_bytes` are usable from `address` on."""
         self._pointer = pointer
         self.n_bytes = n_bytes
         self.address = -(-int(pointer.ptr) // PAGE_BYTES) * PAGE_BYTES
 
     def close(self) -> None:
-        """Let CuPy have it back."""
+        """Give the memory back to CuPy."""
         self._pointer = None
 
 
 class CupyAllocator:
-    """Hands out memory that CuPy allocated, for `GpuDevice(gpu, allocator=...)`: one pool for both."""
+    """An `Allocator` for `GpuDevice(gpu, allocator=...)` that takes memory from CuPy, so that both share one pool."""
 
     def __init__(self, ordinal: int = 0, allocate: Any = None) -> None:
-        """Allocate on a device with `allocate`, by default `cupy.cuda.alloc`. Raises `DeviceError`."""
+        """Allocate on GPU `ordinal` with `allocate`, by default `cupy.cuda.alloc`. Raises `DeviceError`."""
         self._cupy = load_cupy()
         self._ordinal = ordinal
         self._allocate = allocate or self._cupy.cuda.alloc
 
     def allocate(self, n_bytes: int) -> CupyAllocation:
-        """Return `n_bytes` of CuPy's memory. Raises `DeviceError` where it has none."""
+        """Return `n_bytes` of CuPy's memory, aligned to a page. Raises `DeviceError` where CuPy has no memory left."""
         try:
             with self._cupy.cuda.Device(self._ordinal):
-                # A page more: CuPy aligns to 512 bytes.
+                # One page more, to align to a page: CuPy aligns to 512 bytes only.
                 return CupyAllocation(self._allocate(n_bytes + PAGE_BYTES), n_bytes)
         except self._cupy.cuda.memory.OutOfMemoryError as error:
             raise DeviceError(

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 _T = TypeVar("_T", bound=Owned)
 
 ALLOCATION_BYTES = 2 * MIB
-"""Device memory is taken in multiples of this: the drivers' own, so that what is counted is what they take."""
+"""Device memory is taken in multiples of this: drivers round up to it, so the counted bytes are those taken."""
 
 
 class GpuDevice:
-    """A GPU's memory, pinned host memory, and work in streams; see `Device` for the methods.
+    """A GPU as a `Device`, which documents the methods: its memory, pinned host memory, and work on streams.
 
-    Streams may be the numbers that `create_stream` returns, streams of the engine, or objects with the number
-    in `ptr` (CuPy's). Copies from or to host memory that is not pinned are refused: drivers do them late, slowly
-    or never. `bounce.py` has a way for them.
+    A stream may be a number that `create_stream` returned, a stream of the engine, or an object that has the number in
+    `ptr`, such as CuPy's. Copies from or to host memory that is not pinned are refused, because drivers do them late,
+    slowly or never; `bounce.py` copies from such memory.
     """
 
     def __init__(
@@ -49,9 +49,10 @@ class GpuDevice:
         kernels: bool = True,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Take a GPU, which the device closes. Raises `DeviceError`.
+        """Use `gpu`, which `close` closes, too. Raises `DeviceError`.
 
-        `allocator` gives device memory (by default the driver); without `kernels`, moves are the driver's copies.
+        `allocator` gives device memory; by default the driver does. Without `kernels`, moves are done by the driver's
+        copies.
         """
         self.gpu = gpu
         self._allocator = allocator or DriverAllocator(gpu)
@@ -72,7 +73,7 @@ class GpuDevice:
 
     @property
     def name(self) -> str:
-        """Such as `hip:0` or `cuda:1`."""
+        """The device's name, such as `hip:0` or `cuda:1`."""
         return self.gpu.name
 
     @property
@@ -82,24 +83,24 @@ class GpuDevice:
 
     @property
     def has_own_memory(self) -> bool:
-        """True: its memory is the GPU's."""
+        """True: the memory is the GPU's."""
         return True
 
     @property
     def device_bytes(self) -> int:
-        """Live bytes of `alloc`; the device's own `overhead_bytes` are not among them."""
+        """The bytes of `alloc` that were not freed yet, without the device's own `overhead_bytes`."""
         with self._lock:
             return sum(memory.n_bytes for memory in self._memory.values())
 
     @property
     def pinned_bytes(self) -> int:
-        """What live pinned memory takes from the host, as `pinned_allocation_bytes` has it."""
+        """What pinned memory takes from the host until it is freed, as `pinned_allocation_bytes` computes it."""
         with self._lock:
             return sum(pinned_cost(buffer.allocated_bytes) for buffer in self._pinned.values())
 
     @property
     def overhead_bytes(self) -> int:
-        """Device memory that the device itself takes for moves."""
+        """The bytes of device memory that this object takes for moves."""
         return self.mover.overhead_bytes
 
     def free_bytes(self) -> int:
@@ -107,11 +108,11 @@ class GpuDevice:
         return self.gpu.memory()[0]
 
     def allocation_bytes(self, n_bytes: int) -> int:
-        """Return `n_bytes` in whole 2 MiB."""
+        """Return `n_bytes` rounded up to a multiple of 2 MiB."""
         return round_up(n_bytes, ALLOCATION_BYTES)
 
     def pinned_allocation_bytes(self, n_bytes: int) -> int:
-        """Return what pinned memory of `n_bytes` takes from the host: see `memory.pinned_cost`."""
+        """Return how many bytes pinned memory of `n_bytes` takes from the host (`memory.pinned_cost`)."""
         return pinned_cost(n_bytes)
 
     @handing_over(lambda address, self, *_: self.free(address))
@@ -142,7 +143,7 @@ class GpuDevice:
 
     @completing
     def free(self, address: int) -> None:
-        """Give memory back."""
+        """Give memory of `alloc`, `alloc_pinned` or `keep` back."""
         with self._lock:
             memory = self._memory.pop(address, None) or self._pinned.pop(address, None)
         if memory is None:
@@ -150,7 +151,7 @@ class GpuDevice:
         memory.close()
 
     def keep(self, memory: Allocation) -> None:
-        """Count memory that something else took on this GPU, until `free` of its address closes it."""
+        """Count memory of this GPU that another object allocated, until `free` of its address closes it."""
         with self._lock:
             self._memory[memory.address] = memory
 
@@ -182,38 +183,39 @@ class GpuDevice:
     @completing
     def destroy_event(self, event: int) -> None:
         """Give an event back."""
-        if not self._closed:  # closing destroyed it
+        if not self._closed:  # `close` has destroyed all events
             self._take(self._events, event, "event").close()
 
     def record_event(self, event: int, stream: StreamLike) -> None:
-        """Record on a stream."""
+        """Record an event on a stream."""
         self.gpu.call("event_record", event, stream_handle(stream))
 
     def event_done(self, event: int) -> bool:
-        """Ask the driver. Raises `DriverError` where the work before the event failed."""
+        """Ask the driver whether an event is done. Raises `DriverError` where the work before the event failed."""
         return self.gpu.ask("event_query", event)
 
     def wait_event(self, event: int) -> None:
-        """Wait, without Python's lock."""
+        """Wait for an event, with Python's lock released."""
         self.gpu.call("event_synchronize", event)
 
     def stream_wait_event(self, stream: StreamLike, event: int) -> None:
-        """Have a stream wait."""
+        """Have a stream wait for an event."""
         self.gpu.call("stream_wait_event", stream_handle(stream), event, 0)
 
     def synchronize(self) -> None:
-        """Wait for all work of the GPU, of others in this process too."""
+        """Wait for all work of this process on the GPU, also work of the engine and other libraries."""
         self.gpu.synchronize()
 
     def copy_in(self, target: int, source: int, n_bytes: int, stream: StreamLike = 0) -> None:
-        """Queue a copy; refuses a source that is not pinned."""
+        """Queue a copy. Raises `DeviceError` where the source is not pinned."""
         self._check_pinned(source, n_bytes, "from")
         self.gpu.call("copy_in", target, source, n_bytes, stream_handle(stream))
 
     def copy_in_many(self, moves: Moves, stream: StreamLike = 0) -> None:
-        """Queue copies of many pieces, rows of (target, pinned source, bytes) with targets that are apart.
+        """Queue copies of many pieces, rows of (target, pinned source, bytes); targets must not overlap.
 
-        One launch or a copy each, whichever `warm_up` measured as faster; copies where it did not run.
+        They are one launch of a kernel or a copy for each piece, whichever `warm_up` has found to be faster. Without
+        `warm_up` they are copies.
         """
         pieces = moves[:, 1:].tolist()
         if not all(n_bytes for _, n_bytes in pieces):
@@ -230,16 +232,16 @@ class GpuDevice:
             self._copies(moves, stream_handle(stream))
 
     def prepare_copies(self) -> None:
-        """Compile what queues them."""
+        """Compile the loop that queues copies."""
         self._compile_copies()
 
     def copy_out(self, target: int, source: int, n_bytes: int, stream: StreamLike = 0) -> None:
-        """Queue a copy; refuses a target that is not pinned."""
+        """Queue a copy. Raises `DeviceError` where the target is not pinned."""
         self._check_pinned(target, n_bytes, "to")
         self.gpu.call("copy_out", target, source, n_bytes, stream_handle(stream))
 
     def copy_within(self, moves: Moves, stream: StreamLike = 0) -> None:
-        """Queue moves; launches are as few as their overlaps allow."""
+        """Queue moves, in as few launches as their overlaps allow."""
         self.mover.move(moves, stream_handle(stream))
 
     def zero(self, target: int, n_bytes: int, stream: StreamLike = 0) -> None:
@@ -247,13 +249,14 @@ class GpuDevice:
         self.gpu.call("fill", target, 0, n_bytes, stream_handle(stream))
 
     def zero_all(self, pieces: Pieces, stream: StreamLike = 0) -> None:
-        """Queue fills of many small pieces, rows of (address, bytes), with zeros: in one launch."""
+        """Queue zeroing of many small pieces, rows of (address, bytes), in one launch."""
         self.mover.zero(pieces, stream_handle(stream))
 
     def warm_up(self, most_bytes: int = MOST_BYTES) -> CopyChoice | None:
-        """Measure which way of bringing experts in is faster, up to `most_bytes` at once; None without kernels.
+        """Measure whether a kernel or copies bring experts in faster, for up to `most_bytes` at once.
 
-        To be called once at start-up. Raises `DriverError`.
+        Returns the measurements, which `copy_in_many` goes by from then on; None where there are no kernels. To be
+        called once, at the start. Raises `DriverError`.
         """
         if self.mover.kernels and self._host_addresses_are_shared():
             self._choice = measure_copies(self.gpu, self.mover, self._copies, most_bytes)
@@ -261,7 +264,7 @@ class GpuDevice:
 
     @completing
     def close(self) -> None:
-        """Wait for all work and end the use of the GPU; `DeviceError` names what is still allocated."""
+        """Wait for all work and end the use of the GPU. Raises `DeviceError` where memory is still allocated."""
         left = self._end()
         if left:
             raise DeviceError(left)
@@ -273,20 +276,20 @@ class GpuDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close; an error that is already on its way goes first."""
+        """Close the device. Where the block has raised an error, memory that is still allocated raises no second."""
         if error is None:
             self.close()
         else:
             self._end()
 
     def _end(self) -> str:
-        """Close once; return a complaint about what was left, which stays usable until it is freed."""
+        """Close the device, once. Return a message where memory is left, which stays usable until it is freed."""
         with self._lock:
             was_closed, self._closed = self._closed, True
             n_left = len(self._memory) + len(self._pinned)
             idle: list[Owned] = [*self._streams.values(), *self._events.values()]
             self._streams, self._events = {}, {}
-        # Everything is closed even where one close fails; the first error is raised.
+        # All of them are closed even where one fails; then the first error is raised.
         closers: list[Callable[[], None]] = []
         if not was_closed:
             closers += [self.gpu.synchronize, *(owned.close for owned in idle)]
@@ -309,7 +312,7 @@ class GpuDevice:
             raise self.gpu.driver.error("copy_in", code)
 
     def _compile_copies(self) -> CopyLoop:
-        from expertier.hip.gpu.moves.copy_loop import copy_loop  # and Numba with it, which not everyone needs
+        from expertier.hip.gpu.moves.copy_loop import copy_loop  # imports Numba, so it comes late
 
         self._copy_loop = copy_loop()
         return self._copy_loop
@@ -338,7 +341,7 @@ class GpuDevice:
         with self._lock:
             owned = table.pop(handle, None)
         if owned is None:
-            raise DeviceError(f"asked {self.name} to destroy {what} {handle:#x}: it made none of that number")
+            raise DeviceError(f"asked {self.name} to destroy {what} {handle:#x}: it has made no such {what}")
         return owned
 
 

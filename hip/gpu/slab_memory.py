@@ -1,4 +1,4 @@
-"""The memory of a slab: one plain allocation, or a virtual range that grows and shrinks without moving."""
+"""The memory of a slab: one plain allocation, or a range of virtual memory that grows and shrinks without moving."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ _log = logging.getLogger(__name__)
 
 
 class SlabMemory(Protocol):
-    """Device memory from a base that never moves."""
+    """Device memory whose base never moves."""
 
     @property
     def base(self) -> int:
-        """Its address."""
+        """The address of the first byte."""
 
     @property
     def n_bytes(self) -> int:
-        """Bytes from the base that can be used now."""
+        """How many bytes from the base on can be used now."""
 
     @property
     def capacity_bytes(self) -> int:
-        """The most that `resize` can make of it."""
+        """The largest size that `resize` can set."""
 
     @property
     def resizable(self) -> bool:
         """Whether `resize` can change the size at all."""
 
     def resize(self, n_bytes: int, after: Iterable[Waitable] | None = None) -> None:
-        """Make at least `n_bytes` usable and give back what is beyond, in whole chunks.
+        """Make at least `n_bytes` usable, and give memory beyond that back, in whole chunks.
 
-        New bytes are zero; those that stay keep their content. `after`: what to wait for before memory is taken
-        away, by default all work of the GPU. Raises `DeviceError`, and is as before then.
+        New bytes are zero, and bytes that stay keep their content. Before memory is given back, everything in `after`
+        is waited for, by default all work of the GPU. Raises `DeviceError`, with nothing changed.
         """
 
     def close(self) -> None:
-        """Give everything back; no queued work may still use it. A second call does nothing."""
+        """Give all memory back; no queued work may still use it. A second call does nothing."""
 
 
 class PlainSlabMemory:
-    """One allocation of the device."""
+    """A `SlabMemory` that is one allocation and cannot be resized."""
 
     def __init__(self, device: Device, n_bytes: int) -> None:
-        """Allocate. Raises `DeviceError`."""
+        """Allocate `n_bytes`. Raises `DeviceError`."""
         self._device = device
         self.base = device.alloc(n_bytes)
         self.n_bytes = n_bytes
@@ -59,34 +59,34 @@ class PlainSlabMemory:
 
     @property
     def capacity_bytes(self) -> int:
-        """Its size."""
+        """The size, which never changes."""
         return self.n_bytes
 
     @property
     def resizable(self) -> bool:
-        """False."""
+        """False: the size never changes."""
         return False
 
     def resize(self, n_bytes: int, after: Iterable[Waitable] | None = None) -> None:  # noqa: ARG002
-        """Refuse any other size."""
+        """Raise `DeviceError` for any size except the present one."""
         if n_bytes != self.n_bytes:
             raise DeviceError(
-                f"asked to make a slab of {mib(self.n_bytes)} one of {mib(n_bytes)}: it is one plain allocation "
-                "and keeps its size; set MOE_SLAB_VMM=1 where the driver's virtual memory can be trusted"
+                f"asked to resize a slab of {mib(self.n_bytes)} to {mib(n_bytes)}: it is one plain allocation, which "
+                "keeps its size; set MOE_SLAB_VMM=1 where the driver's virtual memory can be trusted"
             )
 
     def close(self) -> None:
-        """Free it."""
+        """Free the memory; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._device.free(self.base)
 
 
 class VmmSlabMemory:
-    """A virtual range with memory under its first bytes; counted among the device's `device_bytes`."""
+    """A `SlabMemory` in a `VirtualRange`, whose first bytes have memory; the device's `device_bytes` counts it."""
 
     def __init__(self, device: GpuDevice, memory: VirtualRange) -> None:
-        """Take over the range; the device frees it."""
+        """Take over the range, and have `device` count and free it."""
         self._device = device
         self._memory = memory
         self._closed = False
@@ -99,36 +99,36 @@ class VmmSlabMemory:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes with memory, in whole chunks."""
+        """The bytes that have memory, in whole chunks."""
         return self._memory.n_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """The reserved addresses."""
+        """The bytes of addresses that are reserved."""
         return self._memory.reserved_bytes
 
     @property
     def chunk_bytes(self) -> int:
-        """The unit of growth."""
+        """The bytes of one chunk: memory is taken and given back in chunks."""
         return self._memory.chunk_bytes
 
     @property
     def resizable(self) -> bool:
-        """True."""
+        """True: memory can be added and given back at the end."""
         return True
 
     def resize(self, n_bytes: int, after: Iterable[Waitable] | None = None) -> None:
-        """Grow or shrink at the end."""
+        """Add memory at the end of the used range, or give memory there back."""
         if not 0 < n_bytes <= self.capacity_bytes:
             raise DeviceError(
-                f"asked to make a slab of {mib(self.n_bytes)} one of {mib(n_bytes)}: its addresses end at "
-                f"{mib(self.capacity_bytes)}"
+                f"asked to resize a slab of {mib(self.n_bytes)} to {mib(n_bytes)}: its addresses end at "
+                f"{mib(self.capacity_bytes)}; ask for no more than that"
             )
         self._memory.grow_to(n_bytes)
         self._memory.shrink_to(n_bytes, after)
 
     def close(self) -> None:
-        """Unmap, release, and give the addresses back."""
+        """Give memory and addresses back; a second call does nothing."""
         if not self._closed:
             self._closed = True
             self._device.free(self.base)
@@ -142,10 +142,10 @@ def open_slab_memory(
     capacity_bytes: int | None = None,
     peers: Sequence[Gpu] = (),
 ) -> SlabMemory:
-    """Return zeroed memory for a slab: plain, or with `vmm` a range that can grow to `capacity_bytes`.
+    """Return zeroed memory for a slab: plain, or with `vmm` a virtual range that can grow to `capacity_bytes`.
 
-    Where virtual memory cannot be had or fails its probe, a warning says at which step, and the slab is plain.
-    `peers` get access to all of a virtual slab. Raises `DeviceError` where there is not enough memory.
+    Where the device has no virtual memory, or the probe fails, a warning says so, with the step that failed, and the
+    memory is plain. `peers` get access to all of a virtual slab. Raises `DeviceError` where there is not enough memory.
     """
     if vmm and not isinstance(device, GpuDevice):
         _log.warning("%s has no virtual memory management; the slab is one plain allocation", device.name)

@@ -1,1 +1,1 @@
-"""Kernel sources: one file for both compilers."""
+"""Kernels: their sources, each one file for both vendors' compilers, and how they are compiled, cached and loaded."""

@@ -1,4 +1,4 @@
-"""Compiled kernels on disk."""
+"""Compiles kernels, and keeps the machine code on disk."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _log = logging.getLogger(__name__)
 
 
 def kernel_source(name: str) -> str:
-    """Return a kernel source file that ships with the package."""
+    """Return the text of a kernel source file of this package."""
     return files("expertier.hip.kernels").joinpath(name).read_text(encoding="utf-8")
 
 
 def compiled(compiler: RuntimeCompiler, source: str, architecture: str) -> bytes:
-    """Return machine code for `source`, from the disk where it was compiled before.
+    """Return machine code for `source`: from the cache folder where it was compiled before, else newly compiled.
 
-    The key has all that the code depends on: the source, the architecture, the options, and the compiler by
-    name, version and file. A cache folder that cannot be used costs time and a warning. Raises `DeviceError`.
+    The file's name has a digest of everything that the code depends on: the source, the architecture, the options, and
+    the compiler by name, version and file. Where the cache folder cannot be used, a warning is logged, and the source
+    is compiled each time. Raises `DeviceError` where it does not compile.
     """
     path = _place(compiler, source, architecture)
     if path is not None:
@@ -63,7 +64,7 @@ def _place(compiler: RuntimeCompiler, source: str, architecture: str) -> Path | 
 
 
 def _stamp(path: str) -> str:
-    """Return size and time of the library's file, or nothing where the loader found it by its bare name."""
+    """Return size and time of the library's file; an empty text where its path is not known, only its bare name."""
     try:
         status = Path(path).stat()
     except OSError:

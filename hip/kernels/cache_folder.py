@@ -1,4 +1,4 @@
-"""Where compiled kernels and the fake driver are kept between runs."""
+"""The folder in which compiled kernels and the fake driver are kept between runs."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from expertier.trusted_folder import make_private_folder, require_trusted
 
 
 def cache_subfolder(name: str, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return a folder in the user's cache folder, made if need be, that nobody else can write to.
+    """Return the subfolder `name` of the user's cache folder, which is made where it does not exist.
 
-    EXPERTIER_CACHE_DIR names another cache folder. Raises `OSError` where it cannot be made, ConfigError where this
-    user has none, or others can write to it or to anything in it.
+    EXPERTIER_CACHE_DIR names another cache folder. Raises `OSError` where the folder cannot be made, and `ConfigError`
+    where this user has no cache folder, or other users can write to it or to anything in it.
     """
     root = cache_root(environ)
     folder = root / name

@@ -1,4 +1,4 @@
-"""hiprtc and nvrtc: source to machine code, through one table with swapped prefixes."""
+"""Compiles kernels with hiprtc or nvrtc, through one table of calls whose names differ in the prefix only."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from expertier.hip.driver.vendor import TRAITS, Vendor
 
 _ARCHITECTURE_OPTION = {Vendor.HIP: "--offload-arch={}", Vendor.CUDA: "--gpu-architecture={}"}
 _OPTIONS = {
-    # Kernels here take addresses; without -O3 hiprtc 5 leaves loops as they are written.
+    # Without -O3 hiprtc 5 does not optimise the loops of our kernels.
     Vendor.HIP: ("-O3",),
     Vendor.CUDA: (),
 }
 
 
 class RuntimeCompiler:
-    """A vendor's runtime compiler. Needs no GPU. Thread-safe."""
+    """A vendor's runtime compiler, which works without a GPU. Thread-safe."""
 
     def __init__(self, vendor: Vendor, library: ctypes.CDLL) -> None:
-        """Bind the calls. Raises `DeviceError` where the library lacks one."""
+        """Bind the library's calls. Raises `DeviceError` where a call is missing."""
         self.vendor = vendor
         self._prefix = "hiprtc" if vendor is Vendor.HIP else "nvrtc"
         self._library = library
@@ -41,7 +41,7 @@ class RuntimeCompiler:
 
     @property
     def path(self) -> str:
-        """The library's name as it was loaded."""
+        """The name under which the library was loaded."""
         return str(self._library._name)
 
     def version(self) -> str:
@@ -55,7 +55,7 @@ class RuntimeCompiler:
         return [_ARCHITECTURE_OPTION[self.vendor].format(architecture), *_OPTIONS[self.vendor]]
 
     def compile(self, source: str, architecture: str, *, extra: Sequence[str] = ()) -> bytes:
-        """Return machine code. Raises `DeviceError` with the compiler's own words."""
+        """Return machine code for `source`. Raises `DeviceError` with the compiler's message."""
         program = ctypes.c_void_p()
         options = [*self.options(architecture), *extra]
         self._call("CreateProgram", ctypes.byref(program), source.encode(), b"expertier.cu", 0, None, None)

@@ -1,4 +1,4 @@
-"""Kernels loaded on a GPU."""
+"""Kernels that are loaded on a GPU."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from expertier.hip.driver.stream_handle import StreamLike, stream_handle
 
 
 class KernelModule(Owned):
-    """Machine code on a GPU, and its functions by name."""
+    """Machine code on a GPU, in which kernels are found by name."""
 
     def __init__(self, gpu: Gpu, code: bytes) -> None:
-        """Load the code. Raises `DriverError`."""
+        """Load `code` on the GPU. Raises `DriverError`."""
         self.gpu = gpu
         self._code = ctypes.create_string_buffer(code, len(code))
         self._handle = gpu.handle("module_load", ctypes.addressof(self._code))
         self._closed = False
 
     def function(self, name: str) -> Kernel:
-        """Return a kernel. Raises `DriverError` where the code has none of that name."""
+        """Return the kernel of a name. Raises `DriverError` where the code has no such kernel."""
         return Kernel(self.gpu, self.gpu.handle("module_function", self._handle, name.encode()))
 
     def _release(self) -> None:
@@ -34,7 +34,7 @@ class KernelModule(Owned):
 
 
 class Kernel:
-    """A kernel of a module that is loaded."""
+    """A kernel of a loaded module."""
 
     def __init__(self, gpu: Gpu, handle: int) -> None:
         """Take the function's handle."""
@@ -48,7 +48,10 @@ class Kernel:
         arguments: Sequence[Any],
         stream: StreamLike = 0,
     ) -> None:
-        """Queue a launch of `grid` blocks with `threads` threads each; arguments are ctypes values."""
+        """Queue a launch of a grid of blocks with `threads` threads each; `arguments` are ctypes values.
+
+        Raises `DriverError`.
+        """
         pointers = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
         self._gpu.call(
             "launch",

@@ -179,7 +179,7 @@ def _free_all(slot_of: I32, new: NewTables, first: int, n_slots: int) -> None:
 
 @compiled
 def _leave_all(view: LayerView) -> None:
-    """Count a layer's residents as evicted, and those that nobody has asked for as wasted."""
+    """Count a layer's residents as evicted, and those that were prefetched and not used as wasted."""
     for slot in range(len(view.owner)):
         if view.owner[slot] >= 0:
             view.counters[EVICTIONS] += 1
@@ -234,7 +234,7 @@ def _array(kind: Any, n_dimensions: int = 1) -> Any:
 
 
 def _build(stamp: int) -> RepackCalls:
-    """Compile. `stamp` is a cell of each, and so part of its key in Numba's cache."""
+    """Compile both functions. Each is a closure over `stamp`, so `stamp` is part of its key in Numba's cache."""
     numbers = _array(types.int32)
 
     @_compiled(int64, numbers, _array(int64), int64, _array(types.int32, 2))

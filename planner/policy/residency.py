@@ -216,7 +216,7 @@ class Residency:
         return self._locked.resident_first(self._address, locks, layer, experts)
 
     def take_for_prefetch(self, locks: int, layer: int, expert: int) -> int:
-        """Choose a slot for an expert that nobody has asked for; see `policy.begin_prefetch`."""
+        """Choose a slot for an expert that is prefetched; see `policy.begin_prefetch`."""
         return self._locked.begin_prefetch(self._address, locks, layer, expert)
 
     def _update_held(self, locks: int, entry: int, layer: int, held: I32) -> int:

@@ -8,7 +8,7 @@ L layers, E experts and S slots of one layer; slot numbers count from their laye
     slot_of    int32[E]   an expert's slot, -1 where it has none
     heat       uint8[E]   an expert's decayed use count; it survives eviction
     owner      int32[S]   the slot's expert, -1 where it is FREE
-    state      uint8[S]   bits READY (the expert's bytes are complete) and SPECULATIVE (nobody has asked for it)
+    state      uint8[S]   bits READY (the expert's bytes are complete) and SPECULATIVE (prefetched, not used yet)
     pins       int32[S]   how many users hold the slot
     order      int64[S]   who leaves first: the policy's rank * 65536 + the slot's number
     evicted_by int32[S]   the expert that the slot's owner evicted, -1 if none
@@ -121,7 +121,7 @@ def compiled(function: _F) -> _F:
 
 
 def _address_to_pointer(_typing: Any, _address: Any) -> Any:
-    """Type and code of `_pointer`, as Numba asks for them."""
+    """Return the type and the code generator of `_pointer`, for Numba's `intrinsic`."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(types.voidptr))

@@ -28,7 +28,8 @@ _LOW = (0.0, 0.22, 0.46, 0.61, 0.71, 0.84, 0.915, 0.98, 1.0)
 _MIDDLE = (0.0, 0.40, 0.60, 0.71, 0.79, 0.88, 0.935, 0.985, 1.0)
 _HIGH = (0.0, 0.49, 0.65, 0.76, 0.83, 0.92, 0.96, 0.995, 1.0)
 """Hit rates of decode by the share of a layer's experts that have a slot: the range and the middle of four recordings,
-of Qwen3-30B-A3B, Gemma-4-26B-A4B, gpt-oss-120b and gpt-oss-20b (`benchmarks/hit_curve.py`, docs/measurements.md)."""
+of Qwen3-30B-A3B, Gemma-4-26B-A4B, gpt-oss-120b and gpt-oss-20b (`benchmarks/policy/hit_curve.py`,
+docs/measurements.md)."""
 
 _LRU_IS_BELOW = 1.25
 """LRU misses at least as much as the shipped policy, and at most so many times as much."""

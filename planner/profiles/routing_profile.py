@@ -25,7 +25,7 @@ class ExpertUses:
     blocks: I32
     """[L] each layer's number in the model."""
     n_experts: I32
-    """[L]"""
+    """[L] how many experts each layer has."""
     uses: I64
     """[L, E] how many calls used each expert."""
     reuse_distances: I64

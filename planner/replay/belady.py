@@ -59,7 +59,7 @@ class Belady:
 
 @cache
 def _loops(stamp: int) -> tuple[Any, Any]:
-    """Compile both loops. `stamp` is a cell of them, and so part of their keys in Numba's cache."""
+    """Compile both loops. Each is a closure over `stamp`, so `stamp` is part of its key in Numba's cache."""
 
     @cached_njit()
     def look_ahead(calls: Calls, ahead: I64, uses: I64, first: int, last: int) -> None:

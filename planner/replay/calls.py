@@ -26,9 +26,9 @@ class Calls(NamedTuple):
     bounds: I64
     experts: I32
     n_slots: I32
-    """[L]"""
+    """[L] how many slots each layer has in L1."""
     longest: int
-    """Most experts of a call."""
+    """The largest number of experts of any call."""
 
 
 def make_calls(trace: Trace, experts: I32, n_slots: Sequence[int]) -> Calls:

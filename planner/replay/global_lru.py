@@ -31,7 +31,7 @@ def play_global(cache_: Recency, calls: Calls, pool: Recency, counts: I64, first
 
 @cache
 def _loop(stamp: int) -> Any:
-    """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache."""
+    """Compile the loop. It is a closure over `stamp`, so `stamp` is part of its key in Numba's cache."""
 
     @cached_njit()
     def loop(lru: Recency, calls: Calls, pool: Recency, counts: I64, first: int, last: int) -> None:

@@ -127,7 +127,7 @@ def _in_groups(
 
 @cache
 def _loop(stamp: int) -> Any:
-    """Compile the loop. `stamp` is a cell of it, and so part of its key in Numba's cache.
+    """Compile the loop. It is a closure over `stamp`, so `stamp` is part of its key in Numba's cache.
 
     Rare steps are in functions of their own, which get addresses: with more arrays in the loop, Numba would count
     references to these arrays in every round, which took twice the time of the policy.

@@ -50,7 +50,7 @@ class Trace:
     sequences: I64
     """[S + 1] sequence i is the calls sequences[i] .. sequences[i + 1]."""
     n_experts: I32
-    """[L]"""
+    """[L] how many experts each layer has."""
     blocks: I32
     """[L] the layer's number in the model, which counts layers without experts too."""
     expert_bytes: I64 | None = None

@@ -18,13 +18,12 @@ from servers.warm_commands import WarmCommands
 
 
 @pytest.fixture(scope="session")
-def ready_cache(request: pytest.FixtureRequest) -> str:
+def ready_cache(cache_folder: str) -> str:
     """A cache folder in which the plugin is built."""
-    folder = os.environ.get("EXPERTIER_CACHE_DIR") or str(request.config.cache.mkdir("expertier"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EXPERTIER_CACHE_DIR", folder)
+        patch.setenv("EXPERTIER_CACHE_DIR", cache_folder)
         ensure_plugin(find_engine())
-    return folder
+    return cache_folder
 
 
 @pytest.fixture

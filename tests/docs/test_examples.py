@@ -68,16 +68,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> Path:
+def folder(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_folder: str) -> Path:
     """Where a document's examples run: with the model, without the caller's variables."""
     (tmp_path / "model.gguf").hardlink_to(model)
     monkeypatch.chdir(tmp_path)
     for variable in [name for name in os.environ if name.startswith("MOE_")]:
         monkeypatch.delenv(variable)
-    if CACHE_VARIABLE not in os.environ:
-        monkeypatch.setenv(CACHE_VARIABLE, str(request.config.cache.mkdir("expertier")))
+    monkeypatch.setenv(CACHE_VARIABLE, cache_folder)
     return tmp_path
 
 

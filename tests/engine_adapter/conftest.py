@@ -33,12 +33,11 @@ TOOLS = ("llama-server", "llama-cli", "llama-bench", "ggml-rpc-server")
 
 
 @pytest.fixture(scope="session")
-def engine_cache(request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A cache folder with the real headers and plugin, kept between runs: EXPERTIER_CACHE_DIR, or pytest's."""
-    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
+def engine_cache(cache_folder: str) -> Iterator[Path]:
+    """The cache folder with the real headers and plugin, set for this process and its children."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, folder)
-        yield Path(folder)
+        patch.setenv(CACHE_VARIABLE, cache_folder)
+        yield Path(cache_folder)
 
 
 @pytest.fixture(scope="session")

@@ -180,18 +180,18 @@ def test_both_caches_get_the_same_memory(tmp_path):
 @pytest.mark.usefixtures("parts")
 def test_rows_of_several_devices(monkeypatch):
     """llama.cpp's own cache splits no tensors: those rows are left out, and refused where they are asked for."""
-    from gpu_engine import parse
+    from gpu.options import parse
 
     asked = ["--device", "CUDA0", "--devices", "2", "--folder", "here"]
-    by_layers = parse(asked)
+    by_layers = parse("", asked)
     monkeypatch.setenv("MOE_SPLIT_MODE", "tensor")
-    by_tensors = parse(asked)
+    by_tensors = parse("", asked)
     assert by_layers.device == by_tensors.device == "CUDA0,CUDA1"
     assert set(by_layers.rows) - set(by_tensors.rows) == {f"cache-{n}" for n in (100, 75, 50, 25)}
     assert {"vram", "ncmoe", "ours-50", "vram@1"} <= set(by_tensors.rows)
-    assert parse([*asked, "--rows", "cache-50@1"]).rows == ["cache-50@1"]
+    assert parse("", [*asked, "--rows", "cache-50@1"]).rows == ["cache-50@1"]
     with pytest.raises(SystemExit):
-        parse([*asked, "--rows", "ours-50", "cache-50"])
+        parse("", [*asked, "--rows", "ours-50", "cache-50"])
 
 
 @pytest.mark.usefixtures("parts")

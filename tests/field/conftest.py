@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +20,10 @@ from model_files.gguf_files import write_model as write_blocks
 
 
 @pytest.fixture(scope="module")
-def engine(request: pytest.FixtureRequest) -> LoadedEngine:
+def engine(cache_folder: str) -> LoadedEngine:
     """The engine with our plugin."""
-    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, folder)
+        patch.setenv(CACHE_VARIABLE, cache_folder)
         return open_engine()
 
 
@@ -56,12 +54,9 @@ def graphs(engine: LoadedEngine, path: Path) -> ExpertGraphs:
 
 
 @pytest.fixture(scope="session")
-def gpu_process(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[GpuProcess]:
+def gpu_process(cache_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GpuProcess]:
     """A process whose engine has two fake GPUs."""
-    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, folder)
+        patch.setenv(CACHE_VARIABLE, cache_folder)
         with process_with_two_gpus(*prepare_engine(), tmp_path_factory.mktemp("field_gpus")) as process:
             yield process

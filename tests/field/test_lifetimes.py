@@ -17,6 +17,7 @@ import pytest
 
 from engine_runs.field_tools import PROMPT, generated, stock
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, make_tiers
+from expertier.engine_adapter.build.cache import CACHE_VARIABLE
 from expertier.engine_adapter.hosts.exec import tool as exec_tool
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import BudgetError, BusyError, ConfigError, DecodeError, EngineError, SourceError
@@ -48,7 +49,7 @@ def test_row_08_one_failure_costs_one_batch_and_not_the_cache(engine, path, monk
 
 
 @pytest.mark.parametrize("end", ["closed", "left open", "still running"])
-def test_row_20_the_process_ends(engine, path, end):
+def test_row_20_the_process_ends(engine, path, cache_folder, end):
     """Whether or not anything was closed, and it should even while a daemon thread generates."""
     script = f"""
         import sys, threading
@@ -85,6 +86,7 @@ def test_row_20_the_process_ends(engine, path, end):
     assert engine.proxy
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, CACHE_VARIABLE: cache_folder},
         capture_output=True,
         text=True,
         timeout=60,

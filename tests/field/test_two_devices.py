@@ -101,7 +101,7 @@ def test_row_15_devices_without_a_whole_layer_are_refused(gpus: GpuSession):
         assert sum(placement.units) == table.n_layers + 1
     few = table.of_layers((0,))
     for cuts in (((0,), ()), ((0,), (0,))):
-        with pytest.raises(ValueError, match="shares, each needs some"):
+        with pytest.raises(ValueError, match="each share needs a layer"):
             LayerDivision(few, [DeviceShare(HostDevice(), layers) for layers in cuts])
 
 

@@ -73,7 +73,7 @@ COMPUTE = (
     Mutant(
         "C++ is not told where a failed move has left the slots",
         "engine_adapter/binding/slab_compute.py",
-        "                if not self._told:  # nothing had to move, or it failed\n                    self._tell()\n",
+        "                if not self._told:  # no move was needed, or it failed\n                    self._tell()\n",
         "                pass\n",
         _FAILED_MOVES,
     ),

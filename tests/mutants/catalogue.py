@@ -255,9 +255,9 @@ FENCES = (
     ),
     Mutant(
         "an engine is bound before queued copies are there",
-        "tiers/engine_use.py",
-        "            self._parts.device.synchronize()  # what was queued",
-        "            pass  # what was queued",
+        "tiers/engine/use.py",
+        "            self._parts.device.synchronize()  # an engine reads READY slots at once",
+        "            pass  # an engine reads READY slots at once",
     ),
     Mutant(
         "an engine's hit is a copy that is still queued",
@@ -434,7 +434,7 @@ FILES_AND_THREADS = (
         "tiers/file/source.py",
         "            if self._reader is not reader:\n                return\n",
         "",
-        ("tests/tiers/file/test_file_modes.py",),
+        ("tests/tiers/file/modes/test_direct.py",),
     ),
     Mutant(
         "cancelled prefetches are not forgotten",

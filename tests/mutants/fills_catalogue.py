@@ -39,8 +39,8 @@ FILLS = (
     Mutant(
         "others use a slot whose copy is still queued",
         f"{_PROXY}residency/tiers.cpp",
-        "            ggml_backend_synchronize(stream); // another stream may",
-        "            // another stream may",
+        "            ggml_backend_synchronize(stream); // from end_fill() on",
+        "            // from end_fill() on",
         (_ON_THREADS,),
     ),
     Mutant(

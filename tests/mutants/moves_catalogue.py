@@ -115,15 +115,15 @@ MOVES = (
     Mutant(
         "overlapping bytes move from the wrong end",
         f"{_PROXY}slab/queued_moves.cpp",
-        "        const size_t at = target < source ? done : n_bytes - done - n; // never",
-        "        const size_t at = done; // never",
+        "        const size_t at = target < source ? done : n_bytes - done - n; // so that unread",
+        "        const size_t at = done; // so that unread",
         (_MOVES,),
     ),
     Mutant(
         "rows of zeros are written over while they are uploaded",
         f"{_PROXY}slab/queued_moves.cpp",
-        "        ggml_backend_synchronize(stream_.get()); // an upload",
-        "        // an upload",
+        "        ggml_backend_synchronize(stream_.get()); // the last call's upload",
+        "        // the last call's upload",
         (_MOVES,),
     ),
     Mutant(

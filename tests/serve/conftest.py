@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -24,12 +23,11 @@ Connect = Callable[..., openai.OpenAI]
 
 
 @pytest.fixture(scope="session")
-def ready_cache(request: pytest.FixtureRequest) -> Iterator[str]:
+def ready_cache(cache_folder: str) -> Iterator[str]:
     """A cache folder with the plugin, for this process and its children."""
-    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(CACHE_VARIABLE, folder)
-        yield folder
+        patch.setenv(CACHE_VARIABLE, cache_folder)
+        yield cache_folder
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,8 @@
-"""Calls of the tiers that are interrupted at every instruction: each raises it, holds nothing, and the next one works.
+"""Calls of the tiers that an interrupt ends: each raises it and holds nothing afterwards, and the next call works.
 
-Here are all instructions of hits, and of the slow ways the first ones, which lead to the region that keeps interrupts
-out, and a sample of the others; `test_interrupted_anywhere.py` has all of all.
+Hits are interrupted at every instruction. Misses and other slow calls are interrupted at their first instructions,
+which lead to the region that delays interrupts, and at a sample of the instructions after those;
+`test_interrupted_anywhere.py` interrupts slow calls at every instruction.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,6 @@ from interruptions.interrupted_tiers import (
     TABLE,
     assert_next_interrupt_is_raised,
     config,
-    default_handler,
     open_tiers,
 )
 from limits.waits import wait_until
@@ -47,13 +47,7 @@ from limits.waits import wait_until
 FIRST_AND_SOME = [*range(1, 250), *range(250, 1 << 20, 97)]
 LIMIT_S = 60.0
 
-pytestmark = pytest.mark.usefixtures("_interrupts")
-
-
-@pytest.fixture
-def _interrupts() -> Iterator[None]:
-    with default_handler():
-        yield
+pytestmark = pytest.mark.usefixtures("interruptible")
 
 
 @pytest.mark.parametrize("call", [hit, release])

@@ -1,8 +1,8 @@
-"""All calls of the tiers, interrupted at every instruction; `test_interrupted.py` has a sample of them."""
+"""Slow calls of the tiers, interrupted at every instruction; `test_interrupted.py` takes a sample of instructions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -28,16 +28,9 @@ from interruptions.interrupted_tiers import (
     TABLE,
     assert_next_interrupt_is_raised,
     config,
-    default_handler,
 )
 
-pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("_interrupts")]
-
-
-@pytest.fixture
-def _interrupts() -> Iterator[None]:
-    with default_handler():
-        yield
+pytestmark = [pytest.mark.deep, pytest.mark.usefixtures("interruptible")]
 
 
 @pytest.mark.parametrize("pool_experts", [0, 4])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.file.faulty_source import FaultySource
 from expertier.tiers.model.span import Span
+from limits.at_once import run_at_once
 from limits.waits import Running, is_waiting, joined, wait_until, when_waiting
 from model_files.gguf_files import Block, BytesSource, ModelFile, write_model
 
@@ -22,12 +23,7 @@ N_THREADS = 6
 N_SLOTS = 4
 
 
-@pytest.fixture(autouse=True)
-def _switch_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
+pytestmark = pytest.mark.usefixtures("switch_often")
 
 
 @pytest.fixture(scope="module")
@@ -59,33 +55,16 @@ def make(model: ModelFile, device: HostDevice, source: object, pool_pages: int) 
     return et.TierManager(model.table, device=device, config=config, source=source)
 
 
-def run_threads(run: Callable[[int], None], n_threads: int = N_THREADS) -> list[BaseException]:
-    errors: list[BaseException] = []
-
-    def guarded(number: int) -> None:
-        try:
-            run(number)
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [
-        threading.Thread(target=guarded, args=(number,), name=f"user-{number}", daemon=True)
-        for number in range(n_threads)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread waits for ever"
-    return errors
+def run_threads(run: Callable[[int], None]) -> None:
+    run_at_once([partial(run, number) for number in range(N_THREADS)])
 
 
 def open_when_all_wait(source: PausedSource) -> None:
-    """Let reads through once one thread of `run_threads` reads and the others wait for it."""
+    """Let reads through once one thread of `run_threads` reads and the other threads wait for it."""
 
     def all_wait() -> bool:
-        users = [thread for thread in threading.enumerate() if thread.name.startswith("user-")]
-        return len(users) == N_THREADS and all(is_waiting(user, "acquire") for user in users)
+        threads = [thread for thread in threading.enumerate() if thread.name.startswith("job-")]
+        return len(threads) == N_THREADS and all(is_waiting(thread, "acquire") for thread in threads)
 
     wait_until(all_wait)
     source.may_read.set()
@@ -111,7 +90,7 @@ def test_leases_of_many_threads_show_the_right_bytes(model: ModelFile, pool_page
                 except SourceError:
                     failures[number] += 1
 
-        assert run_threads(run) == []
+        run_threads(run)
         faults.disarm()
         tiers.check_valid()
         assert 0 < sum(failures) <= faults.injected["read"]  # two experts of one call may have failed
@@ -138,7 +117,7 @@ def test_threads_that_hold_leases_are_refused_rather_than_locked_up(model: Model
                     for group in outer.groups:
                         assert model.wrong_bytes(outer, group) == []
 
-        assert run_threads(run) == []
+        run_threads(run)
         tiers.check_valid()
         tiers.close()
 
@@ -154,7 +133,7 @@ def test_one_expert_wanted_by_all_is_read_once(model: ModelFile) -> None:
                 assert model.wrong_bytes(lease, lease.held) == []
 
         opening = Running(open_when_all_wait, source)
-        assert run_threads(run) == []
+        run_threads(run)
         opening.outcome()
         assert source.reads == 3, "three matrices, once"
         assert tiers.stats().l1.misses == 1

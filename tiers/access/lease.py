@@ -125,7 +125,7 @@ class Lease:
 
     @property
     def held(self) -> ExpertGroup | None:
-        """The group that is valid now, if any."""
+        """The group that is valid now; None where no group is."""
         held = self._held
         if not held[-1]:
             return None
@@ -140,10 +140,10 @@ class Lease:
 
     @property
     def groups(self) -> Iterator[ExpertGroup]:
-        """The groups in turn; each is valid until the next is taken.
+        """The groups, one after another; each is valid until the next one is taken.
 
-        Taking one raises what `TierManager.acquire` raises; the lease then holds nothing and is still to be
-        released.
+        Taking the next group raises what `TierManager.acquire` raises. The lease then holds no slots, but has to be
+        released all the same.
         """
         for number in range(len(self._groups)):
             yield self._take(number)
@@ -159,8 +159,8 @@ class Lease:
     def as_cupy(self, role: str, dtype: npt.DTypeLike | None = None, *, ordinal: int = 0) -> Any:
         """Return a matrix of all slots as a CuPy array on GPU `ordinal`, without a copy; valid while the lease lives.
 
-        uint8 of shape (slots, matrix bytes), or (slots, ne1, ne0) of `dtype` where the elements are plain
-        numbers. Raises what `view` raises, and `DeviceError` without CuPy.
+        The array is uint8 of shape (slots, matrix bytes). With a `dtype`, for matrices of plain numbers, its shape is
+        (slots, ne1, ne0). Raises what `view` and `slots_as_cupy` raise, and `DeviceError` where there is no CuPy.
         """
         return slots_as_cupy(self.view(role), dtype, owner=self, ordinal=ordinal)
 

@@ -193,7 +193,7 @@ class Usage:
                 return
             self._n_exclusive += 1  # keeps new background fills out, for which this would have to wait, too
             try:
-                while self._background:  # background fills hold pins, too; they end without anything of ours
+                while self._background:  # background fills hold pins, too, and end by themselves
                     wait_interruptibly(self._changed)
             finally:
                 self._n_exclusive -= 1

@@ -16,7 +16,8 @@ from expertier.units import mib
 class Budgets:
     """Bytes for the slots (L1) and for the host pool (L2).
 
-    `ledger` lists every consumer of a device's memory, the slots among them; None on the host device.
+    `ledger` lists every consumer of a device's memory, the slots among them. It is None on the host device, and where
+    the user set the size of L1, so that there was nothing to divide.
     """
 
     expert_cache_bytes: int

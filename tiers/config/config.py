@@ -155,7 +155,7 @@ class TierConfig:
                 raise ConfigError(f"{name} is {value!r}: give `auto` or a number of bytes, not below 0")
         if not 0 < self.host_pool_percent <= 100:
             raise ConfigError(
-                f"host_pool_percent is {self.host_pool_percent}: give one above 0 and up to 100"
+                f"host_pool_percent is {self.host_pool_percent}: give a percentage above 0 and up to 100"
             )
 
     def wishes(self) -> Wishes:

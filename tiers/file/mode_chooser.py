@@ -135,7 +135,7 @@ class ModeChooser:
     def _trial_distance(self) -> int:
         """Return after how many reads the next trial begins, so that trials take a small share of all time.
 
-        A trial can be dear: where the page cache holds everything, a direct read takes as long as twenty cached ones.
+        A trial can take long: where the page cache holds everything, a direct read takes as long as 20 cached reads.
         """
         if self._mode is FileMode.PAGE_CACHE:
             usual, trials = self._page_cache, [self._direct]

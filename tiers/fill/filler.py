@@ -1,9 +1,9 @@
 """Serves misses: brings an expert's bytes from host memory or the file into its slot.
 
-        ┌─ L2 has a copy ──────────────────────────────────► copy
-miss ───┼─ L2 has none, but a free block ─► read into it ──► copy
-        ├─ no block is free ─► read into a bounce block ───► copy
-        └─ no pool, and slots are host memory ─► read into the slot
+        ┌─ L2 has a copy ──────────────────────────────────────► copy
+miss ───┼─ L2 has a block for one ─► read into the block ──────► copy
+        ├─ L2 has no block for it ─► read into a bounce block ─► copy
+        └─ L2 is off, and slots are host memory ─► read into the slot
 """
 
 from __future__ import annotations

@@ -214,7 +214,7 @@ class FillWorkers:
         try:
             task()
         except Exception:
-            _log.exception("background work failed, which it should report itself")
+            _log.exception("a background task failed with an error that it should have handled itself")
         with self._lock:
             self._background_running -= 1
             self._changed.notify_all()

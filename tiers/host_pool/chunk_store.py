@@ -140,7 +140,7 @@ class ChunkStore:
         """Return the next step towards another chunk for a class; None where the budget does not allow one.
 
         `tries` counts the steps that this fill has done already. After the first step the class takes no more than its
-        quota, since the free room may be what other pools or classes have just given up for it.
+        quota, but at least one block: the free room may be what other pools or classes have just given up for it.
         """
         if self.account.claim_bytes < size.unit_bytes or self._pause.is_on():
             return None

@@ -104,8 +104,9 @@ class HostPool:
     def begin_fill(self, handle: FillHandle) -> None:
         """Give the handle a block: the expert's copy if there is one (`handle.hit`), otherwise memory to read it into.
 
-        It waits where another fill reads the same expert, and where all blocks and bounce blocks are in use. Raises
-        `DeviceError` where the allocator fails. The caller must call `end_fill` afterwards, even where this raised.
+        It waits where another fill reads the same expert, and where fills or queued copies use all blocks and bounce
+        blocks. Raises `DeviceError` where the allocator fails. The caller must call `end_fill` afterwards, even where
+        this raised.
         """
         with self._lock:
             block = self._blocks.get(handle.key)

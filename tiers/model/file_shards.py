@@ -41,7 +41,7 @@ def read_file_shards(path: Path, type_sizes: TypeSizes = PACKAGE_TYPES) -> tuple
     found = _NAME.fullmatch(path.name)
     if found is None or int(found["count"]) != count:
         raise UnsupportedLayoutError(
-            f"{path} is one of {count} shards ({_COUNT}), but is not named so: name them "
+            f"{path} is one of {count} shards ({_COUNT}), but its name does not say so: name the shards "
             f"NAME-00001-of-{count:05d}.gguf to NAME-{count:05d}-of-{count:05d}.gguf in one folder"
         )
     names = [f"{found['stem']}-{number:05d}-of-{count:05d}.gguf" for number in range(1, count + 1)]

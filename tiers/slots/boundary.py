@@ -186,7 +186,7 @@ class Boundary:
                 "give the expert cache more"
             )
         if n_bytes < 0:
-            raise ValueError(f"asked for {n_bytes} bytes to compute in")
+            raise ValueError(f"asked for {n_bytes} bytes to compute in: give 0 or more")
 
     def _give_quotas(
         self,

@@ -73,8 +73,8 @@ class Rebalance:
 def log_move(found: Proposal) -> None:
     """Log that slots have moved as `found` proposed."""
     _log.info(
-        "slots a layer follow demand: %s of %s missed a step are expected to go, for a move of %s",
-        mib(int(found.saved_bytes)),
+        "the layers' slots follow demand: of %s missed in a step, %s are expected to be saved, for a move of %s",
         mib(int(found.missed_bytes)),
+        mib(int(found.saved_bytes)),
         mib(found.move_bytes),
     )

@@ -47,7 +47,7 @@ class SplitTable:
             for matrix in layer.matrices:
                 if matrix.name not in cuts:
                     raise UnsupportedLayoutError(
-                        f"tensor {matrix.name}: nothing is known of how the engine splits it among devices; use "
+                        f"tensor {matrix.name}: it is not known how the engine splits it among devices; use "
                         "--split-mode layer"
                     )
                 for device, piece in enumerate(cut_matrix(matrix, cuts[matrix.name], ends)):

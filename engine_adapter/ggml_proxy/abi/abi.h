@@ -10,7 +10,7 @@
 
 // Results of expertier_policy::begin that are not a number of misses; nothing was changed.
 enum expertier_begin_status : int32_t {
-    EXPERTIER_BUSY = -1,       // an expert is being filled by someone else, or too few slots are unpinned now
+    EXPERTIER_BUSY = -1,       // another thread is filling an expert, or too few slots are unpinned now
     EXPERTIER_TOO_MANY = -2,   // more distinct experts than the layer has slots
     EXPERTIER_BAD_EXPERT = -3, // an id outside the layer's experts
     EXPERTIER_BAD_CALL = -4,   // tables of another policy version, or a layer, slot or count out of range
@@ -46,8 +46,8 @@ struct expertier_device_lookup {
     void * stream;
     uint32_t spin_limit; // how often a look-up reads its mailbox before it gives up; 0: for about half a second
     void * predict;      // the kernel that predicts; null: there is none
-    int32_t (*event_query)(void * event); // 0: what was recorded is done
-    int32_t layers_ahead;                 // how far ahead experts are predicted (prefetch/run.h); 0: not at all
+    int32_t (*event_query)(void * event); // 0: the work that was recorded is done
+    int32_t layers_ahead;                 // how many layers ahead experts are predicted (prefetch/run.h); 0: none
     int32_t prefetch_pauses; // 1: prefetching pauses while it does not pay, and finds the distance that pays
     void * copy;             // the kernel that copies many pieces (moves.cu)
     // For captured graphs (lookup/captured.h), with the signatures of cuStreamBeginCapture, cuStreamEndCapture,
@@ -62,19 +62,20 @@ struct expertier_device_lookup {
     int32_t (*graph_exec_update)(void * executable, void * graph, void * failure);
 };
 
-// Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is there, is
-// to write EXPERTIER_FILLED to `done`. A return value would not do: an interpreter interrupted on entry returns none.
+// Copies the experts' bytes into their slots; called without any lock. Its last act, when every byte is in its slot, is
+// to write EXPERTIER_FILLED to `done`. A return value would not do: an interpreter that is interrupted as it enters the
+// function returns none.
 #define EXPERTIER_FILLED 0x46494c4c
 typedef void (*expertier_fill)(void * context, int32_t layer, int32_t n, const int32_t * experts, const int32_t * slots,
                                int32_t * done);
 
-// Copies the experts' bytes to where they belong in a streamed layer (expertier_copy), which begins at `streamed` in
-// device memory. Called without any lock; writes EXPERTIER_FILLED to `done` as a fill does.
+// Copies the experts' bytes to their places in a streamed layer (expertier_copy), which begins at `streamed` in device
+// memory. Called without any lock; writes EXPERTIER_FILLED to `done` as a fill does.
 typedef void (*expertier_load)(void * context, int32_t layer, int32_t n, const int32_t * experts, uint64_t streamed,
                                int32_t * done);
 
-// Copies `n_bytes` bytes of a layer's matrix from the file to host memory, for what the engine reads back. `offset`
-// counts from the first expert's first byte, experts one after another. Called without any lock; writes
+// Copies `n_bytes` bytes of a layer's matrix from the file to host memory, when the engine reads an expert tensor back.
+// `offset` counts from the first expert's first byte; the experts follow one another. Called without any lock; writes
 // EXPERTIER_FILLED to `done` as a fill does.
 typedef void (*expertier_read)(void * context, int32_t layer, int32_t matrix, uint64_t offset, uint64_t n_bytes,
                                void * out, int32_t * done);
@@ -83,8 +84,8 @@ typedef void (*expertier_read)(void * context, int32_t layer, int32_t matrix, ui
 // call of `fill` would never return.
 enum expertier_fills : int32_t {
     EXPERTIER_FILLS_SERVED = 0,  // by `fill`
-    EXPERTIER_FILLS_ZEROS = 1,   // the next graph gets zeros, whose slots are FREE afterwards; later graphs wait
-    EXPERTIER_FILLS_REFUSED = 2, // not at all: the batch fails
+    EXPERTIER_FILLS_ZEROS = 1,   // by zeros for the next graph, whose slots are FREE afterwards; later graphs wait
+    EXPERTIER_FILLS_REFUSED = 2, // not at all: a batch that misses fails
 };
 
 struct expertier_matrix {
@@ -92,19 +93,19 @@ struct expertier_matrix {
     int32_t type;             // ggml_type
     int64_t ne0;              // elements a row
     int64_t ne1;              // rows
-    uint64_t expert_bytes;    // of one expert, by what the table knows of its type
+    uint64_t expert_bytes;    // of one expert, as the expert table computed them from the type
     uint64_t offset;          // bytes from the slab's base to this matrix of slot 0
     uint64_t stride;          // bytes from one slot's matrix to the next slot's
-    uint64_t streamed_offset; // the same in a streamed layer, which holds all experts in their own order
+    uint64_t streamed_offset; // the same two in a streamed layer, which holds all experts in the order of their numbers
     uint64_t streamed_stride;
 };
 
 // One piece of an expert: where it lies in a host block, in a slot and in a streamed layer.
 struct expertier_copy {
-    uint64_t source; // bytes from the host block's begin
+    uint64_t source; // bytes from the host block's beginning
     uint64_t offset; // bytes from the slab's base, in slot 0
     uint64_t stride;
-    uint64_t streamed_offset; // bytes from the streamed layer's begin, of expert 0
+    uint64_t streamed_offset; // bytes from the streamed layer's beginning, of expert 0
     uint64_t streamed_stride;
     uint64_t n_bytes;
 };
@@ -117,15 +118,15 @@ struct expertier_layer {
     int32_t n_copies;
     const expertier_copy * copies;
     uint64_t streamed_bytes;
-    int64_t first_copy; // index of its expert 0 in the arrays of expertier_host_copies
+    int64_t first_copy; // index of this layer's expert 0 in the arrays of expertier_host_copies
 };
 
 // Which experts the host pool has complete copies of (tiers/host_pool/copy_directory.py). A thread that holds the lock
-// may read `address`, count itself in and out of `readers`, set `used` and count `hits`. A copy with readers does not
-// move.
+// may read `address`, add itself to `readers` and take itself out again, set `used` and count `hits`. A copy with
+// readers keeps its address.
 struct expertier_host_copies {
-    void * lock;       // laid out as one layer's, see layer_lock.h
-    int64_t * address; // 0: there is none
+    void * lock;       // laid out as the lock of one layer (residency/layer_lock.h)
+    int64_t * address; // of an expert's copy; 0: the pool has none
     int32_t * readers;
     uint8_t * used;
     int64_t * hits; // one number
@@ -138,24 +139,25 @@ struct expertier_binding {
     void * slab_base;
     uint64_t slab_bytes;
     const int64_t * directory;
-    void * locks; // a mutex and a condition variable a layer, see layer_lock.h
+    void * locks; // a mutex and a condition variable for each layer (residency/layer_lock.h)
     expertier_policy policy;
     expertier_fill fill;
     expertier_load load;
     expertier_read read;
     void * fill_context; // the first argument of `fill`, `load` and `read`
     expertier_host_copies host_copies;
-    int32_t sees_all;      // 1: every call must be looked up, also where all experts are in their slots
-    int32_t stream_tokens; // from so many tokens on a layer is streamed; 0: never
+    int32_t sees_all;      // 1: every call must be looked up, even where all of a layer's experts are in their slots
+    int32_t stream_tokens; // a layer is streamed for batches of at least so many tokens; 0: never
 };
 
 // Moves the boundary in the slab between the engine's compute buffers, which begin at the slab's base, and the slots:
-// the first `compute_bytes` are free of slots afterwards. Called while no graph runs on the device and nothing is
-// queued there. It rewrites the binding and `compute` in place, whether it succeeds or not, and writes EXPERTIER_FILLED
-// to `done` when it succeeded.
+// afterwards no slot lies in the slab's first `compute_bytes` bytes. Called while no graph runs on the device and
+// nothing is queued there. It rewrites the binding and `compute` in place, whether it succeeds or not, and writes
+// EXPERTIER_FILLED to `done` when it succeeded.
 typedef void (*expertier_move)(void * context, uint64_t compute_bytes, int32_t * done);
 
-// Writes to `wants` whether layers should have other numbers of slots. After a 1, `move` is called and changes them.
+// Writes 1 to `wants` when layers should have other numbers of slots, else 0. After a 1, `move` is called and changes
+// the numbers.
 typedef void (*expertier_look)(void * context, int32_t * wants);
 
 // The slab's low end, for the engine's compute buffers (compute_region.h).
@@ -163,24 +165,25 @@ struct expertier_compute {
     expertier_move move;
     void * context;
     const expertier_binding * binding; // the one that the tiers were bound with
-    uint64_t compute_bytes;            // free of slots now
-    uint64_t most_bytes;               // that can be free of them
-    int64_t move_cost_bytes;           // missed bytes that are worth a move, beside those that it gives room to
-    int64_t cut_cost_bytes;            // missed bytes that a graph costs because layers lack a slot for each expert
+    uint64_t compute_bytes;            // bytes at the slab's low end that are free of slots now
+    uint64_t most_bytes;               // the most bytes that can be freed of slots there
+    int64_t move_cost_bytes;           // lowering the boundary pays after so many missed bytes, plus the bytes gained
+    int64_t cut_cost_bytes;            // what a graph's cuts cost, in missed bytes; a layer that has a slot for every
+                                       // expert needs no cut
     expertier_look look;               // null: the layers' numbers of slots stay
-    int32_t look_graphs;               // how many graphs come between two looks
+    int32_t look_graphs;               // how many graphs run between two calls of `look`
 };
 
 struct expertier_compute_counts {
     int64_t moves_up, moves_down, failed_moves;
-    int64_t quota_moves;    // for other numbers of slots
-    int64_t move_ns;        // in all of them, once nothing was queued any more
-    int64_t drain_ns;       // before that, waiting for what was
-    int64_t queue_ns;       // of move_ns: queueing the device's work
-    int64_t wait_ns;        // of move_ns: waiting for the device
-    int64_t copies;         // calls that this took
-    int64_t boundary_bytes; // free of slots
-    int64_t needed_bytes;   // of these, up to the highest that a graph needs
-    int64_t buffers;        // of the engine's, in the region
-    int64_t buffer_bytes;   // theirs
+    int64_t quota_moves;    // moves that gave layers other numbers of slots
+    int64_t move_ns;        // time in all moves, from when the device had no work left
+    int64_t drain_ns;       // time before that, waiting for the device's queued work
+    int64_t queue_ns;       // the part of move_ns in which the device's copies were queued
+    int64_t wait_ns;        // the part of move_ns in which the device was waited for
+    int64_t copies;         // calls of the device that the moves took
+    int64_t boundary_bytes; // bytes at the slab's low end that are free of slots now
+    int64_t needed_bytes;   // the part of them that graphs need, up to the highest byte
+    int64_t buffers;        // the engine's compute buffers in the region
+    int64_t buffer_bytes;   // their size
 };

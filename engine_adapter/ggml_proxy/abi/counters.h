@@ -12,11 +12,11 @@
     X(lookups, "policy look-ups, one for each layer call or pass")                                                     \
     X(lookup_ns, "time in the policy, without fills")                                                                  \
     X(fills, "calls of Python for missing or streamed experts")                                                        \
-    X(fill_ns, "time in these calls")                                                                                  \
+    X(fill_ns, "time in the calls that `fills` counts")                                                                \
     X(id_reads, "read-backs of expert ids, one for each layer call")                                                   \
     X(pass_calls, "layer calls that needed more experts than the layer has slots")                                     \
-    X(passes, "passes that these layer calls took")                                                                    \
-    X(fully_resident_calls, "layer calls whose experts were all in place: neither ids nor policy were asked")          \
+    X(passes, "passes that the layer calls of `pass_calls` took")                                                      \
+    X(fully_resident_calls, "layer calls that read no ids: every expert of the layer is in the slot of its number")    \
     X(host_fills, "experts that came from the host pool without Python")                                               \
     X(device_lookups, "layer calls whose ids were looked up on the device")                                            \
     X(device_lookup_waits, "device look-ups that waited for missing experts")                                          \
@@ -38,5 +38,5 @@
     X(streamed_bytes, "bytes that came from the host for streamed layers")                                             \
     X(dropped_writes, "bytes that the loader wrote to expert tensors and the buffer dropped")
 
-// Values as of now, which may fall as well.
+// Values as of now, which may fall as well as rise.
 #define EXPERTIER_GAUGES(X) X(prefetch_layers, "how many layers ahead experts are predicted now; 0: none are")

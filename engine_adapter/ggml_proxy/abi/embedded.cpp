@@ -1,5 +1,5 @@
-// The interpreter is loaded at run time, so that the proxy itself needs no Python. Only functions that every version of
-// Python's C interface has are used.
+// The interpreter is loaded at run time, so that the proxy itself needs no Python. It uses only functions that every
+// version of Python's C interface has.
 //
 //     expertier exec ─► execve(llama-server) ─► ggml loads this library ─► libpython ─► engine_adapter/hosts/exec/embedded.py
 
@@ -47,15 +47,14 @@ template <typename F> bool find(void * library, const char * name, F & function)
 }
 
 bool load(const char * path) {
-    void * library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); // extension modules look its symbols up
+    void * library = dlopen(path, RTLD_NOW | RTLD_GLOBAL); // global: extension modules look its symbols up
     if (library == nullptr) {
         fprintf(stderr, "expertier: %s\n", dlerror());
         return false;
     }
     return find(library, "Py_InitializeEx", python.initialize) &&
            find(library, "Py_IsInitialized", python.is_initialized) &&
-           find(library, "PyRun_SimpleString", python.run) && // PyRun_SimpleStringFlags is what it calls
-           find(library, "PyEval_SaveThread", python.save_thread) &&
+           find(library, "PyRun_SimpleString", python.run) && find(library, "PyEval_SaveThread", python.save_thread) &&
            find(library, "PyGILState_Ensure", python.ensure) && find(library, "PyGILState_Release", python.release);
 }
 
@@ -66,8 +65,8 @@ struct Done {
 };
 
 // Called by exit(), which a tool may call anywhere, even in a signal handler on a thread that holds the interpreter's
-// lock or waits for it. So another thread writes the summary, and where no thread can be started, the tool ends
-// without.
+// lock or waits for it. So another thread writes the summary; where no thread can be started, the tool ends without a
+// summary.
 void stop() {
     auto done = std::make_shared<Done>();
     try {
@@ -80,7 +79,7 @@ void stop() {
             done->changed.notify_all();
         }).detach();
     } catch (const std::system_error &) {
-        return; // no thread can be had any more
+        return; // the system starts no more threads
     }
     std::unique_lock<std::mutex> lock(done->mutex);
     done->changed.wait_for(lock, stop_limit, [&] { return done->is_set; });
@@ -95,17 +94,17 @@ bool start_embedded_tiers() {
         return true;
     }
     if (!load(library)) {
-        fprintf(stderr, "expertier: %s is no Python that tiers can run in; start the tool with `expertier exec`\n",
+        fprintf(stderr, "expertier: the tiers cannot run in the Python of %s; start the tool with `expertier exec`\n",
                 library);
         return false;
     }
     if (python.is_initialized()) {
-        return true; // a Python program has loaded this library, and starts tiers itself
+        return true; // this is a Python program, which starts the tiers itself
     }
     if (const char * home = getenv(home_variable)) {
         setenv("PYTHONHOME", home, 1);
     }
-    python.initialize(0); // without Python's signal handlers: signals are the tool's
+    python.initialize(0); // 0: without Python's signal handlers, as the tool has its own
     unsetenv("PYTHONHOME");
     const char * site = getenv(site_variable);
     const std::string code = std::string("import site\n"

@@ -44,12 +44,12 @@ EXPERTIER_EXPORT int32_t expertier_proxy_abi(void) { return EXPERTIER_ABI; }
 
 EXPERTIER_EXPORT int32_t expertier_proxy_api_version(void) { return GGML_BACKEND_API_VERSION; }
 
-// As expertier_host_block_size, where there is no host library.
+// Does what expertier_host_block_size does, for processes that have no host library.
 EXPERTIER_EXPORT int32_t expertier_proxy_block_size(int32_t type, int64_t * elements, int64_t * n_bytes) {
     return block_size(type, elements, n_bytes);
 }
 
-// Whether compute buffers can lie in the slab, as far as this release of the engine goes: 1 or 0.
+// Whether this release of the engine allows compute buffers in the slab: 1 or 0.
 EXPERTIER_EXPORT int32_t expertier_proxy_can_wrap(void) { return can_wrap(); }
 
 // The engine's own devices that have a proxy, in the engine's order; null after the last.
@@ -58,7 +58,7 @@ EXPERTIER_EXPORT const char * expertier_proxy_device_name(int32_t index) {
     return index >= 0 && (size_t) index < all.size() ? ggml_backend_dev_name(all[index]->inner) : nullptr;
 }
 
-// Binds tiers to the proxy over device `inner_name`; null and `error` filled when that cannot be.
+// Binds tiers to the proxy over device `inner_name`. Returns null and fills `error` when that is not possible.
 EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding * binding, const char * inner_name,
                                                         char * error, size_t error_size) {
     if (binding->abi != EXPERTIER_ABI) {
@@ -80,8 +80,8 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
     }
 }
 
-// Has ids looked up on the device from now on; 0 and `error` filled when that does not work. With a result of 1 `error`
-// may say why nothing is captured or predicted.
+// Has ids looked up on the device from now on. Returns 0 and fills `error` when that does not work. With a result of 1,
+// `error` may still say why graphs are not captured or experts are not predicted.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * self,
                                                             const expertier_device_lookup * driver, char * error,
                                                             size_t error_size) {
@@ -94,8 +94,9 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * se
     }
 }
 
-// Gives the engine's compute buffers on this device the slab's low end from now on, where `most_bytes` is not 0, and
-// has numbers of slots follow demand where there is a `look`; 0 and `error` filled when that cannot be.
+// From now on, gives the engine's compute buffers on this device the slab's low end where `most_bytes` is not 0, and
+// has the layers' numbers of slots follow demand where `look` is not null. Returns 0 and fills `error` when that is not
+// possible.
 EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, const expertier_compute * compute,
                                                       char * error, size_t error_size) {
     try {
@@ -122,7 +123,8 @@ EXPERTIER_EXPORT void expertier_tiers_compute_counts(expertier_tiers * self, exp
     *out = self->region ? self->region->counts() : expertier_compute_counts{};
 }
 
-// The tiers live on until the engine has freed the buffers that use them; compute buffers must have been freed.
+// Takes the tiers from the device. They live on until the engine has freed the expert buffers that use them; compute
+// buffers must have been freed before.
 EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) {
     if (self->region) {
         self->device->remove_region(self->region);
@@ -133,24 +135,26 @@ EXPERTIER_EXPORT void expertier_tiers_unbind(expertier_tiers * self) {
 }
 
 // Between these two calls, expert tensors that loads on this thread place in the buffer type of `self` belong to
-// `self`. A model on several devices begins with each of its tiers, and ends once.
+// `self`. For a model on several devices, begin_load is called for the tiers of each device, and end_load once.
 EXPERTIER_EXPORT void expertier_tiers_begin_load(expertier_tiers * self) { add_loading_tiers(self->tiers); }
 EXPERTIER_EXPORT void expertier_tiers_end_load(void) { add_loading_tiers(nullptr); }
 
-// Expert tensors that any other thread's loads place there belong to `self` from now on; null: to nobody any more.
+// From now on, expert tensors that loads on any other thread place in the buffer type of `self` belong to `self`. Null
+// ends that for all tiers.
 EXPERTIER_EXPORT void expertier_tiers_set_default(expertier_tiers * self) {
     add_default_tiers(self ? self->tiers : nullptr);
 }
 
-// The first expert tensor that the engine has not placed here though it should have; 0: there is none.
+// Writes the name of the first expert tensor that the engine should have placed here and has not. Returns 0 when there
+// is none.
 EXPERTIER_EXPORT int32_t expertier_tiers_unplaced(expertier_tiers * self, char * name, size_t name_size) {
     const std::string found = self->tiers->placement().find_unplaced();
     copy_text(found, name, name_size);
     return !found.empty();
 }
 
-// Until all of them are shown again, loads that choose GPUs by themselves find these alone: proxies over the devices
-// of these names (as expertier_tiers_bind takes them), of which there are `n`; also loads that split tensors, if asked.
+// Until expertier_show_all(), loads that choose GPUs by themselves find only the proxies over these `n` devices, which
+// are named as in expertier_tiers_bind. With `splits_tensors` that holds for loads that split tensors as well.
 EXPERTIER_EXPORT void expertier_show_only(const char * const * inner_names, int32_t n, int32_t splits_tensors) {
     std::vector<const ProxyDevice *> shown;
     for (int32_t i = 0; i < n; i++) {
@@ -162,8 +166,8 @@ EXPERTIER_EXPORT void expertier_show_only(const char * const * inner_names, int3
 }
 EXPERTIER_EXPORT void expertier_show_all(void) { show_all(); }
 
-// How misses are served from now on (expertier_fills); returns once no fill runs that began before. To be called
-// without the interpreter's lock, which such a fill may wait for.
+// Sets how misses are served from now on (expertier_fills), and returns once no fill runs that began before. To be
+// called without the interpreter's lock, as such a fill may wait for that lock.
 EXPERTIER_EXPORT void expertier_tiers_set_fills(expertier_tiers * self, int32_t fills) {
     self->tiers->misses().set_fills((expertier_fills) fills);
 }
@@ -185,8 +189,8 @@ EXPERTIER_EXPORT int32_t expertier_take_error(char * error, size_t error_size) {
     return !text.empty();
 }
 
-// Writes what was counted since the binding was made, in the order of abi/counters.h, as far as `out` has room for `n`
-// numbers. Returns how many there are.
+// Writes what was counted since the binding was made, in the order of abi/counters.h: at most `n` numbers, for which
+// `out` has room. Returns how many numbers there are.
 EXPERTIER_EXPORT int32_t expertier_tiers_counters(expertier_tiers * self, int64_t * out, int32_t n) {
     const Counters & counters = self->tiers->counters;
     const Predictor * predictor = self->tiers->predictor();

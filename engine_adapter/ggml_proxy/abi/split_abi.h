@@ -1,4 +1,4 @@
-// How llama.cpp divides a tensor among the devices of its tensor split. Shared by both libraries and Python.
+// How llama.cpp divides a tensor among the devices of a tensor split. Shared by the proxy, the host library and Python.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +14,9 @@ struct expertier_full_tensor {
     int64_t ne[4];
 };
 
-// Along `axis`, each of the segments is there `repeats` times in a row, and of each such piece device `d` of `n` gets
-// the next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every device the full tensor.
+// Along `axis` a tensor consists of segments. Each segment occurs `repeats[segment]` times in a row, and of each
+// occurrence device `d` of `n` gets the next `ne[segment * n + d]` elements. An axis of 10 (mirrored) gives every
+// device the full tensor.
 struct expertier_split {
     int32_t axis;
     int32_t n_segments;

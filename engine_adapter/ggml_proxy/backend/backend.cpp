@@ -38,7 +38,7 @@ void free_backend(ggml_backend_t backend) {
     }
     ggml_backend_free(proxy->inner);
     if (proxy->device->n_backends -= 1) {
-        wait.linger(); // a context's caches go after its streams, while others decode
+        wait.linger(); // the engine frees a context's caches after its streams, while other contexts decode
     }
     delete proxy;
     delete backend;
@@ -77,7 +77,7 @@ void wait_for(ProxyBackend & from, ProxyBackend & to) {
     if (to.idle == nullptr) {
         to.idle = ggml_backend_event_new(ggml_backend_get_device(to.inner));
     }
-    if (to.idle == nullptr) { // the device has none
+    if (to.idle == nullptr) { // the device has no events
         ggml_backend_synchronize(to.inner);
         return;
     }
@@ -88,15 +88,16 @@ void wait_for(ProxyBackend & from, ProxyBackend & to) {
 bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor * source, ggml_tensor * target) {
     ggml_backend_t inner = unwrap(to);
     if (is_expert_memory(source)) {
-        return false; // ggml reads it and writes what it read
+        return false; // ggml then copies through host memory
     }
     if (from != to && inner != to && unwrap(from) != from && self(to).group && self(from).group == self(to).group) {
-        // Backends copy on the source's stream and have the target's wait for it, but not the other way: where the
-        // engine adds up by copies, it overwrites what the addition before may still read.
+        // Backends copy on the source's stream and have the target's stream wait for the copy. The copy itself does not
+        // wait for the target: where the engine adds shares up by copies, it would overwrite what the addition before
+        // may still read.
         wait_for(self(from), self(to));
     }
     if (!may_write(target)) {
-        return true; // the graph will say why
+        return true; // nothing is written; the next graph fails and says why
     }
     const ggml_tensor read = in_real_buffer(source);
     ggml_tensor write = in_real_buffer(target);
@@ -122,7 +123,7 @@ ggml_guid guid = { 0x65, 0x78, 0x70, 0x65, 0x72, 0x74, 0x69, 0x65, 0x72, 0x2d, 0
 } // namespace
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params) {
-    const LookupExclusion::DeviceWait wait(device.lookup_exclusion); // until it counts as one more
+    const LookupExclusion::DeviceWait wait(device.lookup_exclusion); // until `n_backends` counts this backend
     ggml_backend_t inner = ggml_backend_dev_init(device.inner, params);
     if (inner == nullptr) {
         return nullptr;
@@ -185,7 +186,7 @@ void defer(ProxyBackend & backend, PinnedSlots && slots) {
 }
 
 void drain_backends(ProxyDevice & device) {
-    std::lock_guard<std::mutex> guard(device.backends_mutex); // none of them goes away meanwhile
+    std::lock_guard<std::mutex> guard(device.backends_mutex); // so that no backend is freed meanwhile
     for (ProxyBackend * backend : device.backends) {
         std::vector<PinnedSlots> held;
         {

@@ -1,4 +1,4 @@
-// The proxy backend: a stream of the inner device whose graphs are cut where experts are needed.
+// The proxy backend: a stream of the inner device. Graphs that run on it are cut where a layer needs its experts.
 #pragma once
 
 #include "lookup/captured.h"
@@ -21,18 +21,18 @@ struct ProxyBackend {
     ggml_backend_t inner;
     ggml_gallocr_t pass_allocator = nullptr; // temporaries of passes, made when first needed
 
-    // Slot ids of each layer, keyed by the slot tensor of its first matrix: stable pointers between graphs.
+    // Slot ids of each layer, by the slot tensor of its first matrix, whose address stays the same between graphs.
     std::unordered_map<const ggml_tensor *, LayerIds> ids;
-    PinnedInts read_room;    // for the router's ids
-    uint64_t served_uid = 0; // of the last graph that was found to be served
+    PinnedInts read_room;    // the router's ids are read into it
+    uint64_t served_uid = 0; // the engine's number of the last graph that the tiers were found to serve
     LookupPlan lookup_plan;
     CapturedGraph captured;
-    LeadingNodes leading;                // of segments that are captured
+    LeadingNodes leading;                // the first nodes of segments that are captured
     std::mutex deferred_mutex;           // guards `deferred`
-    std::shared_ptr<BackendGroup> group; // null: the backend is in none
-    ggml_backend_event_t idle = nullptr; // recorded where other backends of the group have to wait
+    std::shared_ptr<BackendGroup> group; // null: the backend is in no group
+    ggml_backend_event_t idle = nullptr; // recorded when another backend of the group has to wait for this one
     std::vector<PinnedSlots> deferred;   // slots that queued work may still read
-    std::weak_ptr<Tiers> streamed;       // the tiers whose streamed layers it has computed on
+    std::weak_ptr<Tiers> streamed;       // the tiers whose streamed layers this backend has computed on
 };
 
 ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);
@@ -40,11 +40,12 @@ ggml_backend_t new_proxy_backend(ProxyDevice & device, const char * params);
 // The backend under a proxy backend; any other backend is returned as it is.
 ggml_backend_t unwrap(ggml_backend_t backend);
 
-// Releases the deferred slots of this backend, once the queued work that reads them is done.
+// Waits for this backend's queued work and releases its deferred slots; does nothing where no slots are deferred.
 void release_deferred(ProxyBackend & backend);
+// Keeps `slots` pinned until the backend is waited for next.
 void defer(ProxyBackend & backend, PinnedSlots && slots);
 
-// Waits for the work that is queued on all backends of a device now, and releases their deferred slots.
+// Waits for the work that all backends of a device have queued by now, and releases their deferred slots.
 void drain_backends(ProxyDevice & device);
 
 void set_n_threads(ggml_backend_t backend, int n_threads);

@@ -25,12 +25,12 @@ template <typename Function> Function find(ggml_backend_reg_t registry, const ch
 } // namespace
 
 void * comm_init(ggml_backend_t * backends, size_t n_backends) {
-    make_group(backends, n_backends); // nobody else says which backends work together
+    make_group(backends, n_backends); // ggml says here, and nowhere else, which backends work together
     std::vector<ggml_backend_t> inner;
     for (size_t i = 0; i < n_backends; i++) {
         inner.push_back(unwrap(backends[i]));
         if (registry_of(inner[i]) != registry_of(inner[0])) {
-            return nullptr; // of different vendors
+            return nullptr; // devices of different vendors cannot add up together
         }
     }
     ggml_backend_reg_t registry = registry_of(inner[0]);

@@ -1,5 +1,5 @@
-// Sums of tensors over several devices, as the engine's own backends do them (NCCL, for instance): ggml's Meta backend
-// asks the devices' registry for these, and falls back on copies where it has none.
+// Sums of tensors over several devices, as the engine's own backends compute them (with NCCL, for instance). ggml's
+// Meta backend asks the devices' registry for these functions, and adds up by copies where the registry has none.
 #pragma once
 
 #include "ggml-backend.h"

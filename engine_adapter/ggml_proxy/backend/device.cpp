@@ -32,7 +32,7 @@ enum ggml_backend_dev_type get_type(ggml_backend_dev_t device) {
 
 enum ggml_backend_dev_type hidden_type(ggml_backend_dev_t) { return GGML_BACKEND_DEVICE_TYPE_IGPU; }
 
-std::atomic<bool> hides_memory{ false }; // of devices that are not shown
+std::atomic<bool> hides_memory{ false }; // hidden devices say that their memory is the CPU's (show_only)
 
 ggml_backend_buffer_type_t hidden_buffer_type(ggml_backend_dev_t) { return ggml_backend_cpu_buffer_type(); }
 
@@ -41,7 +41,7 @@ void get_props(ggml_backend_dev_t device, ggml_backend_dev_props * props) {
     props->name = get_name(device);
     props->description = get_description(device);
     props->type = GGML_BACKEND_DEVICE_TYPE_GPU;
-    props->device_id = nullptr; // the inner device's own id would have the proxy dropped as a duplicate
+    props->device_id = nullptr; // with the inner device's id, the engine would drop the proxy as a duplicate
 }
 
 void show_memory() {
@@ -56,7 +56,7 @@ void show_memory() {
 
 ggml_backend_t init_backend(ggml_backend_dev_t device, const char * params) {
     if (hides_memory) {
-        show_memory(); // the model has its devices, and what computes on them asks for their buffer types
+        show_memory(); // the engine has chosen devices, and what computes on them needs their real buffer types
     }
     return new_proxy_backend(self(device), params);
 }
@@ -213,7 +213,7 @@ void make_proxies(ggml_backend_reg_t registry) {
     for (size_t i = 0; i < n_devices; i++) {
         ggml_backend_dev_t inner = ggml_backend_dev_get(i);
         if (ggml_backend_dev_type(inner) == GGML_BACKEND_DEVICE_TYPE_ACCEL) {
-            continue; // runs a few operations beside another device; nothing of ours can live on it
+            continue; // an accelerator helps another device with a few operations, and has no memory for slots
         }
         auto proxy = std::make_unique<ProxyDevice>();
         proxy->inner = inner;

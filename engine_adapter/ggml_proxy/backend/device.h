@@ -1,4 +1,4 @@
-// The proxy devices: each wraps one real ggml device, with a second, naming device for its expert buffer type.
+// The proxy devices: each wraps one real ggml device, and has a second, naming device for its expert buffer type.
 #pragma once
 
 #include "lookup/exclusion.h"
@@ -19,12 +19,12 @@ struct ProxyBackend;
 struct ProxyDevice {
     ggml_backend_dev_t inner; // the real device
     std::string name;         // "TIER_" and the inner device's name
-    std::string buffer_name;  // "EXPERTS_" and the inner device's name, for --override-tensor
+    std::string buffer_name;  // "EXPERTS_" and the inner device's name, as --override-tensor takes it
     std::string description;
     ggml_backend_device compute; // runs graphs; type GPU, so that layers are placed on it
-    ggml_backend_device naming;  // only carries the expert buffer type, so that it can be found by name
+    ggml_backend_device naming;  // runs nothing; the engine finds the expert buffer type through it, by name
     ggml_backend_buffer_type experts;
-    std::atomic<ggml_backend_buffer_type_t> named{ nullptr }; // what the naming device carries instead of `experts`
+    std::atomic<ggml_backend_buffer_type_t> named{ nullptr }; // the naming device's type; null: `experts`
     std::atomic<int> n_backends{ 0 };                         // streams that may use the slots at the same time
     std::atomic<bool> is_hidden{ false };
     enum ggml_backend_dev_type (*inner_type)(ggml_backend_dev_t) = nullptr; // the real device's own, while it is hidden
@@ -35,7 +35,7 @@ struct ProxyDevice {
 
     // Where the engine may compute: one region for each model whose tiers are bound.
     std::vector<std::shared_ptr<ComputeRegion>> compute_regions();
-    void follow_demand(); // of all that are bound (ComputeRegion)
+    void follow_demand(); // calls ComputeRegion::follow_demand of every region
     bool has_regions() const { return n_regions > 0; }
     void add_region(std::shared_ptr<ComputeRegion> region);
     void remove_region(const std::shared_ptr<ComputeRegion> & region);
@@ -43,9 +43,9 @@ struct ProxyDevice {
     std::mutex backends_mutex; // guards `backends`
     std::vector<ProxyBackend *> backends;
     std::mutex regions_mutex;                            // guards `regions`
-    std::vector<std::shared_ptr<ComputeRegion>> regions; // the first ones have room to compute in
-    std::atomic<int> n_regions{ 0 };                     // of these
-    std::atomic<int> n_bound{ 0 };                       // of all
+    std::vector<std::shared_ptr<ComputeRegion>> regions; // first the `n_regions` in which the engine may compute
+    std::atomic<int> n_regions{ 0 };
+    std::atomic<int> n_bound{ 0 }; // how many `regions` there are, read without the mutex
 };
 
 // The proxy that `device` is the compute device of; null for any other device.
@@ -57,9 +57,9 @@ void make_proxies(ggml_backend_reg_t registry);
 const std::vector<ProxyDevice *> & proxies();
 
 // Hides every GPU but these proxies from a host that does not let its user choose devices. A hidden GPU says that it is
-// an integrated one: the engine takes none of these where there are other GPUs. For tensor split the engine does not
-// ask what kind a device is, and takes all whose memory is not the CPU's: hidden GPUs then also say that their memory
-// is the CPU's, until a proxy that is shown is first used. Not to be called while another thread loads a model.
+// an integrated GPU, which the engine does not take where there are other GPUs. For tensor split the engine does not
+// ask what kind a device is, and takes every device whose memory is not the CPU's: hidden GPUs then also say that their
+// memory is the CPU's, until a proxy that is shown is first used. Not to be called while another thread loads a model.
 void show_only(const std::vector<const ProxyDevice *> & shown, bool splits_tensors);
 void show_all();
 

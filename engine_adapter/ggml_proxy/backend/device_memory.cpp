@@ -18,10 +18,11 @@ namespace expertier {
 
 namespace {
 
-// No memory begins below: a buffer that does is addressed by offsets.
+// No real memory begins below this address: a buffer that seems to begin there counts its addresses from a small
+// number.
 constexpr uintptr_t least_address = 1u << 16;
 
-// Addresses that stand for a buffer's, of memory that is never touched.
+// A range of addresses, without memory, by which Python knows a buffer whose own addresses are not unique.
 struct StandIn {
     void * base;
     size_t size;
@@ -29,7 +30,7 @@ struct StandIn {
     explicit StandIn(size_t n_bytes)
         : base(mmap(nullptr, n_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)), size(n_bytes) {
         if (base == MAP_FAILED) {
-            throw std::runtime_error("there is no address space left for it");
+            throw std::runtime_error("there is no address space left for the device's memory");
         }
     }
     ~StandIn() { munmap(base, size); }
@@ -40,13 +41,13 @@ struct StandIn {
 struct Shared {
     ggml_backend_buffer_t buffer;
     std::unique_ptr<StandIn> instead;
-    std::shared_ptr<QueuedMoves> moves; // once something has moved within it
+    std::shared_ptr<QueuedMoves> moves; // null until something moves within the buffer
 };
 
 std::mutex mutex;
 std::map<uintptr_t, Shared> shared; // by the address that Python knows
 
-// With the mutex held; the end when there is none.
+// The buffer that `address` lies in; shared.end() when there is none. With the mutex held.
 std::map<uintptr_t, Shared>::iterator find_shared(const void * address) {
     const auto at = reinterpret_cast<uintptr_t>(address);
     auto after = shared.upper_bound(at);
@@ -153,7 +154,7 @@ void * share_buffer(ggml_backend_buffer_t buffer) {
 }
 
 void unshare_buffer(ggml_backend_buffer_t buffer) {
-    std::shared_ptr<QueuedMoves> moves; // goes without the lock
+    std::shared_ptr<QueuedMoves> moves; // declared before the guard, so that it is destroyed without the lock
     std::lock_guard<std::mutex> guard(mutex);
     for (auto entry = shared.begin(); entry != shared.end(); ++entry) {
         if (entry->second.buffer == buffer) {
@@ -168,7 +169,7 @@ void unshare_buffer(ggml_backend_buffer_t buffer) {
 
 using namespace expertier;
 
-// Whether the device computes on the host's own memory: 1 or 0; -1 when there is no such device.
+// Whether the device computes on the host's own memory: 1 or 0; -1 when no proxy wraps a device of that name.
 EXPERTIER_EXPORT int32_t expertier_device_is_host(const char * name) {
     ggml_backend_dev_t device = inner_device(name);
     return device ? ggml_backend_buft_is_host(own_buffer_type(device)) : -1;
@@ -186,8 +187,9 @@ EXPERTIER_EXPORT int32_t expertier_device_memory(const char * name, int64_t * fr
     return 1;
 }
 
-// Address of zeroed memory of the device, or of host memory that it copies from at full speed; 0 when it gave none.
-// A device without such host memory has `pinned` answered with -1: any memory does as well.
+// Allocates zeroed memory on the device or, with `pinned`, host memory that the device copies from at full speed.
+// Returns its address; 0 when the device gave no memory; -1 when `pinned` was asked of a device that has no such host
+// memory, for which any host memory does as well.
 EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinned, uint64_t size) {
     ggml_backend_dev_t device = inner_device(name);
     if (device == nullptr) {
@@ -202,7 +204,7 @@ EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinne
             }
             buffer.reset(ggml_backend_buft_alloc_buffer(type, size));
             if (buffer && ggml_backend_buffer_get_type(buffer.get()) != type) {
-                return 0; // pageable memory instead, said to nobody
+                return 0; // the device silently gave pageable memory instead
             }
             if (buffer) {
                 ggml_backend_buffer_clear(buffer.get(), 0);
@@ -221,7 +223,7 @@ EXPERTIER_EXPORT int64_t expertier_memory_alloc(const char * name, int32_t pinne
     }
 }
 
-// 0 when no memory of expertier_memory_alloc begins there.
+// Returns 0 when no memory of expertier_memory_alloc begins at `address`.
 EXPERTIER_EXPORT int32_t expertier_memory_free(uint64_t address) {
     const DevicePlace place = find_device_place(reinterpret_cast<void *>(address));
     if (place.buffer == nullptr || ggml_backend_buffer_get_base(place.buffer) != place.data) {
@@ -232,7 +234,7 @@ EXPERTIER_EXPORT int32_t expertier_memory_free(uint64_t address) {
     return 1;
 }
 
-// These are complete when they return; 0 when the device's side lies in no memory of ours.
+// Both copies are complete when they return. They return 0 when the device's address lies in no memory of ours.
 EXPERTIER_EXPORT int32_t expertier_memory_copy_in(uint64_t target, const void * source, uint64_t n_bytes) {
     const DevicePlace place = find_device_place(reinterpret_cast<void *>(target));
     if (place.buffer == nullptr) {
@@ -253,9 +255,9 @@ EXPERTIER_EXPORT int32_t expertier_memory_copy_out(void * target, uint64_t sourc
     return 1;
 }
 
-// Queues what QueuedMoves::queue does, within the memory of ours that `slab` lies in; nothing else may use it before
-// expertier_memory_finish. 0 when there is none, when a row lies elsewhere, or when the device gave no stream; some
-// rows have been moved then.
+// Calls QueuedMoves::queue for the memory that `slab` lies in, which nothing else may use before
+// expertier_memory_finish. Returns 0 when that is no memory of ours, when a row lies outside of it, or when the device
+// gave no stream; some rows may have been moved then.
 EXPERTIER_EXPORT int32_t expertier_memory_relocate(uint64_t slab, const int64_t * rows, int64_t n,
                                                    const int64_t * zeros, int64_t n_zeros) {
     try {

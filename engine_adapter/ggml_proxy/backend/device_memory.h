@@ -29,10 +29,10 @@ Buffer new_pinned_buffer(ggml_backend_dev_t device, size_t size);
 // `n_bytes` at `address` within `buffer`, as a tensor without a context.
 ggml_tensor bytes_at(ggml_backend_buffer_t buffer, void * address, size_t n_bytes);
 
-// Where an address that Python knows lies: null and null where it is in no memory of ours.
+// The buffer and the place in it that an address of Python's stands for: both null where it is in no memory of ours.
 struct DevicePlace {
     ggml_backend_buffer_t buffer = nullptr;
-    void * data = nullptr; // as the backend has it
+    void * data = nullptr; // the address by which the backend knows the place
 };
 DevicePlace find_device_place(const void * address);
 
@@ -44,13 +44,13 @@ void queue_copy(ggml_backend_t stream, ggml_backend_buffer_t from, void * source
 
 class QueuedMoves;
 
-// The mover for the memory of expertier_memory_alloc that `address` lies in, or that `buffer` is; null for other
-// memory.
+// The queue of moves for the memory of expertier_memory_alloc that `address` lies in, or that `buffer` is; null for any
+// other memory.
 std::shared_ptr<QueuedMoves> find_moves(const void * address);
 std::shared_ptr<QueuedMoves> find_moves_of(ggml_backend_buffer_t buffer);
 
-// Lets Python copy to addresses in `buffer` from here on, and returns the address by which Python knows it. That is the
-// buffer's own address, unless the backend gives the same address to all of its buffers (Vulkan's count from 4096).
+// Lets Python copy to addresses in `buffer` from now on, and returns the address by which Python knows it. That is the
+// buffer's own address, unless the backend gives the same address to all of its buffers (Vulkan's begin at 4096).
 void * share_buffer(ggml_backend_buffer_t buffer);
 void unshare_buffer(ggml_backend_buffer_t buffer);
 

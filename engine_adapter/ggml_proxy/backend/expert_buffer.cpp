@@ -32,10 +32,10 @@ using TiersList = std::vector<std::shared_ptr<Tiers>>;
 
 thread_local TiersList loading_tiers;
 
-constexpr size_t probe_size = 4096; // no expert of a real model begins with as many zeros
+constexpr size_t probe_size = 4096; // no expert of a real model begins with so many zero bytes
 
-std::atomic<bool> has_foreign_bytes{ false }; // another file than our skeleton was loaded
-std::atomic<bool> placement_is_good{ false }; // until expert tensors are made or freed again
+std::atomic<bool> has_foreign_bytes{ false }; // the tool loaded another file than our skeleton
+std::atomic<bool> placement_is_good{ false }; // checked, and still right: false when expert tensors come or go
 
 std::mutex default_mutex;
 TiersList default_tiers;
@@ -70,8 +70,8 @@ void free_buffer(ggml_backend_buffer_t buffer) {
 
 void * get_base(ggml_backend_buffer_t buffer) { return context(buffer)->base; }
 
-// Nothing of the tiers is being loaded: another model's tensors, or an adapter's, which the engine puts where what they
-// change lies.
+// For a tensor that comes while no model is being loaded into tiers: it belongs to a model without tiers, or to an
+// adapter, whose tensors the engine places beside the weights that they change.
 void refuse_tensor(const ggml_tensor * tensor) {
     const std::string reason = Placement::why_unknown(tensor);
     set_error(reason);
@@ -101,7 +101,8 @@ ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
     return GGML_STATUS_SUCCESS;
 }
 
-// The file is the source of truth: what the loader writes is dropped, and what the engine reads back comes from there.
+// The model's file is the source of truth: what the loader writes is dropped, and the engine reads back the file's
+// bytes.
 void memset_tensor(ggml_backend_buffer_t, ggml_tensor *, uint8_t, size_t, size_t) {}
 void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, size_t, size_t size) {
     const char * bytes = static_cast<const char *>(data);
@@ -111,7 +112,7 @@ void set_tensor(ggml_backend_buffer_t buffer, ggml_tensor *, const void * data, 
     }
     context(buffer)->tiers->counters.dropped_writes += (int64_t) size;
 }
-// ggml's Meta backend writes a shard of each row.
+// ggml's Meta backend writes with this call when each row's shard is a part of the row.
 void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const void * data, size_t offset, size_t size,
                    size_t n_copies, size_t, size_t) {
     set_tensor(buffer, tensor, data, offset, size);
@@ -141,7 +142,7 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
         set_error("no address space for " + std::to_string(size) + " bytes of expert tensors");
         return nullptr;
     }
-    auto * self = new ExpertBuffer{ tiers, base, reserved, {}, {} }; // without tiers it refuses each tensor, by name
+    auto * self = new ExpertBuffer{ tiers, base, reserved, {}, {} }; // `tiers` may be null: init_tensor() then refuses
 
     ggml_backend_buffer_i iface = {};
     iface.free_buffer = free_buffer;
@@ -164,8 +165,9 @@ std::string placed_outside(const std::string & name) {
            "override-tensor out of llama.cpp's configuration file (config.ini)";
 }
 
-// An expert matrix of ours that `graph` uses from another buffer, beside others that are in ours; empty: there is none.
-// A graph without any of ours is another model's, a draft's for instance, whose tensors may have the same names.
+// The name of an expert matrix of ours that `graph` uses from another buffer, though it uses further matrices from
+// ours; empty where there is none. A graph that uses nothing from our buffers belongs to another model, such as a draft
+// model, whose tensors may have the same names.
 std::string find_outside(const ggml_cgraph * graph) {
     std::vector<const ggml_tensor *> others;
     std::shared_ptr<Tiers> tiers;
@@ -188,7 +190,7 @@ std::string find_outside(const ggml_cgraph * graph) {
     return {};
 }
 
-bool is_host(ggml_backend_buffer_type_t) { return false; } // else the loader and the CPU backend would touch it
+bool is_host(ggml_backend_buffer_type_t) { return false; } // the loader and the CPU backend would access host memory
 
 } // namespace
 
@@ -246,7 +248,7 @@ const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor) {
     if (tensor == nullptr || tensor->buffer == nullptr || !is_expert_buffer_type(tensor->buffer->buft)) {
         return nullptr;
     }
-    const ExpertBuffer * self = context(tensor->buffer); // null in the empty buffers that only measure
+    const ExpertBuffer * self = context(tensor->buffer); // null where the engine only measures, with empty buffers
     if (self == nullptr) {
         return nullptr;
     }

@@ -1,7 +1,7 @@
-// The backends of one context whose devices share every tensor. ggml's Meta backend hands each of them its share of a
-// graph, one after another, and adds the results up. The host has to wait for a layer's expert ids: a backend that
-// waited at once would keep the other devices' shares from being queued. So each backend queues what it can without
-// waiting, and the last one finishes the graphs of all.
+// The backends of one context whose devices share every tensor. ggml's Meta backend hands each backend its share of a
+// graph, one after another, and adds the results up. The host has to wait for a layer's expert ids. If a backend waited
+// at once, the other devices' shares could not be queued meanwhile. So each backend queues what it can without waiting,
+// and the last one finishes the graphs of all.
 //
 //     device 0   norm, router │ ids, experts, sum
 //     device 1   norm, router │                  ids, experts, sum
@@ -19,7 +19,7 @@ namespace expertier {
 
 struct ProxyBackend;
 
-// A graph of which a first part is queued. Its destructor releases what the graph holds.
+// A graph whose first part is queued. Its destructor releases the slots that the graph holds.
 struct SuspendedGraph {
     virtual ~SuspendedGraph() = default;
     // Queues the rest of the graph.
@@ -31,7 +31,7 @@ struct BackendGroup {
     std::vector<std::unique_ptr<SuspendedGraph>> waiting;
 };
 
-// Makes a group of these backends where all of them are proxy backends; else does nothing.
+// Makes a group of these backends if all of them are proxy backends; otherwise does nothing.
 void make_group(ggml_backend_t * backends, size_t n_backends);
 
 } // namespace expertier

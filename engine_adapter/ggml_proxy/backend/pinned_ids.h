@@ -1,4 +1,5 @@
-// A small buffer of host memory that the device copies to and from at full speed; plain memory where it has none.
+// A small buffer of host memory that the device copies to and from at full speed; plain memory where the device has no
+// such host memory.
 #pragma once
 
 #include "backend/device_memory.h"
@@ -11,7 +12,7 @@ namespace expertier {
 
 class PinnedInts {
   public:
-    // Room for `n` ints, for copies of the device of `backend`. The ints that were there are lost.
+    // Room for `n` ints, for copies by the device of `backend`. The buffer's old contents are lost.
     int32_t * reserve(ggml_backend_t backend, size_t n) {
         if (n > capacity_) {
             capacity_ = n < 256 ? 256 : 2 * n;

@@ -14,16 +14,16 @@ namespace expertier {
 
 namespace {
 
-constexpr size_t most_at_once = 8u << 20; // bytes that rows are picked from
+constexpr size_t most_at_once = 8u << 20; // bytes read at once, from which rows are then picked
 
 [[noreturn]] void refuse(const ggml_tensor * tensor, const std::string & why) {
     const std::string message = std::string("the engine read expert tensor ") + tensor->name +
                                 " back for an operation of its own, and that failed: " + why;
     set_error(message);
-    if (!is_embedded()) { // there the line above was the log's; here nobody may ask for it
+    if (!is_embedded()) { // in a tool set_error() has printed it; elsewhere perhaps nobody takes the error
         fprintf(stderr, "expertier: %s\n", message.c_str());
     }
-    throw std::runtime_error(message); // the alternative is bytes that look like weights
+    throw std::runtime_error(message); // to return would give the engine wrong bytes as weights
 }
 
 } // namespace
@@ -41,7 +41,7 @@ void Readable::read(const ggml_tensor * tensor, void * out, size_t offset, size_
     const size_t span = (n_rows - 1) * stride + size;
     auto found = by_address_.upper_bound(first);
     if (found == by_address_.begin() || first + span > std::prev(found)->first + std::prev(found)->second.n_bytes) {
-        refuse(tensor, "it is no part of one that the tiers serve");
+        refuse(tensor, "it is no part of a tensor that the tiers serve");
     }
     --found;
     const Matrix & matrix = found->second;

@@ -1,4 +1,4 @@
-// Reads of expert tensors by the engine itself, as when it saves a model, dumps tensors or copies them to another
+// Serves the engine's own reads of expert tensors, when it saves a model, dumps tensors or copies them to another
 // backend. The bytes come from the model's file.
 #pragma once
 
@@ -15,9 +15,9 @@ class Readable {
   public:
     void add(const ggml_tensor * tensor, Tiers & tiers, MatrixRef ref);
 
-    // Copies `n_rows` pieces of `size` bytes of `tensor`, the first at `offset` and each `stride` bytes after the one
-    // before, to `out`, where they are `out_stride` apart. There is no way to say that a read failed but to throw:
-    // std::runtime_error, with the tiers' error set.
+    // Copies `n_rows` pieces of `size` bytes of `tensor` to `out`. The first piece begins at `offset`, and the
+    // beginnings are `stride` bytes apart in the tensor and `out_stride` bytes apart in `out`. ggml's read calls return
+    // no status, so a failed read throws std::runtime_error, and sets the thread's error (residency/errors.h).
     void read(const ggml_tensor * tensor, void * out, size_t offset, size_t size, size_t n_rows = 1, size_t stride = 0,
               size_t out_stride = 0) const;
 

@@ -8,11 +8,11 @@ namespace expertier {
 
 class RunLock {
   public:
-    class Run { // held by a graph from its first look at the slots until it has queued its last node
+    class Run { // a graph holds it from when it first reads where slots lie until it has queued its last node
       public:
         explicit Run(RunLock & lock) : lock_(lock) {
             std::unique_lock<std::mutex> guard(lock_.mutex_);
-            // A move goes first: contexts that take turns could keep it waiting for ever.
+            // A waiting move goes first: contexts whose graphs take turns could keep it waiting for ever.
             lock_.changed_.wait(guard, [this] { return lock_.n_movers_ == 0; });
             lock_.n_running_ += 1;
         }
@@ -30,7 +30,7 @@ class RunLock {
         RunLock & lock_;
     };
 
-    class Alone { // held by a move; a thread that holds a Run must not ask for it
+    class Alone { // a move holds it; a thread that holds a Run must not ask for it
       public:
         explicit Alone(RunLock & lock) : lock_(lock) {
             std::unique_lock<std::mutex> guard(lock_.mutex_);

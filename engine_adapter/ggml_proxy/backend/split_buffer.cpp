@@ -26,7 +26,8 @@ bool are_equal(const Splits & a, const Splits & b) {
     });
 }
 
-// What a Meta device of ours asks about its tensors. ggml keeps such devices until the process ends, and so do we.
+// What ggml asks us about the tensors of a Meta device of ours. ggml keeps Meta devices until the process ends, so
+// these objects stay as well.
 struct SplitExperts {
     std::vector<ggml_backend_dev_t> devices;
     Splits splits;
@@ -37,13 +38,13 @@ constexpr char lost_name[] = "Meta()";
 constexpr char our_name[] = "Tier()";
 static_assert(sizeof(lost_name) == sizeof(our_name));
 
-std::mutex mutex; // ggml's own tables of Meta devices have none
+std::mutex mutex; // guards `all`, and ggml's own tables of Meta devices, which have no lock
 std::vector<std::unique_ptr<SplitExperts>> all;
 
 ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * context) {
     const SplitExperts & self = *static_cast<const SplitExperts *>(context);
     ggml_backend_meta_split_state state = {};
-    state.axis = GGML_BACKEND_SPLIT_AXIS_MIRRORED; // of a tensor that is none of ours: no slot has its shape
+    state.axis = GGML_BACKEND_SPLIT_AXIS_MIRRORED; // a tensor that is not ours; it gets no slot, as none has its shape
     state.nr[0] = 1;
     state.n_segments = 1;
     const auto found = self.splits.find(tensor->name);
@@ -57,9 +58,10 @@ ggml_backend_meta_split_state split_of(const ggml_tensor * tensor, void * contex
     return state;
 }
 
-// The engine's loader takes buffer types of one name for one. In releases that lose the names of the parts, all Meta
-// types are called the same; then ours gets another name of the same length, where theirs is kept. Options of its tools
-// end a name at a comma, so that none is left in ours.
+// Gives the buffer type a name of its own, because the engine's loader takes buffer types of the same name for the same
+// type. In some releases the name lacks the devices' names, so that all Meta types have the same name; then a name of
+// the same length is written over it, in place. Options of the engine's tools end a name at a comma, so commas are
+// replaced.
 void tell_apart(ggml_backend_buffer_type_t type) {
     char * name = const_cast<char *>(ggml_backend_buft_name(type));
     std::replace(name, name + strlen(name), ',', '+');
@@ -73,7 +75,7 @@ void tell_apart(ggml_backend_buffer_type_t type) {
 
 ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && devices, Splits && splits) {
     std::lock_guard<std::mutex> guard(mutex);
-    for (const auto & known : all) { // the same model again
+    for (const auto & known : all) { // a model that is loaded again gets the same type
         if (known->type && known->devices == devices && are_equal(known->splits, splits)) {
             return known->type;
         }
@@ -92,8 +94,8 @@ ggml_backend_buffer_type_t buffer_type(std::vector<ggml_backend_dev_t> && device
 
 } // namespace expertier
 
-// The ggml buffer type for expert tensors that are split among the devices of `tiers`: `splits[i]` is that of the
-// tensor `names[i]`. Null and `error` filled when that cannot be.
+// The ggml buffer type for expert tensors that are split among the devices of `tiers`: the tensor `names[i]` is split
+// as `splits[i]` says. Returns null and fills `error` when that is not possible.
 EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * tiers, int32_t n_tiers,
                                                     const char * const * names, const expertier_split * splits,
                                                     int32_t n_splits, char * error, size_t error_size) {
@@ -113,8 +115,8 @@ EXPERTIER_EXPORT void * expertier_split_buffer_type(expertier_tiers * const * ti
     }
 }
 
-// Has the engine find `type` by its name among its devices' buffer types, until it is null: for a host that loads a
-// model by itself. Returns the name.
+// Has the engine find `type` by its name among its devices' buffer types, for a host that loads a model by itself, and
+// returns the name. A null `type` ends that.
 EXPERTIER_EXPORT const char * expertier_name_split_type(expertier_tiers * tiers, ggml_backend_buffer_type_t type) {
     tiers->device->named = type;
     return type ? ggml_backend_buft_name(type) : "";

@@ -12,12 +12,13 @@ namespace expertier {
 namespace {
 
 // ggml's allocator keeps the layout of a wide graph for a narrow one, so that the narrow graph needs as much of the
-// slab. The allocator lays a graph out anew where a tensor asks for more bytes than the layout gives it. So one input
-// of a narrow graph asks for more than it has in any wide graph.
+// slab as the wide one. The allocator makes a new layout when a tensor asks for more bytes than the layout gives it. So
+// one input of a narrow graph asks for more bytes than it has in any wide graph.
 constexpr size_t sentinel_bytes = size_t{ 256 } * 1024;
 constexpr int64_t narrow_tokens = 32;
 
-// Inputs with a number for each token, by the engine's names; the scheduler's copy on our device has them in its own.
+// Inputs with a number for each token, by the engine's names. The scheduler's copy of an input on our device has a name
+// that contains the input's name.
 constexpr const char * token_inputs[] = { "#inp_pos#", "#attn_inp_k_idxs#" };
 
 ProxyDevice & self(ggml_backend_buffer_type_t type) { return *static_cast<ProxyDevice *>(type->context); }
@@ -45,7 +46,7 @@ size_t get_alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tenso
     return is_sentinel(tensor) && self(type).has_regions() ? size + sentinel_bytes : size;
 }
 
-// Since weights and caches have a call of their own, what comes here is to be computed in.
+// Weights and caches come through alloc_buffer_n, so a buffer that is asked for here is a compute buffer.
 ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size) {
     const LookupExclusion::DeviceWait wait(self(type).lookup_exclusion);
     const auto regions = self(type).compute_regions();
@@ -55,14 +56,15 @@ ggml_backend_buffer_t alloc_buffer(ggml_backend_buffer_type_t type, size_t size)
         }
     }
     if (!regions.empty()) {
-        GGML_LOG_WARN("%s: no place for %.2f MiB to compute in beside one expert slot a layer: allocated apart\n",
+        GGML_LOG_WARN("%s: the slab has no place for a compute buffer of %.2f MiB beside one expert slot for each "
+                      "layer, so the buffer is allocated outside of the slab\n",
                       self(type).name.c_str(), (double) size / 1024.0 / 1024.0);
     }
     return ggml_backend_buft_alloc_buffer(inner(type), size);
 }
 
-// Not every release has the call for the buffers of weights and caches. Templates, as what is missing must not be
-// named.
+// Not every release has alloc_buffer_n, the call for the buffers of weights and caches. These are templates, so that
+// the code compiles where the member does not exist.
 template <typename T> auto pass_many_through(T & iface, int) -> decltype(iface.alloc_buffer_n, bool()) {
     iface.alloc_buffer_n = [](ggml_backend_buffer_type_t type, auto * tensors, int n_tensors) {
         const LookupExclusion::DeviceWait wait(self(type).lookup_exclusion);

@@ -1,4 +1,4 @@
-// The proxy device's buffer type: the inner device's own, but for compute buffers, which get their place in the slab.
+// The proxy device's buffer type: the inner device's own type, except that compute buffers get a place in the slab.
 #pragma once
 
 #include "ggml-backend-impl.h"
@@ -7,10 +7,10 @@ namespace expertier {
 
 struct ProxyDevice;
 
-// Fills in `type`, of `device`. Weights and caches pass through, and get buffers of the inner type.
+// Fills in `type`, the buffer type of `device`. Weights and caches get buffers of the inner type.
 void init_wrapper_type(ggml_backend_buffer_type_t type, ProxyDevice & device);
 
-// Whether this engine tells weights from compute buffers when it allocates them; without that nothing can pass through.
+// Whether this engine allocates weights and compute buffers by different calls; the wrapper cannot work without that.
 bool can_wrap();
 
 } // namespace expertier

@@ -9,7 +9,7 @@
 namespace expertier {
 
 const ExpertTensor * find_expert_operand(const ggml_tensor * node) {
-    const bool runs = node->flags & GGML_TENSOR_FLAG_COMPUTE; // backends skip the others, and so must we
+    const bool runs = node->flags & GGML_TENSOR_FLAG_COMPUTE; // backends skip nodes without this flag, so we do too
     return runs && node->op == GGML_OP_MUL_MAT_ID ? find_expert_tensor(node->src[0]) : nullptr;
 }
 
@@ -31,7 +31,7 @@ ExpertCall find_call(ggml_cgraph * graph, int first, const ExpertTensor & expert
         if (belongs(call, graph->nodes[i])) {
             call.last = i;
         } else if (find_expert_operand(graph->nodes[i])) {
-            break; // the next layer
+            break; // the next layer's call begins here
         }
     }
     return call;

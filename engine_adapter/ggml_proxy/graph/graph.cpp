@@ -1,10 +1,10 @@
 // Between two cuts a segment of the graph runs on the inner backend. At a cut the expert ids of the next layer are
-// known, and the layer's nodes are pointed at where its experts are, until the run ends.
+// known, and the layer's nodes are redirected to where its experts are. The redirection is undone when the run ends.
 //
 //     ... attention, router | gate, up, GLU, down, attention, router | gate, up, ...
 //                           ^ cut of layer l                         ^ cut of layer l + 1: l is done, end its path
 //
-// How a layer is served, and whether that needs a cut and the ids at all, is its path's business (layer_path.h).
+// A layer's path (layer_path.h) decides how the layer is served, and whether that needs a cut and the ids at all.
 
 #include "graph/graph.h"
 
@@ -34,7 +34,7 @@ class GraphRun : public SuspendedGraph {
     GraphRun(const GraphRun &) = delete;
     GraphRun & operator=(const GraphRun &) = delete;
 
-    // Whatever happened, no slot stays pinned for longer than what is queued may read it.
+    // However the run ended, no slot stays pinned for longer than queued work may read it.
     ~GraphRun() override {
         if (backend_.group && path_) {
             path_->defer();
@@ -54,7 +54,7 @@ class GraphRun : public SuspendedGraph {
         return status;
     }
 
-    // Queues all that needs nothing of the host; the rest is for finish().
+    // Queues the nodes that need nothing of the host; finish() queues the rest.
     ggml_status begin() {
         if (!check()) {
             return GGML_STATUS_FAILED;
@@ -75,7 +75,7 @@ class GraphRun : public SuspendedGraph {
     }
 
   private:
-    // Whether we can run this graph; looked at again only when the engine has made a new one.
+    // Whether we can run this graph; checked again only when the engine has made a new graph.
     bool check() {
         const uint64_t uid = graph_uid(graph_);
         if ((uid == 0 || uid != backend_.served_uid) && !is_served()) {
@@ -85,13 +85,13 @@ class GraphRun : public SuspendedGraph {
         return true;
     }
 
-    // Points nodes at experts and cuts before layers, from `node_` on: to the end, or to the first cut.
+    // From `node_` on, redirects expert nodes and cuts the graph before layers: to the end, or only to the first cut.
     ggml_status run_nodes(bool stops_at_cut) {
         for (int & i = node_; i < graph_->n_nodes; i++) {
             ggml_tensor * node = graph_->nodes[i];
             const ExpertTensor * expert = find_expert_operand(node);
             if (expert == nullptr || ggml_is_empty(node)) {
-                continue; // a call with 0 rows is a no-op, on the inner backend too
+                continue; // a call with 0 rows computes nothing, on the inner backend as well
             }
             begin_graph(expert->tiers);
             if (LayerPath * path = paths_.by_layer(*expert)) {
@@ -116,8 +116,8 @@ class GraphRun : public SuspendedGraph {
         return GGML_STATUS_SUCCESS;
     }
 
-    // The engine asks before it gives a node to a device, but a graph that it did not ask for would read where no
-    // bytes are, and end the process.
+    // The engine asks a device whether it can run a node before it places the node there. A graph of whose nodes it did
+    // not ask would read addresses that have no memory, and end the process.
     bool is_served() const {
         const std::string misplacement = find_misplacement(graph_);
         if (!misplacement.empty()) {
@@ -158,7 +158,7 @@ class GraphRun : public SuspendedGraph {
         } else {
             const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call); // waits for the backend
             backend_.deferred.clear();
-            end_layer(true); // before waiting for slots: a context never holds one layer while it waits for another
+            end_layer(true); // before waiting for slots: a context never holds slots of one layer and waits for another
             if (!ids_are_valid) {
                 return GGML_STATUS_FAILED;
             }
@@ -180,17 +180,17 @@ class GraphRun : public SuspendedGraph {
     ProxyBackend & backend_;
     ggml_cgraph * graph_;
     GraphSegments segments_;
-    int node_ = 0;                 // the first that has not been looked at
-    std::shared_ptr<Tiers> tiers_; // of the graph's experts, once one was met
-    ExpertCall call_;              // the layer that is open
+    int node_ = 0;                 // the first node that run_nodes() has not looked at
+    std::shared_ptr<Tiers> tiers_; // the tiers of the graph's experts; null until the first expert node
+    ExpertCall call_;              // the call of the open layer
     PathChoice paths_;
-    LayerPath * path_ = nullptr; // of the layer that is open; null while none is
+    LayerPath * path_ = nullptr; // the path of the open layer; null while no layer is open
 };
 
-// Slots of layers before stay pinned until the backend is waited for anyway: one wait more a layer would leave the
-// device without work.
+// The slots of a layer stay pinned until the backend is waited for anyway, because a further wait for each layer would
+// leave the device without work.
 ggml_status compute_in_group(ProxyBackend & backend, ggml_cgraph * graph) {
-    struct Waiting { // nobody is left waiting after the last one, or a failure
+    struct Waiting { // after the last backend's share, or after a failure, no graph of the group is left waiting
         BackendGroup & group;
         bool keeps = false;
         ~Waiting() {
@@ -205,7 +205,7 @@ ggml_status compute_in_group(ProxyBackend & backend, ggml_cgraph * graph) {
         return status;
     }
     if (!run->is_done()) {
-        waiting.group.waiting.push_back(std::move(run)); // there is room
+        waiting.group.waiting.push_back(std::move(run)); // make_group() has reserved the memory
     }
     if (&backend != waiting.group.last) {
         waiting.keeps = true;
@@ -236,10 +236,10 @@ ggml_status compute_graph(ProxyBackend & backend, ggml_cgraph * graph) {
             return *done;
         }
         return GraphRun(backend, graph).run();
-    } catch (const std::bad_alloc &) { // ggml's C frames cannot be unwound
+    } catch (const std::bad_alloc &) { // no exception may pass through ggml's C frames
         return GGML_STATUS_ALLOC_FAILED;
     } catch (abi::__forced_unwind &) {
-        throw; // Python ends a thread that asks for its lock while the process ends: only let it go
+        throw; // Python ends a thread that asks for its lock while the process ends, and that must not be stopped
     } catch (...) {
         return GGML_STATUS_FAILED;
     }

@@ -10,7 +10,7 @@ namespace expertier {
 
 namespace {
 
-constexpr size_t alignment = 256; // of each copy
+constexpr size_t alignment = 256; // of the beginning of each copy
 
 } // namespace
 
@@ -22,7 +22,7 @@ void InputBackup::find(const ggml_cgraph * graph) {
         for (int j = 0; j < GGML_MAX_SRC; j++) {
             const ggml_tensor * source = graph->nodes[i]->src[j];
             const ggml_tensor * base = source && source->view_src ? source->view_src : source;
-            // Weights and key-value caches are in buffers of other uses, and are nobody else's memory.
+            // Weights and key-value caches lie in buffers that are not for computing: no node is given their memory.
             if (base == nullptr || base->buffer == nullptr ||
                 base->buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE || ggml_is_empty(base) ||
                 !known.insert(base).second) {
@@ -36,7 +36,7 @@ void InputBackup::find(const ggml_cgraph * graph) {
 
 bool InputBackup::reserve(ggml_backend_t backend) {
     if (n_bytes_ > 0 && (!copies_ || ggml_backend_buffer_get_size(copies_.get()) < n_bytes_)) {
-        ggml_backend_synchronize(backend); // copies may still be on their way back
+        ggml_backend_synchronize(backend); // a queued restore may still read the copies
         copies_ = new_device_buffer(ggml_backend_get_device(backend), n_bytes_);
         if (!copies_) {
             return false;

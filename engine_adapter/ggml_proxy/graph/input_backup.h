@@ -1,5 +1,5 @@
-// A backup of what a graph reads and does not compute, so that the graph can be run again: the engine's allocator gives
-// the memory of an input to later nodes once it has been read for the last time.
+// A backup of a graph's inputs, which the graph reads and does not compute, so that the graph can be run again. Without
+// it that is not possible: the engine's allocator gives an input's memory to later nodes after its last read.
 #pragma once
 
 #include "backend/device_memory.h"
@@ -16,11 +16,11 @@ namespace expertier {
 class InputBackup {
   public:
     void find(const ggml_cgraph * graph);
-    // Has room for copies of all of them; false when the device has no memory for it.
+    // Makes room for copies of all inputs; false when the device has no memory for them.
     bool reserve(ggml_backend_t backend);
-    // What is to be copied for it.
+    // The copies that make the backup.
     const std::vector<CopyRow> & rows() const { return rows_; }
-    // Queues the way back.
+    // Queues the copies from the backup back to the inputs.
     void restore(ggml_backend_t backend);
 
   private:
@@ -28,7 +28,7 @@ class InputBackup {
         ggml_backend_buffer_t buffer;
         void * data;
         size_t n_bytes;
-        size_t offset; // of the copy
+        size_t offset; // of the input's copy in the backup
     };
     char * copy_of(const Input & input) const;
 

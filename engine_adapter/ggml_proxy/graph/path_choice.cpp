@@ -4,7 +4,8 @@ namespace expertier {
 
 namespace {
 
-// From so many rows an expert on average, every expert is likely to be among them: all are streamed, and no ids are read.
+// With so many rows for each expert on average, the router has probably chosen every expert: all of them are streamed,
+// and no ids are read.
 constexpr int64_t rows_an_expert = 4;
 
 } // namespace

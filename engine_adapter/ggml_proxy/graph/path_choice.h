@@ -1,5 +1,5 @@
-// The ways to serve a layer, and the one place where they are chosen. A new way is a class in graph/paths/, a member here,
-// and the line in path_choice.cpp that says which calls it serves.
+// The ways to serve a layer, and the one place where they are chosen. A new way is a class in graph/paths/, a member
+// here, and the line in path_choice.cpp that says which calls it serves.
 #pragma once
 
 #include "graph/paths/fully_resident.h"
@@ -9,7 +9,8 @@
 
 namespace expertier {
 
-// The ways of one run of a graph. Each is asked for as soon as enough is known: what is decided early spares a wait.
+// The ways to serve the layers in one run of a graph. For each layer the three questions below are asked in their
+// order, each as soon as enough is known about the call, because an early answer saves a wait.
 class PathChoice {
   public:
     PathChoice(ProxyBackend & backend, ggml_cgraph * graph, GraphSegments & segments)

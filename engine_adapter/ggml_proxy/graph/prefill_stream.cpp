@@ -80,7 +80,7 @@ bool PrefillStream::upload(Place & place, int layer, const std::vector<int32_t> 
     ggml_backend_t uploader = uploader_.get();
     queue_after_computing(place, uploader);
     queue_after_computing(place, copier_.get());
-    std::vector<int32_t> others; // allocated before anything is held
+    std::vector<int32_t> others; // neither in a slot nor in the host pool; allocated before anything is held
     others.reserve(experts.size());
     place.reads = HostReads(tiers_.host_copies(), experts.size());
     place.layer = layer;
@@ -109,7 +109,7 @@ bool PrefillStream::upload(Place & place, int layer, const std::vector<int32_t> 
     bool is_complete = true;
     if (!others.empty()) {
         if (place.was_used && place.computed) {
-            ggml_backend_event_synchronize(place.computed.get()); // Python's copies know nothing of our streams
+            ggml_backend_event_synchronize(place.computed.get()); // Python's copies do not wait for our streams
         }
         is_complete = tiers_.misses().load(layer, others, place.address);
         for (const expertier_copy & piece : tiers_.slots().copies(layer)) {

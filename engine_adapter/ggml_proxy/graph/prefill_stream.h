@@ -1,5 +1,6 @@
-// Layers that pass by: two places in device memory, each for all experts of one layer in their own order. While a layer
-// computes in one place, the next is uploaded to the other, on a stream of its own. Nothing is evicted for it.
+// Streams whole layers past the slots. Device memory has two places, each with room for all experts of one layer in the
+// order of their numbers. While one layer computes in its place, the next layer is uploaded to the other place, on a
+// stream of its own. No expert is evicted from a slot for that.
 #pragma once
 
 #include "abi/abi.h"
@@ -18,12 +19,12 @@ class Tiers;
 
 class PrefillStream {
   public:
-    // Throws std::runtime_error when the device has no room for it.
+    // Throws std::runtime_error when the device has no room for the two places.
     PrefillStream(Tiers & tiers, const expertier_binding & binding, ggml_backend_dev_t device);
     PrefillStream(const PrefillStream &) = delete;
     PrefillStream & operator=(const PrefillStream &) = delete;
 
-    // One graph's use of the places; other contexts wait meanwhile.
+    // One graph's use of the places; the graphs of other contexts wait until it ends.
     class Use {
       public:
         Use(PrefillStream & stream, ggml_backend_t compute)
@@ -32,10 +33,10 @@ class PrefillStream {
         Use(const Use &) = delete;
         Use & operator=(const Use &) = delete;
 
-        // Has `experts` of `layer` in a place for what is queued on the graph's stream from now on; false after an
-        // error. Everything that reads the layer before must have been queued.
+        // Brings `experts` of `layer` to a place, for what is queued on the graph's stream from now on; false after an
+        // error. Everything that reads the layer brought before must have been queued.
         bool bring(int layer, const std::vector<int32_t> & experts);
-        // One matrix of all experts of the layer that was brought last.
+        // The matrix of number `index` of all experts of the layer that was brought last.
         ggml_tensor * matrix(int index) const;
 
       private:
@@ -44,12 +45,12 @@ class PrefillStream {
         PrefillStream & stream_;
         std::lock_guard<std::mutex> guard_;
         ggml_backend_t compute_;
-        int place_ = -1; // none yet
+        int place_ = -1; // no layer has been brought yet
         int layer_ = -1;
     };
 
-    // Waits for what `compute` has to do on streamed layers, before it is freed: an event may refer to the backend that
-    // it was recorded on, as Vulkan's do.
+    // To be called before `compute` is freed: waits for its work on streamed layers, because an event may refer to the
+    // backend that it was recorded on, as Vulkan's do.
     void forget(ggml_backend_t compute);
 
   private:
@@ -66,13 +67,13 @@ class PrefillStream {
 
     static constexpr int n_places = 2;
     struct Place {
-        ~Place(); // also of those that there were when the next one found no memory
+        ~Place(); // unshares the buffer, even where a later place finds no memory and the constructor throws
         Buffer buffer;
-        void * address = nullptr;         // by which Python knows it
-        Event uploaded, copied, computed; // null where the device has no events: then streams are drained
+        void * address = nullptr;         // the address by which Python knows the place
+        Event uploaded, copied, computed; // null where the device has no events; then streams are drained instead
         bool was_used = false;            // `computed` has been recorded
-        ggml_backend_t user = nullptr;    // on which
-        int layer = -1;                   // whose slots are held
+        ggml_backend_t user = nullptr;    // the backend that `computed` was recorded on
+        int layer = -1;                   // the layer whose slots are in `held`
         std::vector<int32_t> held;        // slots that the upload copies from
         HostReads reads;
         std::vector<std::vector<ggml_tensor *>> matrices; // of each layer
@@ -81,14 +82,15 @@ class PrefillStream {
     bool upload(Place & place, int layer, const std::vector<int32_t> & experts, ggml_backend_t compute);
     void queue_after_computing(Place & place, ggml_backend_t stream) const;
     void end_stream(const Event & done, ggml_backend_t stream, ggml_backend_t compute) const;
-    void end_upload(Place & place); // waits for it, and lets go of what it read
+    void end_upload(Place & place); // waits for the upload, and releases the slots and copies that it read
     void record_computed(Place & place, ggml_backend_t compute);
 
     Tiers & tiers_;
     std::mutex mutex_;
     std::unique_ptr<ggml_context, FreeContext> context_;
-    std::unique_ptr<ggml_backend, FreeBackend> uploader_; // from the host
-    std::unique_ptr<ggml_backend, FreeBackend> copier_;   // from slots: kernels may hold these up, but not the link
+    std::unique_ptr<ggml_backend, FreeBackend> uploader_; // copies from the host
+    std::unique_ptr<ggml_backend, FreeBackend> copier_;   // copies from slots; kernels may delay these, so uploads have
+                                                          // a stream of their own and keep the link busy
     Place places_[n_places];
     int next_ = 0;
 };

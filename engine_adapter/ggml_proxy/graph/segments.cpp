@@ -7,8 +7,8 @@ namespace expertier {
 
 namespace {
 
-// A segment of a graph that was seen before is told by a number made from the graph's, and the inner backend need not
-// compare it node by node.
+// The engine numbers its graphs, and backends take graphs of one number for the same graph. A segment gets a number
+// made from its graph's, so that the inner backend need not compare it node by node with the segment of the run before.
 template <typename G> auto uid_of(const G * graph, int) -> decltype((uint64_t) graph->uid) { return graph->uid; }
 template <typename G> uint64_t uid_of(const G *, long) { return 0; }
 template <typename G> auto set_uid(G & graph, uint64_t uid, int) -> decltype(graph.uid, void()) { graph.uid = uid; }
@@ -55,7 +55,7 @@ void GraphSegments::redirect(ggml_tensor * node, ggml_tensor * experts, ggml_ten
     redirected_.push_back({ node, node->src[0], node->src[2] });
     node->src[0] = experts;
     node->src[2] = ids;
-    // A layer's tensor stays, but what it says of the slots does not.
+    // The tensor over a layer's slots is always the same object, but its address and its number of slots change.
     for (uint64_t part :
          { (uint64_t) reinterpret_cast<uintptr_t>(experts), (uint64_t) reinterpret_cast<uintptr_t>(experts->data),
            (uint64_t) experts->ne[2], (uint64_t) reinterpret_cast<uintptr_t>(ids->data) }) {

@@ -1,4 +1,4 @@
-// A graph on its way to the inner backend: segment by segment, with expert nodes redirected to where their experts are.
+// Hands a graph to the inner backend segment by segment, with expert nodes redirected to where their experts are.
 #pragma once
 
 #include "backend/backend.h"
@@ -8,10 +8,11 @@
 
 namespace expertier {
 
-// The engine's number for graphs that are alike, which not every release has; 0: it gave none.
+// The engine's number of a graph, the same for graphs that are alike; 0 where this release of the engine has no
+// numbers.
 uint64_t graph_uid(const ggml_cgraph * graph);
 
-// A number that depends on both, as good as any other.
+// A hash of both numbers.
 uint64_t mixed(uint64_t a, uint64_t b);
 
 class GraphSegments {
@@ -23,12 +24,12 @@ class GraphSegments {
 
     // Queues the nodes before `end` that have not been queued.
     ggml_status run_until(int end);
-    // From here on no segment passes for one that the inner backend knows: it queues them kernel by kernel, as a
-    // capture needs, where CUDA's would launch or make a graph of its own.
+    // From here on, the inner backend takes every segment for a new graph and queues its kernels one by one. A capture
+    // needs that: for a segment that it knows, CUDA's backend would launch or make a graph of its own.
     void run_afresh(LeadingNodes & nodes) { leading_ = &nodes; }
     // Has `node`, which has not been queued, multiply by `experts` as `ids` choose.
     void redirect(ggml_tensor * node, ggml_tensor * experts, ggml_tensor * ids);
-    // Leaves out the nodes before `end`: they have run elsewhere.
+    // Leaves out the nodes before `end`, which a layer path has run by itself.
     void skip_to(int end) { next_ = end; }
 
     int next() const { return next_; }
@@ -46,7 +47,7 @@ class GraphSegments {
     int next_ = 0; // the first node that has not been handed to the inner backend
     int n_segments_ = 0;
     LeadingNodes * leading_ = nullptr;
-    uint64_t placed_ = 0; // tells where the segments' experts are
+    uint64_t placed_ = 0; // a hash of where the experts of the segments are
     std::vector<Redirected> redirected_;
 };
 

@@ -1,4 +1,4 @@
-// What Python holds of tiers that are bound to a proxy device.
+// What Python has a pointer to while tiers are bound to a proxy device.
 #pragma once
 
 #include "slab/compute_region.h"
@@ -10,5 +10,5 @@
 struct expertier_tiers {
     std::shared_ptr<expertier::Tiers> tiers;
     expertier::ProxyDevice * device;
-    std::shared_ptr<expertier::ComputeRegion> region = nullptr; // null: the engine computes elsewhere
+    std::shared_ptr<expertier::ComputeRegion> region = nullptr; // null: expertier_tiers_open_compute was not called
 };

@@ -1,4 +1,4 @@
-// The slot ids of one layer on one backend: a tensor that redirected nodes take as their ids.
+// The slot ids of one layer on one backend, in a tensor that redirected nodes take in place of the router's ids.
 #pragma once
 
 #include "ggml-alloc.h"
@@ -19,7 +19,7 @@ class LayerIds {
     LayerIds(const LayerIds &) = delete;
     LayerIds & operator=(const LayerIds &) = delete;
 
-    // Room for slot ids that something on the device will write; null when memory ran out.
+    // A tensor for slot ids that a kernel will write; null when memory ran out.
     ggml_tensor * reserve(ggml_backend_t backend, int64_t n_used, int64_t n_tokens) {
         if (capacity_ < n_used * n_tokens && !grow(backend, n_used * n_tokens)) {
             return nullptr;
@@ -32,12 +32,12 @@ class LayerIds {
     }
 
     // Uploads `slots` ([n_used, n_tokens], row by row) in the order of `backend`'s stream; null when memory ran out.
-    // The copy of the time before must be done.
+    // The copy that the last call queued must be done.
     ggml_tensor * upload(ggml_backend_t backend, const std::vector<int32_t> & slots, int64_t n_used, int64_t n_tokens) {
         if (reserve(backend, n_used, n_tokens) == nullptr) {
             return nullptr;
         }
-        int32_t * host = host_.reserve(backend, slots.size()); // kept: the copy may still be reading it afterwards
+        int32_t * host = host_.reserve(backend, slots.size()); // a member, as the queued copy reads it later
         std::copy(slots.begin(), slots.end(), host);
         ggml_backend_tensor_set_async(backend, tensor_, host, 0, slots.size() * sizeof(int32_t));
         return tensor_;

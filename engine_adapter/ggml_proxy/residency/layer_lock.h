@@ -1,4 +1,5 @@
-// One layer's lock and condition, shared with Python (tiers/shared/layer_locks.py lays them out in its own memory).
+// Holds one layer's lock, and waits on its condition. Both are shared with Python: tiers/shared/layer_locks.py lays
+// them out in its own memory.
 #pragma once
 
 #include <cerrno>

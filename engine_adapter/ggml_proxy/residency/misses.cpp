@@ -10,7 +10,7 @@ namespace expertier {
 
 namespace {
 
-// A graph that comes too early, while a load is still to end, waits this long.
+// A graph that comes before a load has ended waits at most this long for the load's end.
 constexpr auto early_limit = std::chrono::seconds(5);
 constexpr auto poll_time = std::chrono::milliseconds(1);
 
@@ -78,7 +78,7 @@ bool Misses::load(int layer, const std::vector<int32_t> & experts, void * stream
     int32_t done = 0;
     {
         const Running running(*this);
-        if (fills_ == EXPERTIER_FILLS_ZEROS) { // nobody reads what the graph computes
+        if (fills_ == EXPERTIER_FILLS_ZEROS) { // nobody uses the graph's results, so nothing is loaded
             done = EXPERTIER_FILLED;
         } else if (fills_ == EXPERTIER_FILLS_SERVED) {
             load_(context_, layer, (int32_t) experts.size(), experts.data(), reinterpret_cast<uint64_t>(streamed),
@@ -102,7 +102,8 @@ bool Misses::read(MatrixRef ref, uint64_t offset, uint64_t n_bytes, void * out) 
     return done == EXPERTIER_FILLED;
 }
 
-// Layer by layer: of a graph that devices share, each piece between two sums is a graph here.
+// Whether a miss in `layer` gets zeros. Each layer remembers its own graph: when devices share a graph, each part of it
+// between two sums is a graph to this device's proxy.
 bool Misses::fills_with_zeros(int layer) {
     int64_t first = -1;
     const int64_t now = counters_.graphs;

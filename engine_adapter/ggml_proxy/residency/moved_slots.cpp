@@ -1,4 +1,5 @@
-// Tiers whose slots move: what Python has decided becomes what graphs are pointed at.
+// Moves of slots, as the tiers see them: Python moves the slots, and the tensors and tables here follow, so that graphs
+// read from the new places.
 
 #include "slab/compute_region.h"
 #include "backend/device.h"
@@ -14,19 +15,19 @@ namespace expertier {
 
 namespace {
 
-constexpr size_t slot_alignment = 128; // of what the slots leave
+constexpr size_t slot_alignment = 128; // compute buffers begin and end at multiples of it
 
 } // namespace
 
 std::shared_ptr<ComputeRegion> Tiers::new_compute_region(const expertier_compute & compute) {
     if (slots_.is_host_memory() && compute.most_bytes > 0) {
-        throw std::runtime_error("the slab is in host memory, where the engine computes by itself");
+        throw std::runtime_error("the slab is in host memory, but the engine's compute buffers are not");
     }
     if (compute.most_bytes > 0 && ggml_backend_buffer_get_base(slots_.slab()) != slots_.slab_base()) {
-        throw std::runtime_error("the slab does not begin where the device's memory for it does");
+        throw std::runtime_error("the slab does not begin at the base of its device buffer");
     }
     if (const auto moves = find_moves_of(slots_.slab())) {
-        moves->prepare(); // else the first move tries again, and tells
+        moves->prepare(); // where this fails, the first move tries again and reports the failure
     }
     const size_t alignment = std::max(slot_alignment, ggml_backend_buft_get_alignment(slots_.slab()->buft));
     return std::make_shared<ComputeRegion>(compute, *this, device_, slots_.slab(), alignment);
@@ -45,7 +46,8 @@ bool Tiers::move(const expertier_compute & compute, uint64_t compute_bytes, std:
         }
     }
     if (done != EXPERTIER_FILLED) {
-        failure = "the slots could not make room for " + std::to_string(compute_bytes) + " bytes to compute in";
+        failure = "the slots could not make room for " + std::to_string(compute_bytes) +
+                  " bytes of the engine's compute buffers";
         if (!is_served) {
             failure += ": misses and moves are refused while the engine starts or ends";
         }

@@ -1,4 +1,4 @@
-// A hold on slots: while it lives nothing evicts what is in them.
+// Slots that are pinned: while the object lives, no expert in them is evicted.
 #pragma once
 
 #include "residency/pool_copies.h"
@@ -16,8 +16,8 @@ class PinnedSlots {
   public:
     enum class Bytes {
         there,
-        queued,      // behind what else is queued on one stream: no other stream may find them before that is done
-        zero_filled, // some hold zeros: they are not to be found by anyone else at all
+        queued, // their copies are queued on one stream; no other stream may find the experts before these are done
+        zero_filled, // some slots hold zeros, so no other thread may ever find the experts there
     };
 
     PinnedSlots() = default;
@@ -38,9 +38,9 @@ class PinnedSlots {
     }
 
     explicit operator bool() const { return tables_ != nullptr; }
-    // In the order of the experts that were acquired.
+    // The slot of each acquired expert, in the experts' order.
     const std::vector<int32_t> & slots() const { return slots_; }
-    // To be called once nothing that is queued reads the slots any more.
+    // To be called once no queued work reads the slots any more.
     void release();
 
   private:

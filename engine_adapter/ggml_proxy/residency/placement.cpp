@@ -43,9 +43,9 @@ std::string Placement::why_unknown(const ggml_tensor * tensor) {
     const std::string name = tensor->name;
     return name.find(".lora_") != std::string::npos
                ? "tensor " + name +
-                     " is of a LoRA adapter over experts, and the engine keeps an adapter where the weights "
-                     "lie that it changes: experts in the tiers have no room for it there, so the adapter is not loaded; use one "
-                     "without ffn_*_exps tensors, or merge it into the model"
+                     " is of a LoRA adapter over experts, and the engine keeps an adapter in the buffers of the "
+                     "weights that it changes: the tiers' buffers have no memory for it, so the adapter is not loaded; "
+                     "use an adapter without ffn_*_exps tensors, or merge it into the model"
                : "tensor " + name +
                      " was placed among experts in the tiers, and is not an expert matrix of a model that is "
                      "being loaded into them; open the model through expertier";
@@ -68,7 +68,7 @@ void Placement::count(MatrixRef ref, int change) {
 std::string Placement::find_unplaced() {
     std::lock_guard<std::mutex> guard(mutex_);
     std::string first;
-    bool is_needed = false; // a later layer is in our buffers, or none is at all
+    bool is_needed = false; // this layer or a later layer has a tensor in our buffers
     for (size_t i = layers_.size(); i-- > 0;) {
         const Layer & layer = layers_[i];
         for (size_t j = layer.names.size(); j-- > 0;) {

@@ -1,4 +1,4 @@
-// Which of the engine's tensors stand for which matrix of the tiers.
+// Finds the matrix of the tiers that each of the engine's expert tensors stands for, and counts these tensors.
 #pragma once
 
 #include "residency/slot_tensors.h"
@@ -18,19 +18,20 @@ class Placement {
     bool find(const ggml_tensor * tensor, MatrixRef & ref) const;
     bool has_matrix(const char * name) const;
 
-    // Why a tensor in an expert buffer is refused that stands for no matrix.
+    // Says why a tensor in an expert buffer that stands for no matrix is refused.
     static std::string why_unknown(const ggml_tensor * tensor);
 
     // Counts the engine's tensors that stand for a matrix: +1 when one is made, -1 when it is freed.
     void count(MatrixRef ref, int change);
-    // The first matrix that has no tensor in our buffers though its layer or a later one has; empty: there is none.
-    // Layers at the end may have none at all: engines leave out the ones that only predict further tokens.
+    // The name of the first matrix that has no tensor in our buffers, though its layer or a later layer has tensors
+    // there; empty when there is none. The last layers may have no tensors at all, as the engine does not load layers
+    // that only predict further tokens.
     std::string find_unplaced();
 
   private:
     struct Layer {
         std::vector<std::string> names; // of the matrices
-        std::vector<int> placed;        // the engine's tensors of each
+        std::vector<int> placed;        // how many of the engine's tensors stand for each matrix
     };
 
     const SlotTensors & slots_;

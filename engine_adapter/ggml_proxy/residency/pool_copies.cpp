@@ -21,7 +21,7 @@ void HostCopies::end_reads(const std::vector<int64_t> & indices) {
     for (int64_t index : indices) {
         copies_.readers[index] -= 1;
     }
-    lock.notify_all(); // the pool may wait for a block
+    lock.notify_all(); // the pool may be waiting for a block without readers
 }
 
 void HostCopies::touch(int layer, const std::vector<int32_t> & experts) {

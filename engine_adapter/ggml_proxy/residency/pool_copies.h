@@ -1,4 +1,4 @@
-// The host pool's complete copies of experts, as far as C++ reads them.
+// Reads of the host pool's complete copies of experts, without Python.
 #pragma once
 
 #include "abi/abi.h"
@@ -9,15 +9,15 @@ namespace expertier {
 
 class HostCopies {
   public:
-    // `first` are the layers' first indices in the arrays.
     explicit HostCopies(const expertier_host_copies & copies) : copies_(copies) {}
+    // `first[layer]` is the index of the layer's expert 0 in the arrays.
     void set_first(std::vector<int64_t> && first) { first_ = std::move(first); }
 
     int64_t index(int layer, int32_t expert) const { return first_[layer] + expert; }
     // Begins a read of a copy, which must be ended; null when there is none.
     const char * begin_read(int64_t index);
     void end_reads(const std::vector<int64_t> & indices);
-    // Marks the copies of `experts` (-1: of nobody) as used, where there are some: L1 has just evicted them.
+    // Marks the pool's copies of `experts`, which L1 has just evicted, as used. An id of -1 stands for no expert.
     void touch(int layer, const std::vector<int32_t> & experts);
 
   private:
@@ -25,7 +25,7 @@ class HostCopies {
     std::vector<int64_t> first_;
 };
 
-// Copies that are being read while this lives.
+// Host copies that queued work reads. While the object lives, the pool keeps them.
 class HostReads {
   public:
     HostReads() = default;
@@ -39,7 +39,7 @@ class HostReads {
         return *this;
     }
 
-    // The expert's copy in host memory; null when there is none.
+    // Begins to read the expert's copy and returns its address in host memory; null when the pool has none.
     const char * take(int layer, int32_t expert) {
         const int64_t index = copies_->index(layer, expert);
         const char * copy = copies_->begin_read(index);
@@ -49,7 +49,7 @@ class HostReads {
         return copy;
     }
     bool empty() const { return indices_.empty(); }
-    // To be called once nothing that is queued reads the copies any more.
+    // To be called once no queued work reads the copies any more.
     void release() {
         if (!indices_.empty()) {
             copies_->end_reads(indices_);

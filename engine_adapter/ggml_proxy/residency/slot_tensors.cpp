@@ -11,12 +11,12 @@ namespace expertier {
 
 namespace {
 
-// Throws when this build of ggml has no such type, or another of that number than the table knows.
+// Throws when this build of ggml has no type of this number, or a type of another size than the expert table assumed.
 void require_type(const expertier_matrix & matrix) {
     int64_t elements, n_bytes;
     if (!block_size(matrix.type, &elements, &n_bytes)) {
         throw std::runtime_error(std::string("this llama.cpp has no ggml type ") + std::to_string(matrix.type) +
-                                 ", which " + matrix.name + " is of: use a newer one");
+                                 ", which is the type of " + matrix.name + ": use a newer llama.cpp");
     }
     const int64_t expert_bytes = matrix.ne0 / elements * n_bytes * matrix.ne1;
     if (matrix.ne0 % elements != 0 || expert_bytes != (int64_t) matrix.expert_bytes) {
@@ -27,7 +27,7 @@ void require_type(const expertier_matrix & matrix) {
     }
 }
 
-// Throws when `inner` cannot multiply by the slots of a matrix: its type, or a stride that leaves gaps.
+// Throws when `inner` cannot multiply by the slots of a matrix, because of the type or of a stride that leaves gaps.
 void require_support(ggml_backend_dev_t inner, ggml_tensor * slots) {
     std::unique_ptr<ggml_context, decltype(&ggml_free)> scope(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, true }),
                                                               &ggml_free);

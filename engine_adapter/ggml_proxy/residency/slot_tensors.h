@@ -1,4 +1,4 @@
-// The slots of each layer as tensors over the slab: one 3-d tensor a matrix, with slots in the place of experts.
+// The slots of each layer as tensors over the slab: a 3-d tensor for each matrix, indexed by slots instead of experts.
 #pragma once
 
 #include "abi/abi.h"
@@ -30,14 +30,14 @@ class SlotTensors {
     int n_experts(int layer) const { return layers_[layer].n_experts; }
 
     ggml_tensor * of(MatrixRef ref) const { return layers_[ref.layer].tensors[ref.matrix]; }
-    // The pieces that an expert's bytes are copied in.
+    // The pieces in which an expert's bytes are copied.
     const std::vector<expertier_copy> & copies(int layer) const { return layers_[layer].copies; }
-    ggml_tensor piece(int32_t slot, const expertier_copy & copy) const; // one of a slot's bytes
+    ggml_tensor piece(int32_t slot, const expertier_copy & copy) const; // this piece of the slot, as bytes
     int64_t matrix_bytes(MatrixRef ref) const { return layers_[ref.layer].matrix_bytes[ref.matrix]; } // of one expert
-    int64_t expert_bytes(int layer) const; // of one, in all matrices
+    int64_t expert_bytes(int layer) const; // of one expert, all of its matrices together
     void fill_with_zeros(int layer, int32_t slot);
 
-    // Takes over where the slots lie now; with no graph running. The epoch changes each time.
+    // Takes over from the binding where the slots lie now; with no graph running. Each call changes the epoch.
     void take_layout(const expertier_binding & binding);
     int epoch() const { return epoch_; }
 
@@ -59,7 +59,7 @@ class SlotTensors {
 
     std::deque<Layer> layers_;
     std::unique_ptr<ggml_context, FreeContext> context_;
-    Buffer wrapped_slab_; // where the slab is host memory
+    Buffer wrapped_slab_; // the slab as a buffer of ggml's, where the slab is host memory
     ggml_backend_buffer_t slab_ = nullptr;
     void * slab_base_;
     std::atomic<int> epoch_{ 0 };

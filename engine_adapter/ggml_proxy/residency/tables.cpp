@@ -12,7 +12,7 @@ namespace expertier {
 
 namespace {
 
-// A call waits this long for slots that others hold before it gives up with an error.
+// How long a call waits for slots that other threads hold before it gives up with an error.
 constexpr int wait_limit_s = 60;
 
 int64_t now_ns() {
@@ -45,15 +45,16 @@ int32_t ResidencyTables::begin(int layer, const std::vector<int32_t> & experts, 
             if (lock.wait_until(deadline)) {
                 continue;
             }
-            set_error(where + ": others held its slots for " + std::to_string(wait_limit_s) +
+            set_error(where + ": other threads held its slots for " + std::to_string(wait_limit_s) +
                       " s; release leases before running the engine");
             return status;
         case EXPERTIER_TOO_MANY:
-            set_error(where + ": " + std::to_string(experts.size()) + " experts at once, but it has " +
-                      std::to_string(slots_.n_slots(layer)) + " slots");
+            set_error(where + ": a graph asked for " + std::to_string(experts.size()) +
+                      " experts at once, but the layer has " + std::to_string(slots_.n_slots(layer)) + " slots");
             return status;
         case EXPERTIER_BAD_EXPERT:
-            set_error(where + ": an expert outside 0.." + std::to_string(slots_.n_experts(layer) - 1));
+            set_error(where + ": a graph asked for an expert outside 0.." +
+                      std::to_string(slots_.n_experts(layer) - 1));
             return status;
         case EXPERTIER_BAD_CALL:
             set_error(where + ": the residency tables are of another version of expertier; restart the process");

@@ -29,7 +29,7 @@ Tiers::~Tiers() = default;
 
 std::string Tiers::open_device_lookup(const expertier_device_lookup & driver) {
     if (sees_all_) {
-        throw std::runtime_error("every look-up is being recorded, on the host");
+        throw std::runtime_error("every look-up is being recorded, and that is done on the host");
     }
     std::vector<int> n_experts;
     for (int layer = 0; layer < slots_.n_layers(); layer++) {
@@ -57,7 +57,7 @@ ggml_backend_buffer_type_t Tiers::buffer_type() const { return &device_.experts;
 
 PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts) {
     const int32_t n = (int32_t) experts.size();
-    std::vector<int32_t> slots(n), miss_index(n), missing(n), targets(n); // nothing may fail after `begin`
+    std::vector<int32_t> slots(n), miss_index(n), missing(n), targets(n); // after `begin` no allocation may fail
     HostReads reads(host_copies_, n);
     Misses::FillRoom room(n);
 
@@ -78,11 +78,11 @@ PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<i
             return PinnedSlots(tables_, layer, std::move(slots), PinnedSlots::Bytes::zero_filled);
         }
         if (!reads.empty() && filled == Misses::Filled::yes &&
-            device_.n_backends == 1) { // nobody waits for the slots now
+            device_.n_backends == 1) { // no other stream can read the slots before the copies are done
             return PinnedSlots(tables_, layer, std::move(slots), PinnedSlots::Bytes::queued, std::move(reads));
         }
         if (!reads.empty()) {
-            ggml_backend_synchronize(stream); // another stream may read the slots, or overwrite them, right away
+            ggml_backend_synchronize(stream); // from end_fill() on, another stream may read or overwrite the slots
         }
         tables_.end_fill(layer, slots, filled == Misses::Filled::yes);
         if (filled == Misses::Filled::no) {

@@ -1,4 +1,4 @@
-// A model's tiers as the proxy sees them: what the rooms above ask for, put together from the classes of this room.
+// A model's tiers as the proxy sees them: the object that the rooms above call, made of the classes of this room.
 #pragma once
 
 #include "abi/abi.h"
@@ -39,28 +39,28 @@ class Tiers {
     Misses & misses() { return misses_; }
     HostCopies & host_copies() { return host_copies_; }
 
-    // What expert tensors of these tiers are placed in.
+    // The buffer type in which the engine places expert tensors of these tiers.
     ggml_backend_buffer_type_t buffer_type() const;
 
-    // Makes `experts` (distinct, at most n_slots) resident for what is queued on `stream` from now on, and pins their
-    // slots; fills misses. Empty after an error, which take_error() then tells.
+    // Makes `experts` (distinct, at most n_slots) resident for what is queued on `stream` from now on, filling misses,
+    // and pins their slots. Empty after an error, which take_error() returns.
     PinnedSlots acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts);
 
-    // The layers that pass by in large batches; null when they are not to.
+    // Streams layers past the slots for large batches; null when no layers are to be streamed.
     PrefillStream * prefill_stream() const { return prefill_stream_.get(); }
-    int32_t stream_tokens() const { return stream_tokens_; } // from so many on
+    int32_t stream_tokens() const { return stream_tokens_; } // a batch of so many tokens is large
 
-    // Looks up ids on the device; null when there is none.
+    // Looks up ids on the device; null when ids are looked up on the host only.
     DeviceLookup * device_lookup() const { return device_lookup_.get(); }
-    // Empty, or a line for each part that was asked for and does not work: its name, a tab, and why. Throws
-    // std::runtime_error when the look-up itself does not work.
+    // Opens the device look-up. Returns a line for each part that was asked for and does not work: its name, a tab, and
+    // the reason; empty when all parts work. Throws std::runtime_error when the look-up itself does not work.
     std::string open_device_lookup(const expertier_device_lookup & driver);
-    // Predicts what the next look-ups will ask for; null when there is none.
+    // Predicts the experts that the next look-ups will ask for; null when nothing is predicted.
     Predictor * predictor() const { return predictor_.get(); }
     const PieceEvents & piece_events() const { return *piece_events_; }
 
-    // Has Python move the boundary (expertier_move) and takes over where the slots lie then; false and `failure` set
-    // after an error. With no graph running.
+    // Has Python move the boundary (expertier_move), and takes over where the slots lie afterwards. Returns false and
+    // sets `failure` after an error. With no graph running.
     bool move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure);
     bool wants_other_slots(const expertier_compute & compute); // asks Python (expertier_look)
     std::shared_ptr<ComputeRegion> new_compute_region(const expertier_compute & compute);
@@ -69,7 +69,7 @@ class Tiers {
 
   private:
     ProxyDevice & device_;
-    bool sees_all_; // every look-up is recorded
+    bool sees_all_; // every call must be looked up on the host, because look-ups are being recorded
     int32_t stream_tokens_;
     HostCopies host_copies_;
     SlotTensors slots_;

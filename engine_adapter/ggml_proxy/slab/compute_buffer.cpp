@@ -22,7 +22,7 @@ struct ComputeBuffer {
     ComputeRegion::Place * place;
 };
 
-// By ggml's object, as its context is the slab's.
+// Found by ggml's buffer object, because a compute buffer's context is the slab's.
 std::mutex mutex;
 std::unordered_map<ggml_backend_buffer_t, ComputeBuffer> buffers;
 
@@ -42,7 +42,8 @@ void forget(ggml_backend_buffer_t buffer) {
     buffers.erase(buffer);
 }
 
-// Has the buffer have memory of its own: nobody tells what in it is used. False when the device has none left.
+// Gives the buffer memory of its own instead of a place in the slab: it is no compute buffer, so ggml does not say
+// which part of it is in use. False when the device has no memory left.
 bool become_ordinary(ggml_backend_buffer_t buffer, const ComputeBuffer & self) {
     ggml_backend_buffer_t own = ggml_backend_buft_alloc_buffer(buffer->buft, buffer->size);
     if (own == nullptr) {
@@ -52,12 +53,12 @@ bool become_ordinary(ggml_backend_buffer_t buffer, const ComputeBuffer & self) {
     self.region->free(self.place);
     buffer->iface = own->iface;
     buffer->context = own->context;
-    own->iface.free_buffer = nullptr; // what it had is the other one's now
+    own->iface.free_buffer = nullptr; // its memory belongs to `buffer` now
     ggml_backend_buffer_free(own);
     return true;
 }
 
-// A compute buffer is marked as one before anybody asks for its address.
+// ggml marks a compute buffer as such before it asks for the address, so a buffer without the mark is none.
 void * get_base(ggml_backend_buffer_t buffer) {
     const ComputeBuffer self = find(buffer);
     if (buffer->usage != GGML_BACKEND_BUFFER_USAGE_COMPUTE) {
@@ -66,7 +67,7 @@ void * get_base(ggml_backend_buffer_t buffer) {
         }
         self.region->need(*self.place, buffer->size);
         if (!self.region->make_room(*self.place)) {
-            GGML_LOG_ERROR("no memory for a buffer of %zu bytes, in the slab or beside it\n", buffer->size);
+            GGML_LOG_ERROR("no memory for a buffer of %zu bytes, inside the slab or outside of it\n", buffer->size);
             return nullptr;
         }
     }
@@ -79,7 +80,7 @@ void free_buffer(ggml_backend_buffer_t buffer) {
     self.region->free(self.place);
 }
 
-// ggml places a graph: it resets the buffer, and then gives every tensor of the graph its address.
+// ggml calls this when it begins to place a graph; afterwards it gives every tensor of the graph its address.
 void reset(ggml_backend_buffer_t buffer) {
     const ComputeBuffer self = find(buffer);
     self.region->begin_placing(*self.place);
@@ -119,17 +120,17 @@ void set_tensor_2d(ggml_backend_buffer_t buffer, ggml_tensor * tensor, const voi
 bool cpy_tensor(ggml_backend_buffer_t buffer, const ggml_tensor * source, ggml_tensor * target) {
     const ComputeBuffer self = find(buffer);
     if (is_expert_memory(source)) {
-        return false; // ggml reads it and writes what it read
+        return false; // ggml then copies through host memory
     }
     if (!self.region->make_room(*self.place)) {
-        return true; // the graph will say why
+        return true; // nothing is written; the next graph fails and says why
     }
     const ggml_tensor from = in_real_buffer(source);
     ggml_tensor to = in_real_buffer(target);
     return inner(self).cpy_tensor(to.buffer, &from, &to);
 }
 
-// The inner one would clear as many bytes of the slab, from its begin on.
+// The inner backend's `clear` would clear the slab from its beginning, instead of the buffer's place in it.
 void clear(ggml_backend_buffer_t buffer, uint8_t value) {
     const ComputeBuffer self = find(buffer);
     self.region->need(*self.place, buffer->size);
@@ -175,7 +176,7 @@ void try_out(const std::shared_ptr<ComputeRegion> & region, ggml_backend_dev_t d
                                                                         &ggml_backend_free);
     Buffer buffer(new_compute_buffer(region, 3 * apart));
     if (!backend || !buffer) {
-        throw std::runtime_error("the device gave no stream, or no place, for a trial");
+        throw std::runtime_error("there is no stream of the device, or no place in the slab, for a trial computation");
     }
     ggml_backend_buffer_set_usage(buffer.get(), GGML_BACKEND_BUFFER_USAGE_COMPUTE);
     ggml_tensor * a = ggml_new_tensor_1d(scope.get(), GGML_TYPE_F32, n);
@@ -196,7 +197,8 @@ void try_out(const std::shared_ptr<ComputeRegion> & region, ggml_backend_dev_t d
     const ggml_status status = ggml_backend_graph_compute(backend.get(), graph);
     ggml_backend_tensor_get(sum, found.data(), 0, n * sizeof(float));
     if (status != GGML_STATUS_SUCCESS || found != std::vector<float>(n, 3)) {
-        throw std::runtime_error("a trial in a part of the slab gave " + std::to_string(found[0]) + " instead of 3");
+        throw std::runtime_error("a trial computation in a part of the slab gave " + std::to_string(found[0]) +
+                                 " instead of 3");
     }
 }
 
@@ -229,7 +231,7 @@ bool make_room(const ggml_cgraph * graph) {
         if (!is_compute_buffer(buffer)) {
             continue;
         }
-        // All nodes that are no part of a cache lie in one buffer: the type sets no limit to its size.
+        // The buffer type sets no limit to a buffer's size, so all nodes that are no part of a cache lie in one buffer.
         const ComputeBuffer self = find(buffer);
         std::string failure;
         self.region->make_room(*self.place);

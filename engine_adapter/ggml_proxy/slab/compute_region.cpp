@@ -12,7 +12,8 @@ namespace expertier {
 
 namespace {
 
-// A graph's need grows a little with the length of its context: the boundary goes in steps of so many a buffer.
+// A graph's need grows a little with the length of its context. So that the boundary does not move each time, a need is
+// rounded up to one of this many steps of its buffer.
 constexpr size_t n_steps = 16;
 
 int64_t now_ns() {
@@ -58,7 +59,7 @@ void * ComputeRegion::base(const Place & place) const { return base_ + place.off
 void ComputeRegion::begin_placing(Place & place) {
     std::lock_guard<std::mutex> guard(mutex_);
     place.need = 0;
-    place.holds = false; // whoever moves slots waits first for what is queued
+    place.holds = false; // the old graph may still run, but a move of the slots first waits for queued work
     place.failure.clear();
 }
 
@@ -73,11 +74,11 @@ bool ComputeRegion::make_room(Place & place) {
         if (take_hold(place)) {
             return true;
         }
-        if (!place.failure.empty()) { // one try a graph
+        if (!place.failure.empty()) { // the slots are asked to leave once for each graph
             return false;
         }
     }
-    drain_backends(device_); // who runs now may wait for slots that we hold
+    drain_backends(device_); // releases deferred slots, for which a running graph may be waiting
     RunLock::Alone alone(device_.runs);
     size_t wanted = 0;
     {
@@ -90,7 +91,7 @@ bool ComputeRegion::make_room(Place & place) {
     std::string failure;
     const bool moved = move(wanted, failure);
     std::lock_guard<std::mutex> guard(mutex_);
-    if (take_hold(place)) { // perhaps in spite of an error: an interrupt that came when all was done
+    if (take_hold(place)) { // the move may have succeeded in spite of an error: an interrupt at its very end
         counts_.moves_up += moved;
         return true;
     }
@@ -134,7 +135,7 @@ void ComputeRegion::lower_boundary() {
         lowest = total();
         boundary_ = lowest;
     }
-    std::string failure; // nobody's: all stays as it is, and later misses try again
+    std::string failure; // not reported: the boundary stays where it is, and later misses try again
     const bool moved = move(lowest, failure);
     std::lock_guard<std::mutex> guard(mutex_);
     counts_.moves_down += moved;
@@ -165,7 +166,7 @@ void ComputeRegion::follow_demand() {
         boundary = boundary_;
         missed = missed_;
     }
-    std::string failure; // nobody's: all stays as it is, and a later look tries again
+    std::string failure; // not reported: the slots stay as they are, and a later look tries again
     const bool moved = move(boundary, failure);
     std::lock_guard<std::mutex> guard(mutex_);
     missed_ = missed;
@@ -195,7 +196,8 @@ expertier_compute_counts ComputeRegion::counts() {
     return now;
 }
 
-// What is needed is looked at, and counts from then on, under one lock: whoever moves the boundary down sees it.
+// Whether the boundary is above the place's need. The need counts from then on. Both happen under one lock, so that a
+// thread that lowers the boundary sees the need.
 bool ComputeRegion::take_hold(Place & place) {
     place.holds = end_of(place) <= boundary_;
     return place.holds;
@@ -217,7 +219,7 @@ size_t ComputeRegion::total() const {
     return end;
 }
 
-// With no graph running. Python's part leaves everything as it was when it fails, but for experts that it lost.
+// With no graph running. When Python's part fails, the slots stay where they are, but some experts may have been lost.
 bool ComputeRegion::move(size_t n_bytes, std::string & failure) {
     const int64_t begin = now_ns();
     drain_backends(device_);

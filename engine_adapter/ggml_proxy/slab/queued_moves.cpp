@@ -10,12 +10,12 @@ namespace expertier {
 
 namespace {
 
-// A range that moves by less than this would be cut into that many pieces: it goes through a buffer, twice as far but
-// in larger ones.
+// A range that moves by a distance d can be copied in pieces of at most d bytes. For small distances that would be many
+// pieces, so the range is copied through a buffer: twice as many bytes, but in larger pieces.
 constexpr size_t by_little = 4u << 20;
 constexpr size_t between_bytes = 16u << 20;
 
-class Timed { // adds what its life took
+class Timed { // adds its lifetime to a total, in nanoseconds
   public:
     explicit Timed(int64_t & total) : total_(total), start_(std::chrono::steady_clock::now()) {}
     ~Timed() {
@@ -50,15 +50,15 @@ bool QueuedMoves::queue(const int64_t * rows, int64_t n, const int64_t * zeros, 
     }
     std::lock_guard<std::mutex> guard(mutex_);
     if (is_queued_) {
-        ggml_backend_synchronize(stream_.get()); // an upload may not have been read yet
+        ggml_backend_synchronize(stream_.get()); // the last call's upload may not have been read yet
     }
     Timed timed(counts_.queue_ns);
-    is_queued_ = true; // a part is, until all is
+    is_queued_ = true; // set first, because a part may be queued when an error comes
     bool done = false;
     try {
         done = queue_all(rows, n, zeros, n_zeros);
     } catch (const std::bad_alloc &) {
-        // as when the device has none
+        // handled like a device without memory: nothing stays queued
     }
     if (!done) {
         ggml_backend_synchronize(stream_.get());
@@ -87,7 +87,7 @@ bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zer
     }
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
     for (int64_t i = 0; i < n; i++) {
-        const size_t target = (uintptr_t) rows[3 * i] - address_; // of one below the slab: beyond it
+        const size_t target = (uintptr_t) rows[3 * i] - address_; // an address below the slab wraps to a huge offset
         const size_t source = (uintptr_t) rows[3 * i + 1] - address_;
         const size_t n_bytes = (size_t) rows[3 * i + 2];
         if (n_bytes > slab_bytes || target > slab_bytes - n_bytes || source > slab_bytes - n_bytes) {
@@ -95,7 +95,7 @@ bool QueuedMoves::queue_all(const int64_t * rows, int64_t n, const int64_t * zer
         }
         move(target, source, n_bytes);
     }
-    return zeros_.queue(counts_.copies); // how they are written is planned while the device moves
+    return zeros_.queue(counts_.copies); // last, so that the zeros are planned while the device moves bytes
 }
 
 void QueuedMoves::move(size_t target, size_t source, size_t n_bytes) {
@@ -106,7 +106,7 @@ void QueuedMoves::move(size_t target, size_t source, size_t n_bytes) {
     const size_t piece = std::min(apart, n_bytes);
     for (size_t done = 0; done < n_bytes; done += piece) {
         const size_t n = std::min(piece, n_bytes - done);
-        const size_t at = target < source ? done : n_bytes - done - n; // never over what is still to be read
+        const size_t at = target < source ? done : n_bytes - done - n; // so that unread bytes are never overwritten
         queue_copy(stream_.get(), slab_, base_ + source + at, slab_, base_ + target + at, n);
         counts_.copies += 1;
     }

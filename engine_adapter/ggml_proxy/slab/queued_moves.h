@@ -1,5 +1,5 @@
-// Moves of bytes within a slab, and zeros in it, queued on a stream of their own that lives as long as the slab: what a
-// stream and its buffers cost to make is more than a small move.
+// Moves of bytes within a slab, and zeros in it, queued on a stream of their own. The stream and its buffers live as
+// long as the slab, because making them costs more than a small move.
 #pragma once
 
 #include "backend/device_memory.h"
@@ -14,15 +14,16 @@ namespace expertier {
 
 class QueuedMoves {
   public:
-    // `address` is where callers say that the slab begins.
+    // `address` is the slab's base address in the callers' rows.
     QueuedMoves(ggml_backend_buffer_t slab, uintptr_t address);
 
-    // Has all that is needed, so that the first move is no slower than others; false when the device has not.
+    // Makes the stream and the buffers, so that the first move is as fast as later moves; false when the device has no
+    // memory for them.
     bool prepare();
 
     // Moves each of `n` rows of (target, source, bytes), in their order, and then fills each of `n_zeros` rows of
-    // (target, bytes) with zeros, which are meant to be small. A move's source and target may overlap. False when one
-    // of them reaches out of the slab, or the device gave no stream; nothing is queued any more then.
+    // (target, bytes) with zeros; these should be small. A move's source and target may overlap. False when a row
+    // reaches out of the slab, or the device gave no stream; then no work is left in the queue.
     bool queue(const int64_t * rows, int64_t n, const int64_t * zeros, int64_t n_zeros);
 
     // Waits for what is queued.
@@ -44,13 +45,13 @@ class QueuedMoves {
     ggml_backend_dev_t device_;
     ggml_backend_buffer_t slab_;
     uintptr_t address_;
-    char * base_;      // where the backend has it
+    char * base_;      // the address by which the backend knows the slab
     std::mutex mutex_; // guards what follows
     Counts counts_;
-    bool is_queued_ = false; // since `finish`
-    Buffer between_;         // for moves by little
+    bool is_queued_ = false; // work has been queued since the last `finish`
+    Buffer between_;         // the buffer for moves by small distances
     Stream stream_;
-    QueuedZeros zeros_; // goes before the stream
+    QueuedZeros zeros_; // after `stream_`, so that it is destroyed first
 };
 
 } // namespace expertier

@@ -15,10 +15,10 @@ namespace {
 constexpr size_t zeros_bytes = 4u << 10;
 constexpr size_t least_ids = 4u << 10; // bytes
 constexpr size_t largest_row = 512;
-constexpr size_t smallest_row = 32;        // below, there would be many rows: pieces are copied
+constexpr size_t smallest_row = 32;        // smaller rows would be too many: such pieces are zeroed by copies
 constexpr size_t slot_alignment = 128;     // where the first slot begins
-constexpr size_t most_by_rows = 16u << 10; // a longer piece is no guard
-// Some backends bind a tensor's bytes as a whole, and have a limit for that: a matrix is of a part of the slab.
+constexpr size_t most_by_rows = 16u << 10; // no guard of a slot is longer; longer pieces are zeroed by copies
+// Some backends limit the bytes of a tensor, so a matrix covers only a part of the slab.
 constexpr size_t window_bytes = 1u << 30;
 
 struct FreeContext {
@@ -50,7 +50,8 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
         return false;
     }
     stream_ = stream;
-    // Where even copies wait, as over a network, a kernel on a part of a buffer is not tried.
+    // A backend without queued copies, such as RPC's over a network, is not trusted to run a kernel on a part of a
+    // buffer.
     has_rows_ = stream->iface.cpy_tensor_async != nullptr;
     if (has_rows_) {
         std::unique_ptr<ggml_context, FreeContext> scope(ggml_init({ 5 * ggml_tensor_overhead(), nullptr, true }));
@@ -67,7 +68,7 @@ bool QueuedZeros::prepare(ggml_backend_t stream) {
 bool QueuedZeros::take(const int64_t * pieces, int64_t n) {
     pieces_.clear();
     const size_t slab_bytes = ggml_backend_buffer_get_size(slab_);
-    const size_t row_bytes = row_bytes_ ? row_bytes_ : largest_row; // as the last ones: mostly they are like these
+    const size_t row_bytes = row_bytes_ ? row_bytes_ : largest_row; // an estimate: the last call's rows
     size_t n_rows = 0;
     for (int64_t i = 0; i < n; i++) {
         const Piece piece = { (uintptr_t) pieces[2 * i] - address_, (size_t) pieces[2 * i + 1] };
@@ -90,7 +91,7 @@ bool QueuedZeros::queue(int64_t & calls) {
         if (!upload_rows() || !write_rows()) {
             return false;
         }
-        calls += (int64_t) batches_.size() + 1; // and the upload
+        calls += (int64_t) batches_.size() + 1; // 1 for the upload
     }
     for (const Piece & piece : pieces_) {
         copy_zeros(piece, calls);
@@ -98,7 +99,7 @@ bool QueuedZeros::queue(int64_t & calls) {
     return true;
 }
 
-// Leaves in `pieces_` what rows cannot zero.
+// Plans rows for the pieces that rows can zero, and leaves the other pieces in `pieces_`.
 void QueuedZeros::plan_rows() {
     const auto fits = [](const Piece & piece) {
         return piece.n_bytes > 0 && piece.n_bytes <= most_by_rows &&
@@ -111,7 +112,7 @@ void QueuedZeros::plan_rows() {
     for (auto piece = apart; piece != pieces_.end(); ++piece) {
         bits |= piece->begin | piece->n_bytes;
     }
-    row_bytes_ = bits & (~bits + 1); // the largest that all of them are multiples of
+    row_bytes_ = bits & (~bits + 1); // the largest power of two that divides all of these numbers
 
     std::map<size_t, std::vector<int64_t>> by_window;
     for (auto piece = apart; piece != pieces_.end(); ++piece) {
@@ -123,7 +124,7 @@ void QueuedZeros::plan_rows() {
     pieces_.erase(apart, pieces_.end());
     for (const auto & [window, rows] : by_window) {
         const auto [lowest, last] = std::minmax_element(rows.begin(), rows.end());
-        // The matrix reaches no further than its rows: below the slots others may be writing.
+        // The matrix begins near its lowest row, because the engine may be writing below the slots.
         const int64_t begin = *lowest - *lowest % (int64_t) std::max<size_t>(slot_alignment / row_bytes_, 1);
         batches_.push_back(
             { window * window_bytes + begin * row_bytes_, *last - begin + 1, rows_.size(), rows.size() });
@@ -146,7 +147,8 @@ bool QueuedZeros::reserve_ids(size_t n_bytes) {
     return ids_ != nullptr;
 }
 
-// From pinned memory, as moves are queued already: CUDA may have the caller wait for these with any other.
+// Uploads from pinned memory, because moves are queued already: from pageable memory, CUDA may have the caller wait for
+// these moves.
 bool QueuedZeros::upload_rows() {
     const size_t n_bytes = rows_.size() * sizeof(int64_t);
     if (!reserve_ids(n_bytes)) {
@@ -171,7 +173,7 @@ bool QueuedZeros::write_rows() {
         ggml_tensor * slab = tensor_at(scope.get(), GGML_TYPE_F32, width, batch.n_rows, slab_, base_ + batch.begin);
         ggml_tensor * zeros =
             tensor_at(scope.get(), GGML_TYPE_F32, width, (int64_t) batch.n, zeros_.get(), base_of(zeros_));
-        zeros->nb[1] = 0; // one row, over and over
+        zeros->nb[1] = 0; // every row of this matrix is the same row of zeros
         ggml_tensor * ids = tensor_at(scope.get(), GGML_TYPE_I64, (int64_t) batch.n, 1, ids_.get(),
                                       base_of(ids_) + batch.first * sizeof(int64_t));
         ggml_tensor * written = ggml_set_rows(scope.get(), slab, zeros, ids);

@@ -1,5 +1,6 @@
-// Zeros in many small pieces of a slab, by one kernel: as rows of a matrix over the slab, of which SET_ROWS writes
-// some. As copies of zeros, one a piece, where the device cannot do that, or pieces do not begin and end between rows.
+// Writes zeros to many small pieces of a slab by one kernel: the pieces are rows of a matrix over the slab, and
+// SET_ROWS writes them. Where the device cannot run that, or a piece is not made of whole rows, zeros are copied, piece
+// by piece.
 #pragma once
 
 #include "backend/device_memory.h"
@@ -13,28 +14,28 @@ namespace expertier {
 
 class QueuedZeros {
   public:
-    // `address` is where callers say that the slab begins.
+    // `address` is the slab's base address in the callers' rows.
     QueuedZeros(ggml_backend_buffer_t slab, uintptr_t address);
 
-    // Uses `stream` from now on; false when the device has no memory for it.
+    // Uses `stream` from now on; false when the device has no memory for the zeros.
     bool prepare(ggml_backend_t stream);
 
-    // Takes `n` rows of (address, bytes). False when one of them is not in the slab, or the device has no memory for
-    // what its kernel needs to know. What `queue` has queued before must be done.
+    // Takes `n` rows of (address, bytes). False when a row is not in the slab, or the device has no memory for the
+    // kernel's row numbers. What `queue` has queued before must be done.
     bool take(const int64_t * pieces, int64_t n);
     // Queues the zeros, and adds the device's calls to `calls`; false when the device cannot.
     bool queue(int64_t & calls);
 
   private:
-    struct Piece { // from an offset in the slab on
-        size_t begin;
+    struct Piece {
+        size_t begin; // offset in the slab
         size_t n_bytes;
     };
-    struct Batch {    // the matrix, and `n` rows of it that one kernel writes, from `first` in `rows_` on
-        size_t begin; // bytes from the slab's base
-        int64_t n_rows;
-        size_t first;
-        size_t n;
+    struct Batch {      // a matrix over the slab, and the rows of it that one kernel writes
+        size_t begin;   // bytes from the slab's base to the matrix
+        int64_t n_rows; // of the matrix
+        size_t first;   // where the rows to write begin in `rows_`
+        size_t n;       // how many rows to write
     };
     void plan_rows();
     bool reserve_ids(size_t n_bytes);
@@ -44,16 +45,16 @@ class QueuedZeros {
 
     ggml_backend_buffer_t slab_;
     uintptr_t address_;
-    char * base_; // where the backend has it
+    char * base_; // the address by which the backend knows the slab
     ggml_backend_t stream_ = nullptr;
-    bool has_rows_ = false; // the device writes rows
+    bool has_rows_ = false; // the device can run SET_ROWS here
     size_t row_bytes_ = 0;
-    std::vector<Piece> pieces_; // left to be copied
-    std::vector<int64_t> rows_; // of each batch's matrix
+    std::vector<Piece> pieces_; // the pieces taken; after plan_rows(), those to be zeroed by copies
+    std::vector<int64_t> rows_; // row numbers in the matrix of each batch, batch after batch
     std::vector<Batch> batches_;
     Buffer zeros_;
     Buffer ids_;      // `rows_` on the device
-    Buffer uploaded_; // and in host memory that an upload need not wait for; null: the device has none
+    Buffer uploaded_; // `rows_` in pinned host memory; null where the device has none
     size_t ids_bytes_ = 0;
 };
 

@@ -1,4 +1,4 @@
-"""The tiers of a command-line tool, started by our proxy inside the tool's own process (`expertier exec`).
+"""The tiers of a command-line tool, which our proxy starts inside the tool's own process (`expertier exec`).
 
 The tool's main thread enters Python only for misses, and the tool handles its own signals. So SIGUSR1 is answered
 on a thread of ours (signals.py), and the last summary is logged when the tool's process ends by itself (embedded.cpp).
@@ -16,9 +16,9 @@ from pathlib import Path
 
 from expertier.engine_adapter.abi.functions import declare_proxy
 from expertier.engine_adapter.abi.type_sizes import EngineTypes, block_size
-from expertier.engine_adapter.binding.binding_set import BindingSet, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.hosts.exec.tool import MODEL_VARIABLE, SHAPE_VARIABLE
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.open import open_bound_tiers
 from expertier.engine_adapter.telemetry.signals import answer_signal
 from expertier.engine_adapter.telemetry.telemetry import Telemetry, say_disabled, show_events
 from expertier.errors import ExpertierError
@@ -43,7 +43,7 @@ class EmbeddedEngine:
 
 
 _running: list[tuple[BindingSet, Telemetry]] = []
-"""These objects live as long as the process, as the engine holds addresses of their memory."""
+"""Objects that live as long as the process, because the engine holds addresses of their memory."""
 _shown = ExitStack()
 
 
@@ -59,9 +59,8 @@ def start() -> None:
         engine = EmbeddedEngine(os.environ["GGML_BACKEND_PATH"])
         shape = ContextShape(**json.loads(os.environ[SHAPE_VARIABLE]))
         table = ExpertTable.from_gguf(model, EngineTypes(lambda: engine))
-        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
-        binding = bind(engine, tiers, placement)
-        telemetry = Telemetry(tiers, config)
+        bound = open_bound_tiers(engine, table, config, shape)
+        binding, telemetry = bound.binding, Telemetry(bound.tiers, config)
         binding.on_fill = telemetry.note_fill
         binding.serve_all_loads()
         _running.append((binding, telemetry))

@@ -1,9 +1,9 @@
 """Options of llama.cpp's tools that do not work with tiers; they are refused before the tool is started.
 
-The effect of each option was tried with llama-server: at worst a crash (`--device none`, `--split-mode tensor`), other
-numbers (`-ngl 0` ends flash attention), or nothing where a user expects an effect (`--cpu-moe`, whose pattern comes
-after ours). The proxy notices what this list misses: experts that were placed elsewhere, or experts of another model,
-fail every batch (find_misplacement in ggml_proxy/backend/expert_buffer.cpp).
+The effect of each option was tried with llama-server. Some options crash the tool (`--device none`, `--split-mode
+tensor`), some change the results (`-ngl 0` ends flash attention), and some do nothing where a user expects an effect
+(`--cpu-moe`, whose pattern comes after ours). The proxy notices what this list misses: when experts are placed
+elsewhere, or are of another model, every batch fails (find_misplacement in ggml_proxy/backend/expert_buffer.cpp).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Refuses = Callable[[str, ExpertTable], bool]
 class Refusal:
     """An option that is refused: with any value, or with the values that `refuses` says.
 
-    `variable` means the same to a tool as the option. A variable that `expertier exec` sets is not listed, as our value
-    replaces the user's.
+    `variable` is the environment variable that means the same to a tool as the option. A variable that `expertier exec`
+    sets is not listed, because our value replaces the user's.
     """
 
     names: tuple[str, ...]
@@ -57,7 +57,7 @@ def _touches_experts(value: str, table: ExpertTable) -> bool:
         pattern, _, buffer_type = override.partition("=")
         try:
             matches = any(re.search(pattern, name) for name in names)
-        except re.error:  # the tool reports it better
+        except re.error:  # the tool will report the malformed pattern itself
             matches = False
         if matches or buffer_type.startswith("EXPERTS_"):
             return True
@@ -65,10 +65,10 @@ def _touches_experts(value: str, table: ExpertTable) -> bool:
 
 
 _LEAVE_OUT = "leave it out"
-_EXPERTS_ARE_SERVED = "the experts are in the tiers, wherever the tool would put them"
+_EXPERTS_ARE_SERVED = "the experts are in the tiers, so it would have no effect"
 _BUDGETS = "leave it out, and set MOE_EXPERT_CACHE_MIB and MOE_HOST_POOL_MIB"
-_ONE_MODEL = "the tiers are made for the one model of -m, and would serve another its experts"
-_ONE_TEST = "exec gives llama-bench this option, which would run each test once more with yours"
+_ONE_MODEL = "the tiers are made for the one model of -m, and would serve its experts to any other model"
+_ONE_TEST = "exec gives llama-bench this option itself, and a second value would run each test once more"
 
 _COMMON = (
     *(
@@ -99,7 +99,7 @@ _SERVER = (
     ),
     Refusal(
         ("-ngl", "--gpu-layers", "--n-gpu-layers"),
-        "layers outside of our device are computed without flash attention, and gain nothing",
+        "layers outside of our device are computed without flash attention, which gains nothing",
         "leave it out, or give 999",
         refuses=_is_fewer_layers,
     ),

@@ -1,8 +1,8 @@
 """Runs a tool of the user's own llama.cpp (llama-server, llama-cli, llama-bench) with the tiers in its process.
 
-The tool is started in place of this process, with our proxy as ggml's out-of-tree backend, the model's skeleton in
-place of the model, and the variables that place layers and experts. The proxy then starts a Python interpreter in the
-tool, which makes the tiers (embedded.py).
+The tool is started in place of this process, with our proxy as ggml's out-of-tree backend, with the model's skeleton in
+place of the model, and with the environment variables that place layers and experts. The proxy then starts a Python
+interpreter in the tool, which makes the tiers (embedded.py).
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def prepare_tool(
     environ: Mapping[str, str] = os.environ,
     progress: Progress = silent,
 ) -> ToolCommand:
-    """Build what the tool needs and return how to run it; everything that can fail early fails here.
+    """Build what the tool needs, and return how to run it; everything that can fail early fails here.
 
     `llama_cpp` is the folder of the llama.cpp that the tool belongs to; without it, the folder whose `build/bin`
     (or `bin`) the tool lies in.
@@ -117,7 +117,7 @@ def prepare_tool(
     placement = _placement(config, table, contexts, engine, plugin)
     if placement.devices == (
         "CPU",
-    ):  # elsewhere the budget depends on what the device has free when the tool starts
+    ):  # on any other device the budget depends on how much memory is free when the tool starts
         _check_budgets(config, table)
     progress("making the model's skeleton")
     skeleton = ensure_skeleton(table)
@@ -128,7 +128,7 @@ def prepare_tool(
     ]
     devices, units = [DEVICE + device for device in placement.devices], [*map(str, placement.units)]
     added: dict[str, str] = {}
-    if program.name == "llama-bench":  # it reads no variables, and takes a list with commas as several tests
+    if program.name == "llama-bench":  # it reads no variables, and takes a list with commas for several tests
         arguments += ["-dev", "/".join(devices), "-ngl", "999", "-ot", ";".join(overrides), "-lm", "none"]
         arguments += ["-sm", "layer", "-ts", "/".join(units)] if placement.is_split else []
     else:

@@ -1,4 +1,4 @@
-"""Watches a context's batches: a batch computed without its experts raises, and leaves nothing in the cache."""
+"""Watches a context's batches: a batch that was computed without its experts raises, and is removed from the cache."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _NOT_BEGUN = (1, -1)  # llama_decode: no room in the cache; an invalid batch
 
 
 class WatchedBatches:
-    """Stands in for `LlamaContext.decode` of one context of llama-cpp-python.
+    """Replaces `LlamaContext.decode` of one context of llama-cpp-python.
 
-    It holds the context's address instead of the object, as the object holds it: without a cycle, `del llama` frees
-    both at once.
+    It holds the context's address instead of the object, because the object holds it: without a cycle, `del llama`
+    frees both at once.
     """
 
     def __init__(self, llama_h: Any, context: Any, binding: BindingSet) -> None:
@@ -36,8 +36,8 @@ class WatchedBatches:
             RuntimeError: any other status, as without tiers.
             BusyError: this thread holds leases of the tiers, which the engine would wait for.
         """
-        self._binding.manager.require_no_leases_here("run the engine")
-        self._binding.take_error()  # an error that is left belongs to an earlier batch
+        self._binding.tiers.require_no_leases_here("run the engine")
+        self._binding.take_error()  # drops an error of an earlier batch
         begins = _first_positions(batch.batch)
         self._require_not_lost(begins)
         with interrupts_deferred():
@@ -64,12 +64,12 @@ class WatchedBatches:
             # A state that was loaded meanwhile ends where this batch begins.
             if begin > 0 and self._llama.llama_memory_seq_pos_max(self._memory, sequence) != begin - 1:
                 raise DecodeError(
-                    f"a batch from position {begin} on was asked for, but the cache lost this sequence with a batch "
-                    "that failed: call reset() and start anew"
+                    f"a batch from position {begin} on was asked for, but a failed batch has removed this sequence "
+                    "from the cache: call reset() and start anew"
                 )
 
     def _discard(self, begins: dict[int, int]) -> None:
-        """Remove the batch from the cache, or else all of each sequence in it."""
+        """Remove the batch from the cache; where that is not possible, remove all of each sequence in it."""
         if self._memory is None:
             return
         for sequence, begin in begins.items():

@@ -1,8 +1,8 @@
 """llama-cpp-python as an engine: imported, checked, and loaded with our plugin for it.
 
-It has no library that could be pinned by a hash, as it is compiled where it is installed. What decides is its
-version, whose source package holds the headers; then, against these headers: ggml's version and interface, the
-self-test, every default parameter, and llama_model_params as llama-cpp-python's own Python lays it out.
+Its library cannot be pinned by a hash, because it is compiled where it is installed. Instead its version is checked,
+whose source package holds the headers. These headers are then compared with ggml's version and interface, with the
+self-test, with every default parameter, and with llama_model_params as llama-cpp-python's own Python lays it out.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _NEEDED = (
     "llama_log_get",
     "llama_log_set",
 )
-"""What we use of the module that binds llama.h."""
+"""The names that we use of the module that binds llama.h."""
 
 _ONE_SYMBOL_A_LIBRARY = ("ggml_init", "ggml_backend_cpu_init", "ggml_backend_load", "llama_decode")
-"""Of ggml-base, ggml-cpu, ggml and llama: dependencies first."""
+"""One symbol of each library, ggml-base, ggml-cpu, ggml and llama: dependencies first."""
 
 _opening = threading.Lock()
 
@@ -101,11 +101,11 @@ def open_bindings(progress: Progress = silent) -> LoadedEngine:
             defaults = loaded.defaults()
             check_defaults(plugin.info.defaults, defaults, engine)
             check_layout(llama_h, defaults, engine)
-            assert loaded.proxy  # registered here, by one thread
+            assert loaded.proxy  # its first use registers it, here on one thread
         finally:
             llama_h.llama_log_set(
                 callback, data
-            )  # loading took it over; the log is llama-cpp-python's to show
+            )  # loading has redirected the engine's log, which llama-cpp-python is to show
     return loaded
 
 
@@ -131,7 +131,7 @@ def find_library(llama_h: Any) -> Engine:
             f"{', '.join(_ONE_SYMBOL_A_LIBRARY)}: unset LLAMA_CPP_LIB_PATH if it is set, or reinstall it"
         )
     folder = libraries[-1].parent
-    backends = set(folder.glob("libggml-*.so"))  # each counts in the hash, loaded or not
+    backends = set(folder.glob("libggml-*.so"))  # the hash covers all of them, loaded or not
     inside = {path for path in libraries if path.parent == folder}
     return Engine(
         LLAMA_CPP_PYTHON.package,
@@ -143,7 +143,7 @@ def find_library(llama_h: Any) -> Engine:
 
 
 def check_layout(llama_h: Any, defaults: Defaults, engine: Engine) -> None:
-    """Compare llama_model_params as Python lays it out with the headers', by what its defaults are.
+    """Compare Python's layout of llama_model_params with that of the headers, by the default values of its fields.
 
     Our host library reads the structure that `llama_cpp.Llama` has filled in. Errors: EngineMismatchError.
     """

@@ -1,7 +1,7 @@
-"""Which files the libraries of this process are: what the dynamic linker says, not what lies in a folder.
+"""Finds the files that this process has loaded its libraries from, by asking the dynamic linker.
 
-A wheel holds `libggml.so`, `libggml.so.0` and `libggml.so.0.25.3` as copies, not links. Loading another of them than
-the one in use would bring a second ggml, with a registry of its own.
+A wheel holds `libggml.so`, `libggml.so.0` and `libggml.so.0.25.3` as copies, not links. Loading any other file than the
+one in use would bring a second ggml, with a registry of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Found(ct.Structure):
 def libraries_in_use(library: ct.CDLL, symbols: Iterable[str]) -> tuple[Path, ...]:
     """Return the files that define `symbols`, as `library` and its dependencies see them: in this order, each once.
 
-    A symbol that is not there is passed over.
+    A symbol that no library defines is passed over.
     """
     dladdr = ct.CDLL(None).dladdr
     dladdr.restype = ct.c_int

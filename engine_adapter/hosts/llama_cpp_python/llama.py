@@ -13,8 +13,8 @@ from expertier.engine_adapter.hosts.llama_cpp_python.batches import WatchedBatch
 from expertier.engine_adapter.hosts.llama_cpp_python.bindings import import_llama_cpp, open_bindings
 from expertier.engine_adapter.hosts.llama_cpp_python.loading import as_parameters, served_by, wrap
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.open import open_tiers
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, EngineError, EngineMismatchError
 from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.budget.context_memory import ContextShape
@@ -25,15 +25,15 @@ from expertier.tiers.tier_set import TierSet
 llama_cpp: Any = import_llama_cpp()
 
 Budget = int | float | str | None
-"""A number, a text such as `auto`, or None: the variable's."""
+"""A number, a text such as `auto`, or None for the variable's value."""
 
 _NOT_WITH_TIERS = {
     "vocab_only": "it loads no experts: use llama_cpp.Llama for it",
-    "lora_path": "the engine keeps an adapter where the weights lie that it changes, and experts in the tiers have no "
-    "room for one; which weights this one changes is not looked at here: merge it into the model",
+    "lora_path": "the engine keeps an adapter in the buffers of the weights that it changes, and the tiers' buffers "
+    "have no memory for one; it is not checked here which weights this adapter changes: merge it into the model",
 }
 _OWN = ("_ctx", "_stack", "_requires_eval")
-"""What we use of a Llama beside its methods."""
+"""The attributes of a Llama that we use."""
 
 
 class Llama(llama_cpp.Llama):  # type: ignore[misc]
@@ -63,9 +63,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
         Raises:
             ConfigError: a budget or variable that cannot be read, or an argument that tiers cannot serve.
-            ModelError: no usable MoE model (NotMoeError: one without experts). BudgetError: a budget is below what
-                the model needs. EngineError: llama-cpp-python or the plugin for it cannot be used, or it refused the
-                model.
+            ModelError: the file is no usable MoE model (NotMoeError: it has no experts). BudgetError: a budget is
+                below what the model needs. EngineError: llama-cpp-python or the plugin for it cannot be used, or the
+                engine refused the model.
         """
         for name, why in _NOT_WITH_TIERS.items():
             if arguments.get(name):
@@ -87,10 +87,10 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             full_windows=bool(arguments.get("swa_full")),
         )
         try:
-            with interrupts_deferred():  # neither llama-cpp-python nor we could undo half a load
+            with interrupts_deferred():  # an interrupted load could not be undone
                 self._open(engine, table, config, shape, os.fspath(model_path), arguments)
         except BaseException:
-            self.close()  # also where only the end of the region raised
+            self.close()  # needed even where the load succeeded and the end of the region raised
             raise
 
     def _open(
@@ -103,7 +103,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         arguments: dict[str, Any],
     ) -> None:
         """Make the tiers, and have `llama_cpp.Llama` load the model through them and open its context."""
-        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+        tiers, placement = open_tiers(engine, table, config, shape)
 
         def open_model(params: Any) -> int:
             model = LlamaModel.open(
@@ -128,7 +128,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     @property
     def tiered(self) -> TieredModel:
-        """The model's tiers and what goes with them."""
+        """The model together with its tiers."""
         if self._tiered is None:
             raise EngineError("there are no tiers: the model was not loaded")
         return self._tiered
@@ -148,7 +148,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         return self.tiered.describe()
 
     def eval(self, tokens: Any) -> None:
-        """Evaluate tokens, as stock. Errors: as `WatchedBatches.decode`; the tokens count as not evaluated."""
+        """Evaluate tokens as the stock class does. After an error, as in `WatchedBatches.decode`, they do not count."""
         try:
             super().eval(tokens)
         except BaseException:
@@ -166,12 +166,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 self._tiered.close()
 
     def __del__(self) -> None:
-        """Close, as stock does; at the end of the process, which frees everything, half of Python is gone."""
+        """Close, as the stock class does; not at the end of the process, when much of Python no longer works."""
         if not sys.is_finalizing():
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the arguments to make another one with, budgets included."""
+        """Return the arguments, budgets included, from which another object can be made."""
         return {**super().__getstate__(), **self._budgets}
 
 

@@ -1,15 +1,16 @@
-"""How a load of llama-cpp-python gets to us.
+"""Catches the loads of llama-cpp-python, so that they go through the tiers.
 
-`llama_cpp.Llama` makes parameters, model and context in one constructor, and its model class loads the file in its
-own. There is no place between for a subclass to stand in, and copies of either constructor would have to follow each
-release. But both go through one function of llama.h, `llama_model_load_from_file(path, params)`, which they look up
-in the module each time. So that function is wrapped, once a process. It sees the parameters when they are complete,
-key-value overrides included; who asked for the model is told apart by thread; and that the load came by is checked.
+`llama_cpp.Llama` makes parameters, model and context in one constructor, and its model class loads the file in its own
+constructor. A subclass cannot step in between, and copies of either constructor would have to follow each release. But
+both constructors go through one function of llama.h, `llama_model_load_from_file(path, params)`, which they look up in
+the module each time. So that function is wrapped, once in a process. The wrapper sees the parameters when they are
+complete, key-value overrides included. It knows by the thread which `Llama` asked for the model, and `served_by` checks
+that the load did come through it.
 
     Llama(...) ─► served_by(open) ─► llama_cpp.Llama.__init__ ─► LlamaModel.__init__ ─► the wrapper ─► open(params)
 
-The wrapper is also what keeps other loads of the process off our devices (docs/decisions/0007): to llama.cpp, a
-registered proxy is a GPU.
+The wrapper also keeps all other loads of the process off our devices (docs/decisions/0007), because llama.cpp takes a
+registered proxy for a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 from expertier.errors import EngineMismatchError
 
 Open = Callable[[Any], int]
-"""Opens a model with these llama_model_params and returns the address of its llama_model."""
+"""Opens a model with the given llama_model_params and returns the address of its llama_model."""
 
 _FUNCTION = "llama_model_load_from_file"
 _MARK = "served_by_expertier"
@@ -34,10 +35,10 @@ _wrapping = threading.Lock()
 
 @contextmanager
 def served_by(open_model: Open) -> Iterator[None]:
-    """Have the next load of this thread served by `open_model`; `wrap` came before.
+    """Have the next load of this thread served by `open_model`; `wrap` must have been called before.
 
     Raises:
-        EngineMismatchError: the block ended well, but loaded nothing.
+        EngineMismatchError: the block ended without an error, but no load came through the wrapper.
     """
     _wanted.open_model = open_model
     try:
@@ -53,9 +54,9 @@ def served_by(open_model: Open) -> Iterator[None]:
 
 
 def wrap(package: Any, stock_devices: Callable[[], int | None]) -> None:
-    """Wrap the function in the package and in its module that binds llama.h; nothing to do the second time.
+    """Wrap the function in the package and in its module that binds llama.h; a second call does nothing.
 
-    `stock_devices` returns the list of devices for loads that are not ours, None where the engine may choose.
+    `stock_devices` returns the list of devices for loads that are not ours; None where the engine may choose.
     """
     with _wrapping:
         stock = getattr(package.llama_cpp, _FUNCTION)
@@ -68,7 +69,7 @@ def wrap(package: Any, stock_devices: Callable[[], int | None]) -> None:
                 _wanted.open_model = None
                 return open_model(params)
             if not params.devices and (devices := stock_devices()):
-                params = type(params).from_buffer_copy(params)  # the caller's own stay as they are
+                params = type(params).from_buffer_copy(params)  # a copy, so that the caller's parameters stay
                 params.devices = devices
             return stock(path, params)
 

@@ -1,4 +1,4 @@
-"""Stands before a server of this process: listens at the public address, and passes on the requests that are allowed.
+"""Guards a server in this process: listens at the public address, and passes on the requests that are allowed.
 
 llama-server itself listens on a Unix socket in a folder that only this user may enter, where no web page and no other
 user reaches it. The guard is a thread with an event loop; see `guarded_connection.py` for what it does with a request.
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 _MAX_CONNECTIONS = 256
 _BACKLOG = 128
 _STOP_S = 10
-_MAX_SOCKET_PATH_BYTES = 107  # of the kernel, without the zero at the end
+_MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit, without the zero at the end
 
 
 class ServerGuard:
@@ -152,7 +152,7 @@ def bound_socket(host: str, port: int, option: str = "--port") -> socket.socket:
                 with suppress(OSError):
                     listener.setsockopt(
                         socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0
-                    )  # so that `::` serves IPv4, too
+                    )  # so that `::` serves IPv4 as well
             listener.bind(address)
         except BaseException:
             listener.close()

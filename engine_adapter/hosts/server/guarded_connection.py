@@ -82,7 +82,7 @@ class GuardedConnection:
         except h11.RemoteProtocolError as error:
             if self._http.our_state is h11.SEND_BODY:
                 return False  # the server's answer was cut short
-            await self._refuse(_RefusedError(error.error_status_hint, f"no request of HTTP: {error}"))
+            await self._refuse(_RefusedError(error.error_status_hint, f"this is no HTTP request: {error}"))
         return self._http.our_state is h11.DONE and self._http.their_state is h11.DONE
 
     async def _looked_at(self, request: h11.Request) -> bytes:
@@ -113,7 +113,7 @@ class GuardedConnection:
         if kind != "application/json" or headers.get(b"content-encoding", "identity").lower() != "identity":
             raise _RefusedError(
                 415,
-                f"the body is {kind or 'of no named type'}, and this server reads JSON: send it uncompressed with "
+                f"the body is {kind or 'of no named type'}, but this server reads JSON: send it uncompressed with "
                 "Content-Type: application/json",
             )
         try:
@@ -135,7 +135,8 @@ class GuardedConnection:
             size += len(event.data)
             if size > MAX_BODY_BYTES:
                 raise _RefusedError(
-                    413, f"the body has more than {MAX_BODY_BYTES} bytes, which is the limit: send less"
+                    413,
+                    f"the body has more than {MAX_BODY_BYTES} bytes, which is the limit: send a smaller body",
                 )
             pieces.append(bytes(event.data))
 

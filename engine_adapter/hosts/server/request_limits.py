@@ -81,7 +81,7 @@ def _check(value: Any) -> None:
 def _check_schemas(value: Any) -> None:
     """Bound everything that is not plain data, whatever its field is called, as releases rename fields."""
     size = len(json.dumps(value, ensure_ascii=False))
-    _require(f"what the body has beside {_SOME_DATA}", "characters", size, MAX_SCHEMA_BYTES)
+    _require(f"the part of the body beside {_SOME_DATA}", "characters", size, MAX_SCHEMA_BYTES)
     references = set()
     for part in _values(value):
         if isinstance(part, dict):
@@ -109,7 +109,7 @@ def _check_arguments(messages: Any) -> None:
             except RecursionError:
                 raise _too_deep("`arguments` of a message") from None
             except ValueError:
-                continue  # no JSON: the engine says so
+                continue  # not JSON, which the engine will report
 
 
 def _check_depth(value: Any, what: str) -> None:
@@ -118,7 +118,7 @@ def _check_depth(value: Any, what: str) -> None:
 
 
 def _depth(value: Any) -> int:
-    """Return how many objects and lists lie in one another, but no more than one beyond the limit."""
+    """Return how many levels of objects and lists are nested, counting to one beyond the limit at most."""
     level = [value]
     for depth in range(MAX_DEPTH + 1):
         level = [part for part in level if isinstance(part, dict | list)]

@@ -1,7 +1,7 @@
 """The wheel's own llama-server in this process, with the experts in our tiers.
 
     engine ── TierManager ── TierBinding ── xllamacpp.Server ── Unix socket ── ServerGuard ── clients
-                                             loads the skeleton, computes on our device, misses come to the binding
+                                             loads the skeleton, computes on our device, sends misses to the binding
 
 The wheel's Server holds the interpreter's lock while it is made and while it is freed. While it is made, the engine
 runs a graph (a trial of two tokens, whose output it does not read), and while it is freed, the engine may run a graph.
@@ -25,12 +25,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
-from expertier.engine_adapter.binding.binding_set import BindingSet, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.hosts.server.guard import ServerGuard, bound_socket, private_socket
 from expertier.engine_adapter.hosts.server.sockets import shut_sockets
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
+from expertier.engine_adapter.open import open_bound_tiers
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.device_traits import traits_of
 from expertier.engine_adapter.placement.override_pattern import placed_regex
@@ -43,7 +43,7 @@ from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import TierSet
 
 WITHOUT_MEMORY = frozenset({"nomic-bert-moe", "llada-moe", "rnd1"})
-"""Architectures without a key-value cache, on which the engine makes no trial: their first graph is a request's."""
+"""Architectures without a key-value cache. The engine makes no trial with them: their first graph serves a request."""
 
 _ALL_LAYERS = 999
 _SHUT_TIMEOUT_S = (
@@ -101,11 +101,12 @@ class TieredServer:
     def start(
         cls, engine: LoadedEngine, table: ExpertTable, config: TierConfig, options: ServerOptions
     ) -> TieredServer:
-        """Make the tiers, load the model through them and listen. The interpreter stands still meanwhile.
+        """Make the tiers, load the model through them and listen. No other Python code can run meanwhile.
 
         Raises:
             BusyError: this process serves already. ConfigError: the address cannot be used. BudgetError: a budget
-                is below what the model needs. EngineError: the engine refused; it has said why on standard error.
+                is below what the model needs. EngineError: the engine refused the model, and has said why on standard
+                error.
         """
         with ExitStack() as closing:
             if not cls._one.acquire(blocking=False):
@@ -120,17 +121,16 @@ class TieredServer:
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
-            tiers, placement = open_tiers(engine, table, config, shape)
-            closing.callback(tiers.close)
+            bound = open_bound_tiers(engine, table, config, shape, splitter=engine)
+            closing.callback(bound.close)
+            tiers, placement, binding = bound.tiers, bound.placement, bound.binding
             _require_engine_order(engine, placement)
-            binding = bind(engine, tiers, placement)
-            closing.callback(binding.close)
             binding.serve_all_loads()
             params = stock_params(str(skeleton), options)
             params.hostnames = [str(path)]
             _place_in_tiers(params, engine, table, binding, placement)
             if placement.tensors is not None:
-                tiers.drain()  # queued experts could not arrive while the interpreter stands still
+                tiers.drain()  # queued experts could not arrive while the wheel holds the interpreter's lock
             raise_pending()
             with _only_ours(engine, placement):
                 server = _load(params, table, binding)
@@ -150,14 +150,14 @@ class TieredServer:
     @property
     def tiers(self) -> TierSet:
         """The tiers."""
-        return self.binding.manager
+        return self.binding.tiers
 
     def stop(self) -> None:
         """End all requests, free the server, its model and the tiers; a second call does nothing."""
         with interrupts_deferred():
             if self._server is not None:
                 self.binding.refuse_misses()
-                _silence(self._engine)  # it would log that the end of the connections is unexpected
+                _silence(self._engine)  # it would log the end of the connections as an error
                 self._guard.close()  # its thread could not run while the server is freed
                 shut_sockets(str(self._server.listening_address), _SHUT_TIMEOUT_S)
                 self._server = None
@@ -245,7 +245,7 @@ def _place_in_tiers(
 def _names_of_experts(
     engine: LoadedEngine, table: ExpertTable, binding: BindingSet, placement: Placement
 ) -> Iterator[str]:
-    """Yield the server's option that places the experts, by names of buffer types that it finds inside the block."""
+    """Yield the server's option that places the experts, by the names of buffer types that exist inside the block."""
     if placement.tensors is None:
         yield ",".join(
             f"{placed_regex(each.manager.table, is_split=placement.is_split)}={each.buffer_type_name}"

@@ -1,4 +1,4 @@
-"""Closes the Unix socket of a server in this process, as the server has no call for that."""
+"""Closes the Unix socket of a server in this process, because the server has no call for that."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST_FILES = 1 << 16
 
 
 def shut_sockets(url: str, timeout_s: float) -> bool:
-    """Shut the listening socket of `url` and all connections to it; return whether all are gone in time.
+    """Shut the listening socket of `url` and all connections to it; return whether all were gone in time.
 
-    The server then closes its ends when it has finished their requests, as if all clients had left.
+    The server then closes its ends of the connections when it has finished their requests, as if all clients had left.
     """
     path = urlsplit(url).path
     deadline = time.monotonic() + timeout_s

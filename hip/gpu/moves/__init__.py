@@ -1,1 +1,1 @@
-"""Moves of many pieces of memory with few launches."""
+"""Moves and copies of many pieces of memory in few launches or calls."""

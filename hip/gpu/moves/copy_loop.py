@@ -1,8 +1,8 @@
-"""Many copies queued by one call, without Python between them.
+"""A compiled loop that queues many copies in one call.
 
-The interpreter's lock is free meanwhile: a driver that makes its caller wait, as it does when its queue is full, holds
-up that one thread, and threads that use other devices go on. With `NUMBA_DISABLE_JIT=1` the interpreter does the same.
-Numba is imported with this file: import it late.
+The interpreter's lock is released during the call. A driver may make its caller wait, for instance while its queue is
+full; then only that thread waits, and threads that use other devices go on. With `NUMBA_DISABLE_JIT=1` an ordinary
+Python loop does the same. This file imports Numba, so import it late.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from expertier.compiled_functions import cached_njit
 from expertier.hip.device import Moves
 
 CopyLoop: TypeAlias = Callable[[int, Moves, int], int]
-"""`loop(address, moves, stream)` makes a driver's copy, the function at `address`, of each row of `moves`.
+"""`loop(address, moves, stream)` calls the driver's copy function, which lies at `address`, for each row of `moves`.
 
-Rows are (target, source, bytes), in a contiguous array. Returns 0, or the first other code that a copy returned, after
-which there are no more.
+`moves` is a contiguous array with rows (target, source, bytes). The loop returns 0, or ends at the first copy that
+returns another code and returns that code.
 """
 
 ir: Any = _ir  # untyped
 
 _I64 = types.int64
-_COPY = types.int32(_I64, _I64, _I64, _I64)  # pointers and sizes: the C ABI passes them alike
+_COPY = types.int32(_I64, _I64, _I64, _I64)  # the C ABI passes pointers and sizes like 64-bit integers
 
 
 @cache
 def copy_loop() -> CopyLoop:
-    """Return the loop; the first time compiles it or loads it from the on-disk cache."""
+    """Return the loop. The first call compiles it, or loads it from the on-disk cache."""
     if config.DISABLE_JIT:  # type: ignore[attr-defined]  # Numba sets its options at import
         return _interpreted
     made = cached_njit(_I64(_I64, types.Array(_I64, 2, "C"), _I64), nogil=True)(_loop)
@@ -60,7 +60,7 @@ def _interpreted(address: int, moves: Moves, stream: int) -> int:
 
 
 def _copy(_typing: Any, _address: Any, _target: Any, _source: Any, _n_bytes: Any, _stream: Any) -> Any:
-    """Type and code of `_call_copy`, as Numba asks for them."""
+    """Return the type and the code generator of `_call_copy`, for Numba's `intrinsic`."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         parameters = [context.get_value_type(parameter) for parameter in _COPY.args]
@@ -71,4 +71,4 @@ def _copy(_typing: Any, _address: Any, _target: Any, _source: Any, _n_bytes: Any
 
 
 _call_copy = cast(Callable[..., int], intrinsic(_copy))
-"""In compiled code: calls the function at its first argument with the others."""
+"""For compiled code only: calls the function whose address is the first argument with the other arguments."""

@@ -1,4 +1,4 @@
-"""Many copies from host memory to a device, in one call where the device has one."""
+"""Many copies from host memory to a device, in one call where the device can do that."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from expertier.hip.device import Device, Moves
 
 @runtime_checkable
 class CopiesMany(Protocol):
-    """A device that queues many copies for less than one at a time costs."""
+    """A device that can queue many copies in one call, faster than one by one."""
 
     def copy_in_many(self, moves: Moves, stream: int = 0) -> None:
-        """Do what `copy_in` of each row of `moves` does: (target, pinned source, bytes), targets apart.
+        """Do what `copy_in` does for each row (target, pinned source, bytes) of `moves`; targets must not overlap.
 
-        Raises `DeviceError`; some may be queued then.
+        Raises `DeviceError`; some of the copies may be queued then.
         """
 
     def prepare_copies(self) -> None:
-        """Have ready what the first `copy_in_many` would wait for."""
+        """Do the preparation that the first `copy_in_many` would otherwise wait for."""
 
 
 class ManyCopies:
     """Copies pieces of host memory to a device. Thread-safe."""
 
     def __init__(self, device: Device) -> None:
-        """Look at what the device can do, once: that takes longer than queueing a few copies."""
+        """Find out what the device can do. That is done once, because it takes longer than queueing a few copies."""
         self._device = device
         self._at_once = device if isinstance(device, CopiesMany) else None
         if self._at_once is not None:
             self._at_once.prepare_copies()
 
     def copy_in(self, moves: Moves, stream: int = 0) -> None:
-        """Do what `Device.copy_in` of each row of `moves`, (target, pinned source, bytes), does; targets are apart.
+        """Do what `Device.copy_in` does for each row (target, pinned source, bytes) of `moves`.
 
-        Raises what that raises; copies of rows before the one that failed may be queued then.
+        Targets must not overlap. Raises what `Device.copy_in` raises; copies of earlier rows may be queued then.
         """
         if self._at_once is not None:
             self._at_once.copy_in_many(moves, stream)

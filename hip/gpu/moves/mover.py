@@ -1,4 +1,4 @@
-"""Moves many pieces of memory with few launches: within the device, and from pinned host memory to it."""
+"""Moves many pieces of memory in few launches: within the device, and from pinned host memory to it."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ ROWS_BY_VALUE = 64
 REPACK_CHUNK_BYTES = 16 << 10
 GATHER_CHUNK_BYTES = 16 << 10
 ZERO_BYTES = 4 << 10
-"""The longest piece that is zeroed by one row; longer ones take several."""
+"""The longest piece that one row zeroes; a longer piece takes several rows."""
 
 _THREADS = 256
 _TABLE_ROWS = 16_384
 _ROW_BYTES = 24
 _TABLES = 2
-_MOST_ROWS = 65_535  # the largest grid's second side
+_MOST_ROWS = 65_535  # the largest second dimension of a grid
 
 
 class _Table:
-    """A table of rows: written in pinned memory, copied to the device, free again once its event is done."""
+    """A table of rows, written in pinned memory and copied to the device; it is free when its event is done."""
 
     def __init__(self, gpu: Gpu, owned: ExitStack) -> None:
         size = _TABLE_ROWS * _ROW_BYTES
@@ -52,10 +52,10 @@ class _Table:
 
 
 class Mover:
-    """Does moves on a GPU with kernels, or with the driver's copies where no kernel can be had. Thread-safe.
+    """Does moves on a GPU with kernels, or with the driver's copies where kernels cannot be compiled. Thread-safe.
 
-    It owns SCRATCH_BYTES of device memory, some zeros and two small tables, which no budget of the tiers counts:
-    `overhead_bytes` says how much.
+    It owns SCRATCH_BYTES of device memory, some zeros and two small tables. No budget of the tiers counts this memory;
+    `overhead_bytes` is its size.
     """
 
     def __init__(
@@ -66,7 +66,10 @@ class Mover:
         kernels: bool = True,
         environ: Mapping[str, str] = os.environ,
     ) -> None:
-        """Take scratch memory; compile the kernels, or say why not and go on without. Raises `DeviceError`."""
+        """Take scratch memory, and compile the kernels; where that fails, log the reason and work without kernels.
+
+        Raises `DeviceError` where there is no memory.
+        """
         self._gpu = gpu
         self._lock = threading.Lock()
         with ExitStack() as owned:
@@ -75,7 +78,7 @@ class Mover:
             self._scratch_free = owned.enter_context(Event(gpu))
             self._zeros = owned.enter_context(DeviceBuffer(gpu, ZERO_BYTES))
             gpu.call("fill", self._zeros.address, 0, ZERO_BYTES, 0)
-            gpu.synchronize()  # other streams do not wait for this one
+            gpu.synchronize()  # later users of the zeros are on other streams, which do not wait for stream 0
             self._tables = [_Table(gpu, owned) for _ in range(_TABLES)]
             self.kernels = False
             self.without_kernels_because = "switched off"
@@ -86,18 +89,18 @@ class Mover:
 
     @property
     def overhead_bytes(self) -> int:
-        """Device memory that the mover itself takes."""
+        """The bytes of device memory that the mover itself takes."""
         return self._scratch.n_bytes + ZERO_BYTES + _TABLES * _TABLE_ROWS * _ROW_BYTES
 
     def move(self, moves: Moves, stream: int, *, chunk_bytes: int = REPACK_CHUNK_BYTES) -> None:
-        """Queue moves within the device, as if one after another; a block of threads copies `chunk_bytes`.
+        """Queue moves within the device, with the result of doing them one after another. Raises `DriverError`.
 
-        Raises `DriverError`.
+        A block of threads copies `chunk_bytes`.
         """
         plan = (plan_moves if self.kernels else plan_in_order)(moves, self._scratch)
         with self._lock:
             if plan.uses_scratch:
-                # Another stream may still have pieces there.
+                # Moves on another stream may still use the scratch memory.
                 self._gpu.call("stream_wait_event", stream, self._scratch_free.handle, 0)
             try:
                 self._launch(plan, stream, chunk_bytes)
@@ -106,7 +109,7 @@ class Mover:
                     self._record_or_wait(self._scratch_free, stream)
 
     def zero(self, pieces: Pieces, stream: int) -> None:
-        """Queue zeros in pieces of the device, rows of (address, bytes): one launch, or a fill each without kernels.
+        """Queue zeroing of device memory, rows of (address, bytes): one launch, or without kernels a fill for each row.
 
         Meant for small pieces. Raises `DriverError`.
         """
@@ -126,13 +129,13 @@ class Mover:
                 self._launch(MovePlan(rows, (len(rows),), False), stream, ZERO_BYTES)
 
     def gather(self, rows: Moves, stream: int, *, chunk_bytes: int = GATHER_CHUNK_BYTES) -> None:
-        """Queue copies from pinned host memory to places on the device that are apart, by kernel."""
+        """Queue copies from pinned host memory to places on the device that do not overlap, done by a kernel."""
         assert self.kernels, "gather without kernels"
         for begin in range(0, len(rows), ROWS_BY_VALUE):
             self._launch_by_value(rows[begin : begin + ROWS_BY_VALUE], stream, chunk_bytes)
 
     def close(self) -> None:
-        """Give everything back; a second call does nothing."""
+        """Give all memory back; a second call does nothing."""
         self._owned.close()
 
     def _load_kernels(self, owned: ExitStack, environ: Mapping[str, str]) -> None:
@@ -146,7 +149,7 @@ class Mover:
         except DeviceError as error:
             self.without_kernels_because = str(error)
             _log.warning(
-                "%s: no kernels (%s); moves are done by the driver's copies, one a piece",
+                "%s: no kernels (%s); moves are done by the driver's copies, one for each piece",
                 self._gpu.name,
                 error,
             )
@@ -155,7 +158,7 @@ class Mover:
         self.without_kernels_because = ""
 
     def _record_or_wait(self, event: Event, stream: int) -> None:
-        """Record; where that fails, wait: what the event guards must not be used again too early."""
+        """Record `event`; where that fails, wait for the stream, so that nothing is used again too early."""
         try:
             event.record(stream)
         except DriverError as error:
@@ -163,7 +166,7 @@ class Mover:
             self._gpu.call("stream_synchronize", stream)
 
     def _launch(self, plan: MovePlan, stream: int, chunk_bytes: int) -> None:
-        """Queue what was planned; the caller holds the lock."""
+        """Queue the launches of a plan; the caller holds the lock."""
         if not self.kernels:
             for target, source, n_bytes in plan.rows.tolist():
                 self._gpu.call("copy_within", target, source, n_bytes, stream)

@@ -1,9 +1,10 @@
-"""Launches of moves that keep the order of what they move, as a slab's pieces do: found without comparing rows.
+"""Divides moves into launches without comparing all rows, for pieces that keep their order, as a slab's pieces do.
 
-What moves up comes from the highest down, what moves down from the lowest up, and no piece passes another. Then a
-piece that moves up never touches one that moves down, and waits only for pieces above it, whose places it takes.
-So a launch goes on until a target reaches a source of the same launch. Where a slab shrinks evenly, each launch is
-about twice as long as the one before it.
+The rows must come in this order: pieces that move up from the highest to the lowest, pieces that move down from the
+lowest to the highest. As no piece passes another, a piece that moves up never touches a piece that moves down, and
+waits only for pieces above it, whose places it takes. The same holds, mirrored, for pieces that move down. So a launch
+can take rows until a target would reach a source of the same launch. Where a slab shrinks evenly, each launch has about
+twice as many rows as the launch before it.
 """
 
 from __future__ import annotations
@@ -14,16 +15,17 @@ import numpy.typing as npt
 from expertier.hip.device import Moves
 
 _FEW = 32
-"""Launches up to which nobody looks for fewer."""
+"""Up to so many launches the quick division is used, and no better one is looked for."""
 
 _Numbers = npt.NDArray[np.int64]
 
 
 def ordered_launches(rows: Moves) -> tuple[Moves, tuple[int, ...]] | None:
-    """Return the rows by launches, and where each launch ends; None where the rows do not keep their order.
+    """Return the rows sorted by launch, and the index at which each launch ends.
 
-    `rows` (target, source, bytes), int64 [rows, 3], are to look as if done one after another, and none overlaps
-    itself.
+    Returns None where the rows are not in the order that the module's docstring describes. `rows` are (target, source,
+    bytes), int64 [rows, 3], and no row's target overlaps its own source. The launches have the same result as the rows
+    done one after another.
     """
     up = rows[:, 0] > rows[:, 1]
     ups, downs = (rows, rows[:0]) if up.all() else (rows[up], rows[~up])
@@ -40,9 +42,9 @@ def ordered_launches(rows: Moves) -> tuple[Moves, tuple[int, ...]] | None:
 
 
 def cut(rows: Moves, steps: Moves) -> Moves:
-    """Return the rows in pieces of `steps[row]` bytes, in the order that leaves every source intact until it is read.
+    """Cut each row into pieces of `steps[row]` bytes, ordered so that no piece overwrites a source before its read.
 
-    A piece is as long as its step, or shorter at the row's end; the rows stay in their order.
+    The last piece of a row may be shorter. The rows stay in their order.
     """
     counts = -(-rows[:, 2] // steps)
     row = np.repeat(np.arange(len(rows)), counts)
@@ -57,7 +59,7 @@ def cut(rows: Moves, steps: Moves) -> Moves:
 
 
 def _ascending(rows: Moves) -> bool:
-    """Whether targets and sources both lie one above the other, in the order of the rows."""
+    """Whether both targets and sources rise from row to row, without overlaps."""
     targets, sources, sizes = rows.T
     gaps = (targets[1:] - targets[:-1] >= sizes[:-1], sources[1:] - sources[:-1] >= sizes[:-1])
     return bool(gaps[0].all() and gaps[1].all())
@@ -76,14 +78,14 @@ def _ends_down(rows: Moves) -> tuple[int, ...]:
 def _ends(
     target_ends: _Numbers, targets: _Numbers, source_ends: _Numbers, sources: _Numbers
 ) -> tuple[int, ...]:
-    """Return where each launch ends, of pieces that move towards smaller numbers, the smallest first."""
-    # Quick, and mostly as good: a launch ends before the first target that is not wholly below its first source.
+    """Return the index at which each launch ends, for pieces that move towards smaller numbers, the smallest first."""
+    # Quick and mostly as good: a launch ends before the first target not wholly below the launch's first source.
     ends = [0]
     while ends[-1] < len(targets) and len(ends) <= _FEW:
         ends.append(int(np.searchsorted(target_ends, sources[ends[-1]], side="right")))
     if ends[-1] == len(targets):
         return tuple(ends[1:])
-    # Where pieces land in gaps between sources, that would be many launches: look at what they overlap.
+    # Where pieces land in gaps between sources, that gives many launches, so look at which sources a target overlaps.
     last = np.searchsorted(sources, target_ends, side="left") - 1
     waits = np.where(last >= np.searchsorted(source_ends, targets, side="right"), last, -1)
     waits = np.maximum.accumulate(waits)
@@ -96,7 +98,7 @@ def _ends(
 def _side_by_side(
     ups: Moves, ends_up: tuple[int, ...], downs: Moves, ends_down: tuple[int, ...]
 ) -> tuple[Moves, tuple[int, ...]]:
-    """Have both directions share their launches: they do not touch each other."""
+    """Merge the launches of both directions, whose pieces do not touch each other; return rows and ends."""
     n_launches = max(len(ends_up), len(ends_down))
     launches = np.concatenate(
         [

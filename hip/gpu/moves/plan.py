@@ -1,12 +1,13 @@
-"""Turns moves that must look as if done one after another into as few launches of independent pieces as it takes.
+"""Divides moves into as few launches as possible, with the same result as the moves done one after another.
 
-A later row must wait for an earlier one when it writes what that one reads or writes, or reads what it writes.
-Moves that keep the order of what they move, as all of the tiers' do, fall into launches in one sweep
-(`ordered_moves.py`): when a slab shrinks to half and its surviving experts move up, 4,096 experts take 15. Other
-rows get levels, one more than the highest level among the rows that they wait for, and a level is a launch.
+The pieces of one launch are copied at the same time, so they must be independent. A row must wait for an earlier row
+where it writes bytes that the earlier row reads or writes, or reads bytes that the earlier row writes. All moves of the
+tiers keep the order of the pieces, and are divided in one pass (`ordered_moves.py`): when a slab shrinks to half and
+the surviving experts move up, 4,096 experts take 15 launches. Other rows get levels: a row's level is one more than the
+highest level of the rows that it waits for, and each level is a launch.
 
-Where launches would be many and small (a shift by less than a slot), pieces go through scratch memory instead: one
-launch into scratch, one out of it, as often as the bytes need.
+Where that gives many small launches, as when slots shift by less than a slot, pieces go through scratch memory instead:
+one launch copies them there, a second one to their targets, as often as the number of bytes demands.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from expertier.hip.gpu.moves.ordered_moves import cut, ordered_launches
 from expertier.units import MIB
 
 PIECE_BYTES = MIB
-"""The longest piece of a launch. A launch has as many blocks for each of its pieces as for the longest, so one long
-piece among short ones would leave most of the blocks without work."""
+"""The longest piece of a launch.
+
+A launch has as many blocks of threads for each piece as the longest piece needs, so one long piece among short pieces
+would leave most blocks without work.
+"""
 
 _MOST_PIECES = 16
-"""How many times more pieces there may be because rows overlap themselves, before scratch is used instead."""
+"""Rows that overlap themselves are cut into pieces. Above this many times more pieces, scratch is used instead."""
 
 _MANY_LEVELS = 3
-"""Scratch doubles the traffic; levels may cost this many times its launches before that pays."""
+"""Scratch doubles the traffic, so it is used only where it takes less than a third of the launches."""
 
 _PAIRS_AT_ONCE = 1 << 20
 _ALIGNMENT = 16
@@ -38,7 +42,7 @@ _Numbers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """Device memory that a plan may use for pieces on their way."""
+    """Device memory in which a plan may put pieces on their way to their targets."""
 
     address: int
     n_bytes: int
@@ -46,9 +50,9 @@ class Scratch:
 
 @dataclass(frozen=True, slots=True)
 class MovePlan:
-    """Rows in the order of their launches, int64 [rows, 3], and where each launch ends among them.
+    """Rows (target, source, bytes), int64 [rows, 3], sorted by launch, and the index at which each launch ends.
 
-    Rows of one launch are independent. `uses_scratch`: whether any row touches the scratch memory.
+    The rows of one launch are independent. `uses_scratch` says whether any row touches the scratch memory.
     """
 
     rows: Moves
@@ -61,7 +65,7 @@ class MovePlan:
 
 
 def plan_moves(moves: Moves, scratch: Scratch) -> MovePlan:
-    """Plan rows of (target, source, bytes). Raises `ValueError` for rows of negative size or another shape."""
+    """Plan moves, rows of (target, source, bytes). Raises `ValueError` for a negative size or another shape."""
     rows = _checked(moves)
     if not len(rows):
         return MovePlan(rows, (), False)
@@ -78,7 +82,7 @@ def plan_moves(moves: Moves, scratch: Scratch) -> MovePlan:
 
 
 def plan_in_order(moves: Moves, scratch: Scratch) -> MovePlan:
-    """Plan a launch a row, for copies that the driver does one after another."""
+    """Plan one launch for each row, for copies that the driver does one after another."""
     rows = _checked(moves)
     parts: list[Moves] = []
     uses_scratch = False
@@ -97,13 +101,13 @@ def _checked(moves: Moves) -> Moves:
     if rows.ndim != 2 or rows.shape[1] != 3:
         raise ValueError(f"moves are rows of (target, source, bytes), got an array of shape {rows.shape}")
     if (rows[:, 2] < 0).any():
-        raise ValueError(f"a move of {rows[:, 2].min()} bytes")
+        raise ValueError(f"got a move of {rows[:, 2].min()} bytes: give 0 or more")
     moved = (rows[:, 2] > 0) & (rows[:, 0] != rows[:, 1])
     return rows if moved.all() else rows[moved]
 
 
 def _cut_self_overlaps(rows: Moves) -> Moves | None:
-    """Return rows that do not overlap themselves; None where they would be too many."""
+    """Cut rows whose target overlaps their source into pieces that do not; return None where there are too many."""
     steps = np.minimum(np.abs(rows[:, 0] - rows[:, 1]), rows[:, 2])
     if (steps == rows[:, 2]).all():
         return rows
@@ -114,7 +118,7 @@ def _cut_self_overlaps(rows: Moves) -> Moves | None:
 
 
 def _short_pieces(rows: Moves, ends: tuple[int, ...]) -> tuple[Moves, tuple[int, ...]]:
-    """Cut long rows evenly, at multiples of a vector; the pieces of a row go into its launch."""
+    """Cut long rows into equal pieces at multiples of a vector; the pieces of a row stay in the row's launch."""
     counts = -(-rows[:, 2] // PIECE_BYTES)
     if (counts <= 1).all():
         return rows, ends
@@ -124,7 +128,7 @@ def _short_pieces(rows: Moves, ends: tuple[int, ...]) -> tuple[Moves, tuple[int,
 
 
 def _by_level(rows: Moves) -> tuple[Moves, tuple[int, ...]]:
-    """Return the rows by launches, and where each launch ends, whatever the rows wait for."""
+    """Return the rows sorted by level, and the index at which each level ends, for rows in any order."""
     level = [0] * len(rows)
     later, earlier = _conflicts(rows, reads_count=True)
     for j, i in zip(later.tolist(), earlier.tolist(), strict=True):
@@ -134,9 +138,9 @@ def _by_level(rows: Moves) -> tuple[Moves, tuple[int, ...]]:
 
 
 def _conflicts(rows: Moves, *, reads_count: bool) -> tuple[_Numbers, _Numbers]:
-    """Return pairs (later row, earlier row that it must wait for), by later row.
+    """Return pairs (later row, earlier row that it must wait for), sorted by the later row.
 
-    Without `reads_count`, an earlier row that only reads what the later one writes does not count.
+    Without `reads_count`, a row need not wait for an earlier row that only reads what the later row writes.
     """
     targets, sources, sizes = rows.T
     found = []
@@ -153,10 +157,10 @@ def _conflicts(rows: Moves, *, reads_count: bool) -> tuple[_Numbers, _Numbers]:
 
 
 def _overlaps(a: _Numbers, b: _Numbers, sizes: _Numbers) -> tuple[_Numbers, _Numbers]:
-    """Return (j, i), i < j, where piece j beginning at `a` and piece i beginning at `b` share bytes."""
+    """Return all pairs (j, i) with i < j where piece j, at `a[j]`, and piece i, at `b[i]`, share bytes."""
     order = np.argsort(b, kind="stable")
     begins = b[order]
-    # Nothing that begins earlier than the longest piece before `a` can reach it.
+    # A piece that begins more than the longest piece's size before `a` cannot reach it.
     low = np.searchsorted(begins, a - sizes.max(), side="right")
     high = np.searchsorted(begins, a + sizes, side="left")
     counts = np.maximum(high - low, 0)
@@ -174,16 +178,17 @@ def _overlaps(a: _Numbers, b: _Numbers, sizes: _Numbers) -> tuple[_Numbers, _Num
 
 
 def _through_scratch(rows: Moves, scratch: Scratch, *, apart: bool) -> tuple[Moves, tuple[int, ...]]:
-    """Plan batches: a launch copies pieces into scratch, the next one copies them to their targets.
+    """Plan batches of two launches: one copies pieces into scratch, the next one copies them to their targets.
 
-    `apart` says that no row touches what an earlier one writes. Returns the rows and where each launch ends.
+    `apart` says that no row touches bytes that an earlier row writes. Returns the rows, and the index at which each
+    launch ends.
     """
     largest = scratch.n_bytes - 2 * _ALIGNMENT
     if (rows[:, 2] > largest).any():
         rows = cut(rows, np.minimum(rows[:, 2], largest))
     waits = [-1] * len(rows)
     if not apart:
-        # Within a batch everything is read before anything is written.
+        # Within a batch all sources are read before any target is written, so only earlier writes matter.
         later, earlier = _conflicts(rows, reads_count=False)
         for j, i in zip(later.tolist(), earlier.tolist(), strict=True):
             waits[j] = max(waits[j], i)
@@ -201,7 +206,7 @@ def _through_scratch(rows: Moves, scratch: Scratch, *, apart: bool) -> tuple[Mov
         ends.extend((2 * begin + n, 2 * end))
 
     for j, (_, source, n_bytes) in enumerate(rows.tolist()):
-        # The piece lies in scratch as it lies at its source, modulo a vector, so that vectors can be used.
+        # In scratch a piece has the same offset within a vector as at its source, so that vectors can be copied.
         offset = -(-used // _ALIGNMENT) * _ALIGNMENT + (source - scratch.address) % _ALIGNMENT
         if j > begin and (waits[j] >= begin or offset + n_bytes > scratch.n_bytes):
             flush(j)

@@ -1,1 +1,1 @@
-"""Virtual memory management: address space that physical memory is put under."""
+"""Virtual memory management: address space to which physical memory is added, and from which it is taken away."""

@@ -1,4 +1,4 @@
-"""Whether a GPU's virtual memory management can be trusted: tried, in the order in which drivers were seen to fail."""
+"""Tries whether a GPU's virtual memory management works, in the steps at which drivers have been seen to fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SAMPLE_BYTES = 64 * KIB
 
 
 class ProbeStep(StrEnum):
-    """What is tried, in this order."""
+    """The steps of the probe, in their order; the values are what each step shows where it passes."""
 
     SUPPORT = "the driver has virtual memory management"
     VERSION = "the runtime is new enough"
@@ -30,7 +30,10 @@ class ProbeStep(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """`failed` is the step that failed, or None; `detail` says how. `access_from_base`: see `VirtualRange`."""
+    """The result of a probe: `failed` is the step that failed, None where all passed, and `detail` says how.
+
+    `access_from_base` is the argument that `VirtualRange` needs for this driver.
+    """
 
     failed: ProbeStep | None
     detail: str
@@ -49,7 +52,7 @@ class _StepError(Exception):
 
 
 def probe_vmm(gpu: Gpu, *, chunk_bytes: int = LEAST_CHUNK_BYTES) -> ProbeResult:
-    """Try all steps with two chunks of device memory, which are given back. Raises nothing of the driver's."""
+    """Try all steps with two chunks of device memory, which are given back. A driver's error is a failed step."""
     try:
         return ProbeResult(None, "all steps passed", _probe(gpu, chunk_bytes))
     except _StepError as error:
@@ -59,10 +62,10 @@ def probe_vmm(gpu: Gpu, *, chunk_bytes: int = LEAST_CHUNK_BYTES) -> ProbeResult:
 def _probe(gpu: Gpu, chunk_bytes: int) -> bool:
     traits = gpu.driver.traits
     if not gpu.driver.has("create") or not _supported(gpu):
-        raise _StepError(ProbeStep.SUPPORT, "it says that it has none")
+        raise _StepError(ProbeStep.SUPPORT, "the driver reports no virtual memory")
     if gpu.version < traits.oldest_vmm_version:
         found, wanted = traits.version_text(gpu.version), traits.version_text(traits.oldest_vmm_version)
-        raise _StepError(ProbeStep.VERSION, f"it is {found}, the oldest that is trusted is {wanted}")
+        raise _StepError(ProbeStep.VERSION, f"it is version {found}; the oldest trusted version is {wanted}")
     step = ProbeStep.MAPPING
     try:
         free_before = gpu.memory()[0]
@@ -75,7 +78,7 @@ def _probe(gpu: Gpu, chunk_bytes: int) -> bool:
             step = ProbeStep.RELEASE
             used = free_before - gpu.memory()[0]
             memory.shrink_to(0)
-            # While the addresses are still reserved.
+            # Measured while the addresses are still reserved.
             back = free_before - gpu.memory()[0]
             from_base = memory.access_from_base
     except DriverError as error:
@@ -103,7 +106,7 @@ def _add_second(memory: VirtualRange) -> None:
 
 
 def _check_read_back(memory: VirtualRange, gpu: Gpu) -> None:
-    """Write to both chunks and read them right after that, in a stream that does not wait for stream 0."""
+    """Write to each chunk and read it back at once, on a stream that does not wait for stream 0."""
     n_chunks = memory.n_bytes // memory.chunk_bytes
     with PinnedBuffer(gpu, 2 * _SAMPLE_BYTES) as buffer, Stream(gpu) as stream:
         sent, received = buffer.array()[:_SAMPLE_BYTES], buffer.array()[_SAMPLE_BYTES:]

@@ -1,12 +1,13 @@
-"""Address space that physical memory is put under, and taken from, piece by piece.
+"""Address space to which physical memory is added, and from which it is taken away, chunk by chunk.
 
     base                                            base + reserved_bytes
-     │ chunk 0 │ chunk 1 │ ... │     nothing yet     │
+     │ chunk 0 │ chunk 1 │ ... │   no memory yet     │
      └────────── n_bytes ──────┘
-     grow_to: create, map and grant a chunk at the end;   shrink_to: unmap and release the last ones
+     grow_to: creates and maps a chunk at the end, and grants access to it;   shrink_to: unmaps and releases the last
 
-Drivers' defects decide the form: chunks are large and whole mappings (one handle may be one open file, parts cannot
-be unmapped), and nothing is unmapped before the work that uses it is done (unmapping does not wait for streams).
+Limits of drivers decide how it is done. Chunks are large, because a handle may count as an open file. A chunk is one
+mapping, because a part of a mapping cannot be unmapped. And no chunk is unmapped before the work that uses it is done,
+because unmapping does not wait for streams.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from expertier.hip.driver.structs import device_memory, read_write
 from expertier.units import MIB, mib, round_up
 
 LEAST_GRANULARITY_BYTES = 2 * MIB
-"""Used where a driver reports less: ROCm 7.2 reports 4 KiB, and such mappings fault."""
+"""The granularity where a driver reports less: ROCm 7.2 reports 4 KiB, but mappings of that size fault."""
 
 LEAST_CHUNK_BYTES = 64 * MIB
 MOST_CHUNKS = 256
-"""How many chunks a range may have: well below the limit of open files that a handle may count towards."""
+"""How many chunks a range may have: well below the limit of open files, as each handle may count as one."""
 
 
 class Waitable(Protocol):
-    """Something that is done at some time: a fence or an event."""
+    """A fence or an event: something that is done at some time."""
 
     def wait(self) -> None:
         """Block until it is done."""
@@ -46,16 +47,13 @@ class _Chunk:
 
 
 def chunk_bytes_for(gpu: Gpu, reserved_bytes: int) -> int:
-    """Return the size of the chunks of a range: 64 MiB, or more where there would be too many."""
+    """Return the size in bytes of a range's chunks: 64 MiB, or more where there would be too many chunks."""
     granularity = max(gpu.granularity(), LEAST_GRANULARITY_BYTES)
     return round_up(max(LEAST_CHUNK_BYTES, -(-reserved_bytes // MOST_CHUNKS)), granularity)
 
 
 class VirtualRange(Owned):
-    """A range of addresses of a GPU whose first `n_bytes` have physical memory. Not thread-safe.
-
-    `peers` are the other GPUs that get access to every chunk. Its memory is zeroed when it is new.
-    """
+    """A range of a GPU's addresses whose first `n_bytes` have physical memory, zeroed when new. Not thread-safe."""
 
     def __init__(
         self,
@@ -66,16 +64,17 @@ class VirtualRange(Owned):
         peers: Sequence[Gpu] = (),
         access_from_base: bool = False,
     ) -> None:
-        """Reserve addresses; no memory yet. Raises `DriverError`.
+        """Reserve addresses, without memory. Raises `DriverError`.
 
-        `chunk_bytes` is by default `chunk_bytes_for`. With `access_from_base`, access is granted anew to all
-        chunks each time, for drivers that refuse it for any but a range's first mapping.
+        `chunk_bytes` is by default what `chunk_bytes_for` returns. `peers` are the other GPUs that get access to every
+        chunk. With `access_from_base`, access to all chunks is granted again with each new chunk, for drivers that can
+        grant access only from the range's first mapping on.
         """
         self.gpu = gpu
         self.chunk_bytes = chunk_bytes or chunk_bytes_for(gpu, reserved_bytes)
         self.reserved_bytes = round_up(reserved_bytes, self.chunk_bytes)
         self.access_from_base = access_from_base
-        # Peers first, the owner last: what is granted last is what some drivers keep.
+        # The owner comes last, because some drivers keep only the access that is granted last.
         self._access = read_write([*(peer.ordinal for peer in peers), gpu.ordinal])
         self._chunks: list[_Chunk] = []
         self.address = gpu.take_memory("reserve", self.reserved_bytes, 0, None, 0, what="address space")
@@ -83,13 +82,15 @@ class VirtualRange(Owned):
 
     @property
     def n_bytes(self) -> int:
-        """Bytes from the base that have memory."""
+        """How many bytes from the base on have memory."""
         return len(self._chunks) * self.chunk_bytes
 
     def grow_to(self, n_bytes: int) -> None:
-        """Put memory under at least the first `n_bytes`; on `DriverError` everything is as before."""
+        """Add chunks until at least the first `n_bytes` have memory. Raises `DriverError`, with nothing changed."""
         if n_bytes > self.reserved_bytes:
-            raise ValueError(f"asked for {mib(n_bytes)} in a range of {mib(self.reserved_bytes)}")
+            raise ValueError(
+                f"asked for {mib(n_bytes)} of memory, but only {mib(self.reserved_bytes)} are reserved"
+            )
         before = len(self._chunks)
         try:
             while self.n_bytes < n_bytes:
@@ -101,9 +102,9 @@ class VirtualRange(Owned):
             raise
 
     def shrink_to(self, n_bytes: int, after: Iterable[Waitable] | None = None) -> None:
-        """Take the memory of whole chunks beyond `n_bytes` away, once the work that uses it is done.
+        """Take away the chunks that lie wholly beyond `n_bytes`, after waiting for the work that uses them.
 
-        That is what `after` waits for; without it, all work of the GPU. Raises `DriverError`.
+        That is everything in `after`, by default all work of the GPU. Raises `DriverError`.
         """
         keep = -(-n_bytes // self.chunk_bytes)
         if keep >= len(self._chunks):
@@ -152,7 +153,7 @@ class VirtualRange(Owned):
             self.gpu.call("release", chunk.handle)
 
     def _release(self) -> None:
-        # Unmapped before the addresses go: some drivers refuse the other order, or keep the memory.
+        # Chunks are unmapped before the addresses are given back: some drivers refuse the other order, or leak memory.
         self.shrink_to(0)
         self.gpu.call("unreserve", self.address, self.reserved_bytes)
 

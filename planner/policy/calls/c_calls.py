@@ -44,7 +44,7 @@ notify_all: Any = types.ExternalFunction("pthread_cond_broadcast", _ON_LOCK)
 
 
 def _call(signature: Any) -> Any:
-    """Return type and code of a call `(address, *arguments)`, as Numba asks for them."""
+    """Return the type and the code generator of a call `(address, *arguments)`, for Numba's `intrinsic`."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         parameters = [context.get_value_type(parameter) for parameter in signature.args]

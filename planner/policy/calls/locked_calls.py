@@ -74,7 +74,7 @@ def locked_calls() -> LockedCalls:
 
 
 def _compiled(*arguments: Any, nogil: bool = False) -> Callable[[_F], _F]:
-    """Compile for these arguments, at once, from the on-disk cache where that holds it."""
+    """Compile a function for these argument types now, or load it from the on-disk cache."""
     if not COMPILED:
         return _deferred
     return cached_njit(int64(*arguments), nogil=nogil)
@@ -97,7 +97,7 @@ def _is_filling(view: LayerView) -> bool:
 
 
 def _build(stamp: int) -> LockedCalls:
-    """Compile. `stamp` is a cell of each, and so part of its key in Numba's cache."""
+    """Compile the calls. Each is a closure over `stamp`, so `stamp` is part of its key in Numba's cache."""
 
     @_compiled(int64, int64, int64, _ARRAY, _ARRAY)
     def try_pin_hits(directory: int, locks: int, layer: int, experts: I32, held: I32) -> int:

@@ -73,7 +73,7 @@ def _require_compilation() -> None:
 
 
 def _build_begin(rule: Rule, stamp: int) -> Any:
-    """Compile one policy's `begin`. Both arguments are cells, and so part of its key in Numba's cache."""
+    """Compile one policy's `begin`: a closure over both arguments, so both are part of its key in Numba's cache."""
 
     @cached_cfunc(signature_of(*_BEGIN.shape))
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:
@@ -92,7 +92,7 @@ def _build_begin(rule: Rule, stamp: int) -> Any:
 
 
 def _build(stamp: int) -> EntryPoints:
-    """Compile the C function of each operation. `stamp` is a cell of each, and so part of its key in Numba's cache."""
+    """Compile the C functions of all operations. They are closures over `stamp`, so it is part of their cache keys."""
 
     @cached_cfunc(signature_of(*_BEGIN.shape))
     def begin(directory: int, layer: int, experts: int, n: int, slots: int, miss_index: int) -> int:

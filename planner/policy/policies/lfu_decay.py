@@ -2,7 +2,8 @@
 
 Heat is an 8-bit counter: +16 a use, saturating, halved every 20 calls of its own layer (a decay of 0.966 a
 call). It belongs to the expert and survives eviction. Measured on recorded gpt-oss-20b routing (24 layers,
-top-4 of 32, 560 sequences of single-row decode, each from cold; hits in percent, without the next paragraph):
+top-4 of 32, 560 sequences of single-row decode, each from cold; hits in percent, without the rule for changes of topic
+that follows below):
 
     slots a layer      heat of an expert    heat of a slot    LRU
     8 of 32                        68.85             67.12    65.02
@@ -36,7 +37,7 @@ _ORDER_KEPT = (1 << (_USE_BITS + SLOT_BITS)) - 1
 
 
 def n_notes(_n_experts: int) -> int:
-    """Return how many notes there are."""
+    """Return the number of notes: the two averages, and the calls since heat was halved."""
     return 3
 
 
@@ -68,7 +69,7 @@ def has_shifted(view: LayerView, n: int, n_missing: int) -> bool:
 
 @compiled
 def step(view: LayerView, _experts: I32, n: int, n_missing: int, _now: int) -> None:
-    """Let the heat fade."""
+    """Note the call's share of hits, and halve the layer's heat where it is time."""
     every = STEPS_PER_HALVING_SHIFTED if has_shifted(view, n, n_missing) else STEPS_PER_HALVING
     since = int(view.notes[_SINCE]) + 1
     if since >= every:
@@ -79,14 +80,14 @@ def step(view: LayerView, _experts: I32, n: int, n_missing: int, _now: int) -> N
 
 @compiled
 def use(view: LayerView, expert: int, now: int) -> int:
-    """Heat the expert."""
+    """Add to the expert's heat; return its rank."""
     heat = min(int(view.heat[expert]) + HEAT_PER_USE, HEAT_LIMIT)
     view.heat[expert] = heat
     return (heat << _USE_BITS) | now
 
 
 def reheated(ranks: I64, heat: I64) -> I64:
-    """Put the heat into the ranks."""
+    """Return ranks that follow the heat, which was set from outside."""
     return (heat << _USE_BITS) | (ranks & _LAST_USE)
 
 

@@ -141,7 +141,7 @@ class Sizes:
         (
             UNKNOWN,
             Sizes(UNKNOWN, BLOCK),
-            r"this llama\.cpp has no ggml type 250, which blk\.0\.ffn_gate_exps",
+            r"this llama\.cpp has no ggml type 250, which is the type of blk\.0\.ffn_gate_exps",
         ),
         (REMOVED[0], Sizes(REMOVED[0], BLOCK), r"this llama\.cpp has no ggml type 4,"),
         (

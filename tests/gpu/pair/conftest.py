@@ -14,13 +14,10 @@ from real_devices.process import LLAMA_CPP_VARIABLE, DeviceProcess, Setup, named
 
 
 @pytest.fixture(scope="session")
-def device_process(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[DeviceProcess]:
+def device_process(cache_folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[DeviceProcess]:
     devices, llama_cpp = named_devices(), os.environ.get(LLAMA_CPP_VARIABLE)
-    folder = os.environ.get(CACHE_VARIABLE) or str(request.config.cache.mkdir("expertier"))
     with pytest.MonkeyPatch.context() as patch, ExitStack() as servers:
-        patch.setenv(CACHE_VARIABLE, folder)
+        patch.setenv(CACHE_VARIABLE, cache_folder)
         is_rpc, is_fake = devices[0].startswith("RPC"), devices[0].startswith("FAKE")
         setup = Setup(
             devices=devices,

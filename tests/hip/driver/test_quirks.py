@@ -106,7 +106,7 @@ def test_a_runtime_that_is_too_old_for_virtual_memory(
     fake.set("version", 70_225_424)
     with open_fake() as device:
         check_falls_back(device, ProbeStep.VERSION, caplog)
-        assert "it is 7.2.25424, the oldest that is trusted is 7.14.0" in caplog.text
+        assert "it is version 7.2.25424; the oldest trusted version is 7.14.0" in caplog.text
 
 
 def test_a_limit_of_handles_is_not_met(fake: FakeDriver, gpu: Gpu) -> None:

@@ -126,10 +126,10 @@ def test_a_long_piece_among_short_ones_is_cut() -> None:
 
 def test_two_directions_share_their_launches() -> None:
     n, slot = 512, 1 << 20
-    kept = np.random.default_rng(3).choice(n, n // 2, replace=False)
-    up = boundary_move(n, kept, slot, shift=n * slot)
+    survivors = np.random.default_rng(3).choice(n, n // 2, replace=False)
+    up = boundary_move(n, survivors, slot, shift=n * slot)
     up[:, 1] += n * slot
-    down = boundary_move(n, kept, slot)
+    down = boundary_move(n, survivors, slot)
     down = np.stack([n * slot - slot - down[:, 0], n * slot - slot - down[:, 1], down[:, 2]], axis=1)
     scratch = Scratch(1 << 50, 16 << 20)
     alone = [len(plan_moves(moves, scratch).ends) for moves in (up, down)]
@@ -137,11 +137,11 @@ def test_two_directions_share_their_launches() -> None:
     assert len(together.ends) == max(alone)
 
 
-def boundary_move(n: int, kept: np.ndarray, slot: int, shift: int = 0) -> np.ndarray:
+def boundary_move(n: int, survivors: np.ndarray, slot: int, shift: int = 0) -> np.ndarray:
     """Survivors pack at the high end, the highest first."""
-    sources = np.sort(kept)[::-1] * slot
-    targets = (n - 1 - np.arange(len(kept))) * slot + shift
-    return np.stack([targets, sources, np.full(len(kept), slot)], axis=1)
+    sources = np.sort(survivors)[::-1] * slot
+    targets = (n - 1 - np.arange(len(survivors))) * slot + shift
+    return np.stack([targets, sources, np.full(len(survivors), slot)], axis=1)
 
 
 def test_pieces_that_are_apart_take_one_launch() -> None:
@@ -152,12 +152,12 @@ def test_pieces_that_are_apart_take_one_launch() -> None:
 
 def test_half_of_an_arena_survives_in_few_launches() -> None:
     n, slot = 8192, 1 << 20
-    kept = np.random.default_rng(5).choice(n, n // 2, replace=False)
-    plan = plan_moves(boundary_move(n, kept, slot), Scratch(1 << 50, 16 << 20))
+    survivors = np.random.default_rng(5).choice(n, n // 2, replace=False)
+    moves = boundary_move(n, survivors, slot)
+    plan = plan_moves(moves, Scratch(1 << 50, 16 << 20))
     assert not plan.uses_scratch
     assert len(plan.launches()) <= 24  # each about twice the one before
-    moved_rows = (boundary_move(n, kept, slot)[:, 0] != boundary_move(n, kept, slot)[:, 1]).sum()
-    assert len(plan.rows) == moved_rows
+    assert len(plan.rows) == (moves[:, 0] != moves[:, 1]).sum()
 
 
 def test_a_shift_by_little_goes_through_scratch() -> None:

@@ -21,7 +21,7 @@ F32 = npt.NDArray[np.float32]
 
 _TYPES = {"F32": 0, "F16": 1, "BF16": 30}
 _CANDIDATES = 8
-_CHOSEN, _PREDICTED = 2, 16  # words of the door
+_CHOSEN, _PREDICTED = 2, 16  # words of the mailbox
 _EPSILON = 1e-5
 
 
@@ -88,8 +88,8 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
     parts = {
         "states": states.tobytes(), "matrix": matrix, "norm": norm.tobytes(), "bias": bias.tobytes(),
         "late": late_bias.tobytes(), "scores": bytes(case.n_tokens * case.n_experts * 4), "done": bytes(4),
-        "table": table.tobytes(), "door": bytes(512), "ticket": np.uint32(77).tobytes(),
-        "orders": np.array([len(candidates), *candidates], np.int32).tobytes(),
+        "table": table.tobytes(), "mailbox": bytes(512), "ticket": np.uint32(77).tobytes(),
+        "launch_params": np.array([len(candidates), *candidates], np.int32).tobytes(),
     }  # fmt: skip
     at, size = {}, 0
     for name, content in parts.items():
@@ -109,7 +109,8 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
             u64(len(matrix) // case.n_experts), u32(_TYPES[case.kind]), address("norm", case.has_norm),
             ctypes.c_float(_EPSILON), address("bias", case.has_bias), u32(case.is_sigmoid),
             address("late", case.has_late_bias), u32(case.n_used), u32(case.n_spared), address("ticket"),
-            address("orders"), u32(case.most), address("scores"), address("done"), address("table"), address("door"),
+            address("launch_params"), u32(case.most), address("scores"), address("done"), address("table"),
+            address("mailbox"),
         ]  # fmt: skip
         kernel.launch((case.n_experts, 1), 64, arguments)
         gpu.synchronize()
@@ -117,12 +118,14 @@ def run(gpu: Gpu, kernel: Kernel, case: Case) -> tuple[Found, F32, npt.NDArray[n
         def ints(name: str, n: int) -> npt.NDArray[np.int32]:
             return bytes_[at[name] : at[name] + 4 * n].view(np.int32).copy()
 
-        door = ints("door", 128)
+        mailbox = ints("mailbox", 128)
         found = Found(
-            door[_PREDICTED : _PREDICTED + case.n_used * case.n_tokens].reshape(case.n_used, case.n_tokens),
-            [(int(door[_CHOSEN + 2 * i]), int(door[_CHOSEN + 2 * i + 1])) for i in range(door[1])],
+            mailbox[_PREDICTED : _PREDICTED + case.n_used * case.n_tokens].reshape(
+                case.n_used, case.n_tokens
+            ),
+            [(int(mailbox[_CHOSEN + 2 * i]), int(mailbox[_CHOSEN + 2 * i + 1])) for i in range(mailbox[1])],
             ints("table", case.n_experts),
-            int(door[0]),
+            int(mailbox[0]),
             int(ints("done", 1)[0]),
         )
     wide = states.astype(np.float64)

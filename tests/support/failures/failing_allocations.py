@@ -167,7 +167,7 @@ def wait_for_others(setup: Setup) -> float:
         with _held_by_another(tiers, range(4)):
             engine.proxy.set_seconds_early(59)
             start = time.monotonic()
-            with pytest.raises(DecodeError, match="others held its slots"):
+            with pytest.raises(DecodeError, match="other threads held its slots"):
                 context.decode([1, 300], 0)
             duration = time.monotonic() - start
             engine.proxy.set_seconds_early(0)

@@ -29,9 +29,13 @@ class Ended:
         return found
 
     def must_refuse(self, *words: object) -> None:
-        """Assert status 2 and one message of ours that has `words` in it, on standard error alone."""
-        assert self.status == 2, self
+        """Assert that the command failed before it printed anything on standard output."""
+        self.must_fail(*words)
         assert self.out == "", self
+
+    def must_fail(self, *words: object) -> None:
+        """Assert status 2 and one message of ours on standard error, with `words` in it."""
+        assert self.status == 2, self
         assert "Traceback" not in self.err
         assert self.err.count("error:") == 1, self.err
         for word in words:

@@ -16,8 +16,9 @@ from expertier.hip.host import HostDevice
 from expertier.tiers.config.file_mode import FileMode
 from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.file_identity import FileIdentity
-from expertier.tiers.model.model_file import ModelFile
 from expertier.tiers.model.span import Span
+from limits.waits import Running
+from model_files.file_reads import as_model_file, open_source
 from model_files.gguf_files import Block, write_model
 
 SIZE = 20_000
@@ -29,10 +30,6 @@ def path(tmp_path: Path) -> Path:
     path = tmp_path / "bytes"
     path.write_bytes(bytes(range(250)) * (SIZE // 250))
     return path
-
-
-def opened(path: Path, mode: FileMode) -> FileSource:
-    return FileSource([ModelFile(path, 0, FileIdentity.of(path.stat()))], mode)
 
 
 def overwrite(path: Path) -> None:
@@ -84,7 +81,7 @@ CHANGES = [
 def test_a_changed_file_is_refused_at_every_read(
     path: Path, mode: FileMode, change: Callable[[Path], None], said: str
 ) -> None:
-    source = opened(path, mode)
+    source = open_source(path, mode)
     buffer = memoryview(bytearray(1000))
     source.read_into(Span(500, 1000), buffer)
     change(path)
@@ -123,21 +120,24 @@ def test_a_new_name_or_other_rights_are_no_change(
     path: Path, mode: FileMode, change: Callable[[Path], None]
 ) -> None:
     """The system changes `ctime` for them as well; who holds the file open goes on to read it."""
-    source = opened(path, mode)
+    source = open_source(path, mode)
     before, buffer = path.read_bytes(), memoryview(bytearray(1000))
-    kept = os.open(path, os.O_RDWR)
-    ctime = os.fstat(kept).st_ctime_ns
+    writer = os.open(path, os.O_RDWR)
+    ctime = os.fstat(writer).st_ctime_ns
     change(path)
-    spin_until(lambda: os.fstat(kept).st_ctime_ns != ctime, lambda: os.fchmod(kept, 0o444))
+    spin_until(lambda: os.fstat(writer).st_ctime_ns != ctime, lambda: os.fchmod(writer, 0o444))
     for _ in range(2):
         source.read_into(Span(500, 1000), buffer)
         assert buffer == before[500:1500]
-    status = os.fstat(kept)
+    status = os.fstat(writer)
     spin_until(
-        lambda: os.fstat(kept).st_ctime_ns != status.st_ctime_ns,
-        lambda: (os.pwrite(kept, b"\xff", 0), os.utime(kept, ns=(status.st_atime_ns, status.st_mtime_ns))),
+        lambda: os.fstat(writer).st_ctime_ns != status.st_ctime_ns,
+        lambda: (
+            os.pwrite(writer, b"\xff", 0),
+            os.utime(writer, ns=(status.st_atime_ns, status.st_mtime_ns)),
+        ),
     )
-    os.close(kept)
+    os.close(writer)
     with pytest.raises(SourceError, match=r"something changed it since \(ctime\)"):
         source.read_into(Span(500, 1000), buffer)
     source.close()
@@ -151,7 +151,7 @@ def spin_until(done: Callable[[], bool], again: Callable[[], object]) -> None:
 
 def test_many_readers_see_one_new_name(path: Path) -> None:
     """Whoever judges the change second must not take it for one without a reason."""
-    source = opened(path, FileMode.PAGE_CACHE)
+    source = open_source(path, FileMode.PAGE_CACHE)
     ctime = path.stat().st_ctime_ns
     started = threading.Barrier(9, timeout=30)
     failures: list[SourceError] = []
@@ -165,15 +165,12 @@ def test_many_readers_see_one_new_name(path: Path) -> None:
             except SourceError as error:
                 failures.append(error)
 
-    threads = [threading.Thread(target=read, daemon=True) for _ in range(8)]
-    for thread in threads:
-        thread.start()
+    readers = [Running(read) for _ in range(8)]
     started.wait(30)
     new = path.rename(path.with_name("renamed"))
     spin_until(lambda: new.stat().st_ctime_ns != ctime, lambda: new.chmod(0o640))
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    for reader in readers:
+        reader.outcome()
     assert failures == []
     source.close()
 
@@ -183,7 +180,7 @@ def test_a_file_that_is_written_to_during_the_read(
     path: Path, mode: FileMode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes are the new ones, or some of each: the check comes after them."""
-    source = opened(path, mode)
+    source = open_source(path, mode)
     real = os.preadv
 
     def overwritten_meanwhile(descriptor: int, buffers: list[memoryview], offset: int) -> int:
@@ -198,11 +195,7 @@ def test_a_file_that_is_written_to_during_the_read(
 def test_only_the_changed_shard_is_refused(path: Path) -> None:
     second = path.with_name("second")
     second.write_bytes(bytes(100))
-    files = [
-        ModelFile(path, 0, FileIdentity.of(path.stat())),
-        ModelFile(second, SIZE, FileIdentity.of(second.stat())),
-    ]
-    source = FileSource(files)
+    source = FileSource([as_model_file(path), as_model_file(second, SIZE)])
     grow(path)
     buffer = memoryview(bytearray(100))
     source.read_into(Span(SIZE, 100), buffer)
@@ -211,7 +204,7 @@ def test_only_the_changed_shard_is_refused(path: Path) -> None:
 
 
 def test_a_state_that_cannot_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = opened(path, FileMode.PAGE_CACHE)
+    source = open_source(path, FileMode.PAGE_CACHE)
     stat = os.fstat
 
     def fail(*_: object) -> int:
@@ -246,7 +239,7 @@ def test_through_the_tiers(tmp_path: Path) -> None:
 
 def test_many_readers_of_a_file_that_is_overwritten(path: Path) -> None:
     """Every read either gives the old bytes or fails, whatever the moment of the change."""
-    source = opened(path, FileMode.AUTO)
+    source = open_source(path, FileMode.AUTO)
     before = path.read_bytes()
     wrong: list[int] = []
     failures: list[SourceError] = []
@@ -265,14 +258,11 @@ def test_many_readers_of_a_file_that_is_overwritten(path: Path) -> None:
             if buffer != before[offset : offset + 300]:
                 wrong.append(offset)
 
-    threads = [threading.Thread(target=read, args=(seed,), daemon=True) for seed in range(4)]
-    for thread in threads:
-        thread.start()
+    readers = [Running(read, seed) for seed in range(4)]
     started.wait(30)
     overwrite(path)
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
+    for reader in readers:
+        reader.outcome()
     assert wrong == []
     with pytest.raises(SourceError, match="it was written to"):
         source.read_into(Span(0, 1), memoryview(bytearray(1)))

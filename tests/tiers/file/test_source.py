@@ -17,6 +17,7 @@ from expertier.tiers.file.source import FileSource
 from expertier.tiers.model.file_identity import FileIdentity
 from expertier.tiers.model.model_file import ModelFile
 from expertier.tiers.model.span import Span
+from model_files.file_reads import as_model_file, open_source, read
 from model_files.gguf_files import BytesSource
 
 
@@ -27,18 +28,8 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def opened(path: Path) -> FileSource:
-    return FileSource([ModelFile(path, 0, FileIdentity.of(path.stat()))])
-
-
-def read(source: FileSource, offset: int, n_bytes: int) -> bytes:
-    buffer = bytearray(n_bytes)
-    source.read_into(Span(offset, n_bytes), memoryview(buffer))
-    return bytes(buffer)
-
-
 def test_reads_what_is_there(path: Path) -> None:
-    source = opened(path)
+    source = open_source(path)
     assert read(source, 250, 12) == bytes([250, 251, 252, 253, 254, 255, 0, 1, 2, 3, 4, 5])
     assert read(source, 10_240, 0) == b""
     source.close()
@@ -48,25 +39,25 @@ def test_reads_what_is_there(path: Path) -> None:
 def test_short_reads_go_on(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = os.preadv
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: whole(fd, [buffers[0][:7]], offset))
-    assert read(opened(path), 100, 100) == bytes(range(100, 200))
+    assert read(open_source(path), 100, 100) == bytes(range(100, 200))
 
 
 def test_the_end_of_the_file(path: Path) -> None:
     with pytest.raises(
         SourceError, match=r"bytes: asked for 20 bytes at offset 10230, got 10 .*the file ends there"
     ):
-        read(opened(path), 10_230, 20)
+        read(open_source(path), 10_230, 20)
 
 
 def test_a_file_that_shrank(path: Path) -> None:
-    source = opened(path)
+    source = open_source(path)
     os.truncate(path, 100)
     with pytest.raises(SourceError, match="its size was 10240 bytes and is 100"):
         read(source, 90, 20)
 
 
 def test_a_read_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = opened(path)
+    source = open_source(path)
 
     def fail(*_: object) -> int:
         raise OSError(5, "Input/output error")
@@ -77,7 +68,7 @@ def test_a_read_that_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_closed_source(path: Path) -> None:
-    source = opened(path)
+    source = open_source(path)
     source.close()
     with pytest.raises(SourceError, match="the source was closed"):
         read(source, 0, 1)
@@ -113,7 +104,7 @@ def test_a_file_that_changed_before_it_was_opened(path: Path) -> None:
 @pytest.mark.parametrize("change", ["replaced", "gone", "locked"])
 def test_what_happens_to_the_name_of_an_open_file_does_not_matter(path: Path, change: str) -> None:
     """The source holds the file, not its name: a download that replaces it by renaming leaves the old one to us."""
-    source = opened(path)
+    source = open_source(path)
     before = read(source, 0, 10_240)
     if change == "replaced":
         other = path.with_name("other")
@@ -131,7 +122,7 @@ def test_what_happens_to_the_name_of_an_open_file_does_not_matter(path: Path, ch
 def test_what_a_failed_read_says_of_a_changed_file(
     path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    source = opened(path)
+    source = open_source(path)
 
     def fail(*_: object) -> int:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -152,8 +143,8 @@ def test_permission_lost_before_it_is_opened_again(path: Path, monkeypatch: pyte
     second = path.with_name("second")
     second.write_bytes(bytes(10))
     files = [
-        ModelFile(path, 0, FileIdentity.of(path.stat())),
-        ModelFile(second, 10_240, FileIdentity.of(second.stat())),
+        as_model_file(path),
+        as_model_file(second, 10_240),
     ]
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     second.chmod(0)
@@ -173,7 +164,7 @@ def test_permission_lost_before_it_is_opened_again(path: Path, monkeypatch: pyte
     second.chmod(0o600)
     with pytest.raises(SourceError, match=r"it since \(ctime\).*read the table again"):
         FileSource(files)
-    source = FileSource([files[0], ModelFile(second, 10_240, FileIdentity.of(second.stat()))])
+    source = FileSource([files[0], as_model_file(second, 10_240)])
     assert read(source, 10_240, 10) == bytes(10)
     source.close()
 
@@ -210,4 +201,4 @@ def test_hints_pass_through_to_a_source_that_takes_them() -> None:
 
 def test_a_buffer_of_another_size(path: Path) -> None:
     with pytest.raises(ValueError, match="asked for 5 bytes into a buffer of 6: they must be equal"):
-        opened(path).read_into(Span(0, 5), memoryview(bytearray(6)))
+        open_source(path).read_into(Span(0, 5), memoryview(bytearray(6)))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import sys
-import threading
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -15,6 +13,7 @@ from expertier.tiers.host_pool.budget import HostBudget, process_budget
 from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import HostPool
 from failures.pool_fakes import PAGE, LedgerDevice, ManualFence, bring
+from limits.at_once import run_at_once
 
 
 class Pools:
@@ -218,15 +217,7 @@ def test_a_pool_that_fails_to_start_leaves_no_claim() -> None:
 # ---- threads
 
 
-@pytest.fixture
-def _switch_often() -> Iterator[None]:
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    yield
-    sys.setswitchinterval(before)
-
-
-@pytest.mark.usefixtures("_switch_often")
+@pytest.mark.usefixtures("switch_often")
 @pytest.mark.parametrize("limit_pages", [3, 9, 30])
 def test_threads_on_two_pools_keep_the_budget_and_never_lock_up(limit_pages: int) -> None:
     """Misses that take from each other's pool, failing allocations, queued copies, resizes and new limits."""
@@ -234,7 +225,6 @@ def test_threads_on_two_pools_keep_the_budget_and_never_lock_up(limit_pages: int
     pools.device.pools.clear()  # locks of other threads are held at any time
     pools.device.after_alloc = lambda: None
     limit = limit_pages * PAGE
-    errors: list[BaseException] = []
     refused = [0] * 6
     peak = [0]
 
@@ -244,39 +234,30 @@ def test_threads_on_two_pools_keep_the_budget_and_never_lock_up(limit_pages: int
     pools.device.after_alloc = note_peak
 
     def use(seed: int) -> None:
-        try:
-            for step in range(250):
-                pool = pools.pools[(seed + step // 5) % 2]
-                n_bytes = PAGE * (1 + 2 * (step % 4 == 0))
-                handle = FillHandle((n_bytes, (seed * 7 + step * (seed + 1)) % 11), n_bytes, n_bytes)
-                if step % 40 == seed:
-                    pools.device.faults.arm("alloc_pinned", 1)
-                fence = None
-                try:
-                    pool.begin_fill(handle)
-                    if not handle.hit and step % 5:
-                        pool.complete_fill(handle)
-                    if step % 3 == 0:
-                        fence = ManualFence(pools.device, handle.address)
-                except DeviceError:
-                    refused[seed] += 1
-                finally:
-                    pool.end_fill(handle, fence)
-                if fence is not None and step % 2:
-                    fence.finish()
-                if step % 50 == 10 * seed:
-                    pool.resize((step % 7) * PAGE if step % 3 else 20 * PAGE)
-                pool.check_valid()
-        except BaseException as error:
-            errors.append(error)
+        for step in range(250):
+            pool = pools.pools[(seed + step // 5) % 2]
+            n_bytes = PAGE * (1 + 2 * (step % 4 == 0))
+            handle = FillHandle((n_bytes, (seed * 7 + step * (seed + 1)) % 11), n_bytes, n_bytes)
+            if step % 40 == seed:
+                pools.device.faults.arm("alloc_pinned", 1)
+            fence = None
+            try:
+                pool.begin_fill(handle)
+                if not handle.hit and step % 5:
+                    pool.complete_fill(handle)
+                if step % 3 == 0:
+                    fence = ManualFence(pools.device, handle.address)
+            except DeviceError:
+                refused[seed] += 1
+            finally:
+                pool.end_fill(handle, fence)
+            if fence is not None and step % 2:
+                fence.finish()
+            if step % 50 == 10 * seed:
+                pool.resize((step % 7) * PAGE if step % 3 else 20 * PAGE)
+            pool.check_valid()
 
-    threads = [threading.Thread(target=use, args=(seed,), daemon=True) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-        assert not thread.is_alive(), "a thread waits for ever"
-    assert errors == []
+    run_at_once([partial(use, seed) for seed in range(6)])
     pools.device.faults.disarm()
     assert peak[0] <= limit, "I3: by the allocator's own books"
     assert sum(refused) == pools.device.faults.injected["alloc_pinned"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import mmap
-import threading
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -14,7 +14,8 @@ from expertier.hip.faults.plan import FaultPlan
 from expertier.hip.host import HostDevice
 from expertier.tiers.host_pool.fill_handle import FillHandle
 from expertier.tiers.host_pool.pool import N_BOUNCE_BLOCKS, HostPool
-from limits.waits import Running, joined
+from limits.at_once import run_at_once
+from limits.waits import Running
 
 PAGE = mmap.PAGESIZE
 EXPERT = 3000
@@ -227,28 +228,20 @@ def test_a_copy_may_be_used_as_soon_as_its_bytes_are_complete(three: Pool) -> No
 
 def test_many_threads_keep_the_budget() -> None:
     pool = Pool(5)
-    errors: list[BaseException] = []
 
     def use(seed: int) -> None:
-        try:
-            for step in range(300):
-                handle = FillHandle((0, (seed * 7 + step * (seed + 1)) % 13), EXPERT, EXPERT)
-                try:
-                    pool.pool.begin_fill(handle)
-                    if not handle.hit and step % 5:
-                        pool.pool.complete_fill(handle)
-                finally:
-                    pool.pool.end_fill(handle)
-                if step % 20 == 0:
-                    pool.pool.check_valid()
-        except BaseException as error:
-            errors.append(error)
+        for step in range(300):
+            handle = FillHandle((0, (seed * 7 + step * (seed + 1)) % 13), EXPERT, EXPERT)
+            try:
+                pool.pool.begin_fill(handle)
+                if not handle.hit and step % 5:
+                    pool.pool.complete_fill(handle)
+            finally:
+                pool.pool.end_fill(handle)
+            if step % 20 == 0:
+                pool.pool.check_valid()
 
-    threads = [threading.Thread(target=use, args=(seed,), daemon=True) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    joined(*threads)
-    assert errors == []
+    run_at_once([partial(use, seed) for seed in range(6)])
     pool.check()
     stats = pool.pool.stats()
     assert stats.hits + stats.misses == 6 * 300

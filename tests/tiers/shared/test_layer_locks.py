@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import _thread
-import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -84,15 +82,7 @@ def take_forever(locks: LayerLocks) -> None:
             pass
 
 
-@pytest.fixture
-def _interrupts() -> Iterator[None]:
-    """A process that a shell starts in the background ignores them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_interrupts")
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_while_waiting_for_a_lock_leaves_it_free() -> None:
     locks = LayerLocks(1)
     taken, done = threading.Event(), threading.Event()

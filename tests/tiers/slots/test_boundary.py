@@ -101,18 +101,18 @@ def test_the_hottest_experts_stay_and_the_boundary_comes_back_to_where_it_was(ti
     evictions = tiers.manager.stats().l1.evictions
     tiers.manager.reserve_compute(tiers.slab.n_bytes // 2)
     tiers.check()
-    kept = tiers.residents()
-    for layer, experts in enumerate(kept):
+    survivors = tiers.residents()
+    for layer, experts in enumerate(survivors):
         assert {1, 4} <= experts < full[layer]
         assert len(experts) == tiers.manager.slots[layer] < before[layer]
     stats = tiers.manager.stats()
-    dropped = sum(map(len, full)) - sum(map(len, kept))
+    dropped = sum(map(len, full)) - sum(map(len, survivors))
     assert stats.moves.dropped == dropped == stats.l1.evictions - evictions
     assert stats.moves.moves == 1
     tiers.manager.release_compute()
     assert tiers.manager.lower_boundary()
     assert not tiers.manager.lower_boundary()
-    assert (tiers.manager.slots, tiers.residents()) == (before, kept)
+    assert (tiers.manager.slots, tiers.residents()) == (before, survivors)
     tiers.check()
     misses = tiers.manager.stats().l1.misses
     for layer in range(3):

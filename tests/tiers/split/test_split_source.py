@@ -219,7 +219,7 @@ def test_hints_name_full_matrices_whose_shards_do_not_wait():
 
 
 def test_a_tensor_whose_split_is_not_known_is_refused():
-    with pytest.raises(UnsupportedLayoutError, match=r"blk\.0\.gate: nothing is known"):
+    with pytest.raises(UnsupportedLayoutError, match=r"blk\.0\.gate: it is not known how the engine splits"):
         SplitTable.of(TABLE, {}, 2)
 
 

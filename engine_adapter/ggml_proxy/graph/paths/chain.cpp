@@ -25,7 +25,7 @@ bool reads(const ggml_tensor * node, const std::vector<ggml_tensor *> & nodes) {
     return false;
 }
 
-// How often `nodes` read `tensor`, counted as the engine counts uses.
+// How often `nodes` read `tensor`, counted in the way that the engine counts uses.
 int count_reads(const std::vector<ggml_tensor *> & nodes, const ggml_tensor * tensor) {
     int n = 0;
     for (const ggml_tensor * node : nodes) {
@@ -34,13 +34,14 @@ int count_reads(const std::vector<ggml_tensor *> & nodes, const ggml_tensor * te
     return n;
 }
 
-// One row of `n_used` experts a token, so that a row of it can stand alone.
+// Whether `tensor` has a row for each of a token's `n_used` experts, so that rows can be computed one by one.
 bool has_expert_rows(const ggml_tensor * tensor, const ExpertCall & call) {
     return tensor->type == GGML_TYPE_F32 && tensor->ne[1] == call.n_used && tensor->ne[2] == call.n_tokens &&
            tensor->ne[3] == 1 && ggml_is_contiguous(tensor) && tensor->view_src == nullptr;
 }
 
-// The same columns of all rows of a chain node, as gate and up are of a fused gate_up.
+// Whether `node` is a view of the same columns of all rows of a chain node, as gate and up are views of a fused
+// gate_up.
 bool is_column_view(const ggml_tensor * node, const ExpertChain & chain) {
     const ggml_tensor * rows = node->src[0];
     if (node->op != GGML_OP_VIEW || node->view_src != rows || !contains(chain.nodes, rows)) {
@@ -57,12 +58,12 @@ void add_input(ExpertChain & chain, const ggml_tensor * rows) {
     }
 }
 
-// Memory that is nobody else's, however late it is read.
+// Whether `tensor` is a weight, whose memory never changes, so that it can be read at any later time.
 bool is_weight(const ggml_tensor * tensor) {
     return tensor->op == GGML_OP_NONE && tensor->buffer && tensor->buffer->usage == GGML_BACKEND_BUFFER_USAGE_WEIGHTS;
 }
 
-// Whether `node` changes the rows of `input` after they were made.
+// Whether `node` changes the rows of `input` after `input` was computed.
 bool changes(const ggml_tensor * node, const ggml_tensor * input) {
     const ggml_tensor * memory = input->view_src ? input->view_src : input;
     return node->view_src == memory && node != input && !is_view_op(node);
@@ -74,8 +75,8 @@ bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall
     if (!(node->flags & GGML_TENSOR_FLAG_COMPUTE)) {
         return false;
     }
-    int first_outside = GGML_MAX_SRC; // sources from here on need not be rows
-    bool takes_rows = false;          // from outside, as the second source
+    int first_outside = GGML_MAX_SRC; // the first source that need not be rows of the chain
+    bool takes_rows = false;          // whether the second source may be rows from outside the chain
     switch (node->op) {
     case GGML_OP_GLU:
     case GGML_OP_UNARY:
@@ -87,7 +88,7 @@ bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall
     case GGML_OP_MUL:
         takes_rows = true;
         break;
-    case GGML_OP_ADD_ID: // rows, biases of all experts, expert ids
+    case GGML_OP_ADD_ID: // its sources are rows, the biases of all experts, and expert ids
         if (!is_weight(node->src[1]) || node->src[2] != call.ids) {
             return false;
         }
@@ -116,7 +117,7 @@ bool is_row_wise(const ggml_tensor * node, ExpertChain & chain, const ExpertCall
 
 ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
     ExpertChain chain;
-    std::vector<int> indices; // of chain.nodes in the graph
+    std::vector<int> indices; // where chain.nodes are in the graph
     for (int i = call.first; i <= call.last; i++) {
         ggml_tensor * node = graph->nodes[i];
         if (belongs(call, node)) {
@@ -140,7 +141,7 @@ ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
         indices.push_back(i);
     }
 
-    // The others run first, so an input must keep its rows from when it was made.
+    // All of chain.others run before the chain, so none of them may change an input after it was computed.
     for (int i : chain.others) {
         for (const ggml_tensor * input : chain.inputs) {
             if (changes(graph->nodes[i], input)) {
@@ -148,8 +149,8 @@ ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call) {
             }
         }
     }
-    // Only the last node's rows are written: nobody else may look at the others'. The graph may be a part of a
-    // larger one, whose readers only the use counts know.
+    // Only the last node's rows are written, so no node outside the chain may read the rows of the chain's other nodes.
+    // The graph may be a part of a larger one, and then only the use counts tell whether a node elsewhere reads them.
     for (size_t i = 0; i + 1 < chain.nodes.size(); i++) {
         if ((chain.nodes[i]->flags & GGML_TENSOR_FLAG_OUTPUT) ||
             count_reads(chain.nodes, chain.nodes[i]) != ggml_node_get_use_count(graph, indices[i])) {

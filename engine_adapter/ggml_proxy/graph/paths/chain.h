@@ -1,4 +1,5 @@
-// A layer's expert nodes with the row-wise nodes between them, when a group of experts can run through all of them.
+// A layer's expert nodes with the row-wise nodes between them, if the rows of a group of experts can run through all of
+// these nodes.
 #pragma once
 
 #include "graph/expert_call.h"
@@ -8,16 +9,17 @@
 namespace expertier {
 
 struct ExpertChain {
-    std::vector<ggml_tensor *> nodes;        // in graph order; the last is the only one that others read
-    std::vector<int> others;                 // graph indices between them that do not depend on them
-    std::vector<const ggml_tensor *> inputs; // rows that the nodes take from outside; some of `others` may make them
+    std::vector<ggml_tensor *> nodes; // in graph order; only the last node is read outside the chain
+    std::vector<int> others;          // graph indices of nodes that lie between `nodes` and do not depend on them
+    std::vector<const ggml_tensor *> inputs; // rows that `nodes` read from outside; `others` may compute some of them
 };
 
-// The chain of `call`; empty `nodes` when some node between cannot run on gathered rows, or is read from outside.
-// Gathering a whole chain fetches an expert once a call; node by node it would be fetched once a matrix.
+// The chain of `call`; `nodes` is empty when a node between the expert nodes cannot run on gathered rows, or is read
+// outside the chain. With a whole chain an expert is fetched once for the call; node by node it is fetched once for
+// each matrix.
 ExpertChain find_chain(ggml_cgraph * graph, const ExpertCall & call);
 
-// The chain of one expert node alone: always possible.
+// The chain of one expert node alone, which every node allows.
 ExpertChain single_node_chain(ggml_tensor * node);
 
 } // namespace expertier

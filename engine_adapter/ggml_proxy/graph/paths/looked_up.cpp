@@ -36,7 +36,7 @@ void LookedUpPath::defer() {
     if (pinned_) {
         try {
             backend_.deferred.push_back(std::move(pinned_));
-        } catch (const std::bad_alloc &) { // nothing was moved: end() waits for the backend
+        } catch (const std::bad_alloc &) { // the slots are still in `pinned_`, and end() waits for the backend
         }
     }
 }

@@ -1,5 +1,5 @@
-// A layer whose chosen experts fit in its slots: they are looked up on the host, what is missing is filled, and their slots
-// stay pinned until nothing that is queued reads them. Nodes take slot ids in place of the router's ids.
+// Serves a layer whose chosen experts fit in its slots. The experts are looked up on the host, missing experts are
+// filled, and the slots stay pinned until no queued work reads them. Nodes take slot ids in place of the router's ids.
 #pragma once
 
 #include "graph/layer_path.h"
@@ -21,7 +21,7 @@ class LookedUpPath : public LayerPath {
 
     ProxyBackend & backend_;
     GraphSegments & segments_;
-    PinnedSlots pinned_; // of the call that is open; fills of them may be queued
+    PinnedSlots pinned_; // the slots of the open call; their fills may still be queued
     ggml_tensor * slot_ids_ = nullptr;
 };
 

@@ -21,12 +21,12 @@ namespace expertier {
 namespace {
 
 struct Rows {
-    std::vector<int32_t> experts; // expert, slot and place of each row of a group
+    std::vector<int32_t> experts; // the expert of each row of a group; likewise its slot and its place
     std::vector<int32_t> slots;
     std::vector<int64_t> places; // token * n_used + k
 };
 
-// `tensor` as a table of rows; where its rows do not lie at one distance, a copy of it.
+// `tensor` as a table of rows; a copy of it where its rows are not evenly spaced.
 ggml_tensor * as_rows(ggml_context * context, const ggml_tensor * tensor) {
     ggml_tensor * leaf = without_graph(context, tensor);
     if (tensor->ne[1] > 1 && tensor->nb[2] != tensor->ne[1] * tensor->nb[1]) {
@@ -53,7 +53,7 @@ class PassRun {
                 set_error("no device memory for the rows of a pass");
                 return GGML_STATUS_ALLOC_FAILED;
             }
-            for (size_t i = 0; i < chain.others.size();) { // neighbours together: the backend may fuse them
+            for (size_t i = 0; i < chain.others.size();) { // neighbours run together, as the backend may fuse them
                 const int begin = chain.others[i];
                 int end = begin;
                 while (i < chain.others.size() && chain.others[i] == end) {
@@ -67,7 +67,7 @@ class PassRun {
             return run_chain(chain, snapshots);
         }
 
-        // Node by node, in the graph's order.
+        // There is no chain: the call's nodes run one by one, in the graph's order.
         const Snapshots none;
         int next = call_.first;
         for (int i = call_.first; i <= call_.last; i++) {
@@ -176,14 +176,14 @@ class PassRun {
         return ggml_backend_graph_compute(backend_.inner, graph); // the next group reuses slots and temporaries
     }
 
-    // `node` again, on the rows of a group.
+    // A copy of `node` that computes on the rows of a group.
     ggml_tensor * rebuild(ggml_context * context, const ggml_tensor * node,
                           std::unordered_map<const ggml_tensor *, ggml_tensor *> & gathered, ggml_tensor * slots,
                           ggml_tensor * experts, int64_t n) {
         ggml_tensor * again = nullptr;
         if (const ExpertTensor * expert = find_expert_operand(node)) {
             again = ggml_mul_mat_id(context, tiers_.slots().of(expert->ref), gathered[node->src[1]], slots);
-        } else if (node->op == GGML_OP_VIEW) { // some columns of a chain node's rows
+        } else if (node->op == GGML_OP_VIEW) { // it shows some columns of a chain node's rows
             ggml_tensor * rows = gathered[node->src[0]];
             again = ggml_view_3d(context, rows, node->ne[0], 1, n, rows->nb[1], rows->nb[2], node->view_offs);
         } else {

@@ -1,4 +1,5 @@
-// A layer call with more distinct experts than slots: run by groups of experts, each group's rows gathered.
+// Serves a layer call that has more distinct experts than the layer has slots: it runs in passes, one for each group of
+// experts that fits, over the gathered rows of the group.
 #pragma once
 
 #include "graph/layer_path.h"
@@ -11,8 +12,8 @@ class PassesPath : public LayerPath {
     PassesPath(ProxyBackend & backend, ggml_cgraph * graph, GraphSegments & segments)
         : backend_(backend), graph_(graph), segments_(segments) {}
 
-    // Runs the call's nodes to the last. Bit-identical on the CPU backend: a row meets the same kernel as in one call, since
-    // the kernel is chosen by the rows of an expert, and a group holds all of its experts' rows.
+    // Runs all nodes of the call. On the CPU backend the results are bit-identical to those of a single call: the
+    // backend chooses the kernel by the number of an expert's rows, and a group holds all rows of its experts.
     ggml_status begin(ExpertCall & call) override;
     void redirect(ggml_tensor *, const ExpertTensor &) override {} // begin() has run the nodes
 

@@ -50,7 +50,7 @@ const ggml_tensor * Snapshots::of(const ggml_tensor * input) const {
 void Snapshots::copy(const ggml_tensor * input) {
     ggml_tensor * to = copies_.at(input);
     ggml_tensor * from = without_graph(scope_.context, input);
-    std::copy(to->nb, to->nb + GGML_MAX_DIMS, from->nb); // both contiguous: strides of single rows do not matter
+    std::copy(to->nb, to->nb + GGML_MAX_DIMS, from->nb); // both are contiguous, so that their strides may be equated
     from->buffer = real_buffer(from->buffer);
     ggml_backend_tensor_copy(from, to);
 }

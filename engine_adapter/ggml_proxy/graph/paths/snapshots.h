@@ -1,5 +1,5 @@
-// Copies of a chain's inputs: writing the output of one pass may overwrite them, because the engine's allocator
-// thinks that they are dead by then.
+// Copies of a chain's inputs. Writing the output of one pass may overwrite the inputs, because the engine's allocator
+// takes their memory as free by then.
 #pragma once
 
 #include "graph/paths/chain.h"
@@ -9,7 +9,7 @@
 
 namespace expertier {
 
-// Frees a context with the scope.
+// A ggml context that is freed at the end of the scope.
 struct ScopedContext {
     explicit ScopedContext(size_t n_tensors, size_t n_nodes = 0)
         : context(ggml_init(
@@ -21,7 +21,7 @@ struct ScopedContext {
     ggml_context * context;
 };
 
-// The same memory again, without a link to the graph that `tensor` is a node of.
+// A tensor over the same memory, without a link to the graph that `tensor` is a node of.
 ggml_tensor * without_graph(ggml_context * context, const ggml_tensor * tensor);
 
 class Snapshots {
@@ -36,16 +36,16 @@ class Snapshots {
     // Copies the chain's inputs (at most max_inputs) as they are now; false when memory ran out.
     bool take(ggml_backend_t backend, const ExpertChain & chain);
 
-    // Copies those again that the nodes from `begin` to before `end` have just made.
+    // Copies again the inputs that the nodes from `begin` to before `end` have just computed.
     void retake(const ggml_cgraph * graph, int begin, int end);
 
-    // The copy of `input`, or `input` itself where none was taken.
+    // The copy of `input`, or `input` itself where no copy was taken.
     const ggml_tensor * of(const ggml_tensor * input) const;
 
   private:
     void copy(const ggml_tensor * input);
 
-    ScopedContext scope_{ 4 * max_inputs }; // the copies, and an alias a time that an input is copied
+    ScopedContext scope_{ 4 * max_inputs }; // the copies, and an alias for each time that an input is copied
     ggml_backend_buffer_t buffer_ = nullptr;
     std::unordered_map<const ggml_tensor *, ggml_tensor *> copies_;
 };

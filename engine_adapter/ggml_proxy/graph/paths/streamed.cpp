@@ -12,12 +12,12 @@ bool StreamedPath::is_large_batch(const ExpertCall & call) {
 
 ggml_status StreamedPath::begin(ExpertCall & call) {
     Tiers & tiers = *call.tiers;
-    if (call.experts.empty()) { // its ids have not been read
+    if (call.experts.empty()) { // the router's ids have not been read
         call.experts.resize(tiers.slots().n_experts(call.layer));
         std::iota(call.experts.begin(), call.experts.end(), 0);
     }
     if (!is_large_batch(call)) {
-        tiers.note_missed(call.layer, (int64_t) call.experts.size()); // more slots would have held them
+        tiers.note_missed(call.layer, (int64_t) call.experts.size()); // with more slots they would have been resident
     }
     if (!use_) {
         use_.emplace(*tiers.prefill_stream(), backend_.inner);

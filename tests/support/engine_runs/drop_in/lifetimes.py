@@ -12,7 +12,7 @@ import llama_cpp
 
 from engine_runs.drop_in.models import TEXT, ours
 from engine_runs.tiered_runs import SMALL, prompt_tokens, write_small_model
-from expertier.engine_adapter.llama_cpp import engine_tiers
+from expertier.engine_adapter.llama_cpp import layer_tiers
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.errors import LeaseError
 
@@ -26,7 +26,7 @@ def freed(folder: Path) -> dict[str, bool]:
         devices.append(device_of(proxy, name))
         return devices[-1]
 
-    engine_tiers.device_of = keep_device
+    layer_tiers.device_of = keep_device
     found = {}
     llama = ours(path, 4, host_pool_mib=1)
     llama.create_completion(TEXT, max_tokens=4)

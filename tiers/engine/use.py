@@ -1,4 +1,4 @@
-"""What an engine that is bound to a manager's tiers is told and may ask for: fills, loads, moves of the boundary."""
+"""What an engine does with a manager's tiers: binding, fills, loads, and moves of the boundary."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ from expertier.tiers.slots.moves import compile_moves
 
 
 class EngineUse:
-    """The engine's side of a `TierManager` (`TierManager.engine`). Thread-safe."""
+    """The calls that an engine makes on a `TierManager`, which has this object as `engine`. Thread-safe."""
 
-    def __init__(self, parts: Assembly) -> None:
-        """Serve an engine from these tiers."""
+    def __init__(self, parts: Assembly, *, completes_layers: bool = True) -> None:
+        """Serve an engine with the tiers that consist of `parts`.
+
+        `completes_layers` says whether `bind` calls `complete_layers`.
+        """
         self._parts = parts
-        self.completes_layers = True
-        """Whether `bind` calls `complete_layers`; for several managers it is called once all of them are bound."""
+        self._completes_layers = completes_layers
         self.last_error: BaseException | None = None
-        """What made the last fill, load or move of the bound engine fail; None since `bind` where none did."""
+        """The error of the engine's last fill, load or move that failed; None where none has failed since `bind`."""
 
     def bind(self) -> EngineBinding:
-        """Let an engine use the tiers, and describe them to it.
+        """Let an engine use the tiers, and return their description.
 
         Slots and addresses stay as they are until `unbind`, or until the engine itself has the boundary moved
-        (`move_boundary`). Raises `BusyError` when an engine is bound already.
+        (`move_boundary`). Raises `BusyError` where an engine is bound already.
         """
         compile_moves()
         bound = False
@@ -39,7 +41,7 @@ class EngineUse:
             with interrupts_deferred():
                 self._begin()
                 bound = True
-                if self._parts.device.has_own_memory and self.completes_layers:
+                if self._parts.device.has_own_memory and self._completes_layers:
                     self.complete_layers()
                 return self._binding()
         except BaseException:
@@ -49,11 +51,14 @@ class EngineUse:
 
     @deferring
     def unbind(self) -> None:
-        """End the engine's use; nothing to do when none is bound. `BusyError` while it still holds slots."""
+        """End the engine's use of the tiers; nothing to do where none is bound.
+
+        Raises `BusyError` while the engine still holds slots.
+        """
         self._parts.usage.unbind(lambda: int(self._parts.residency.pins.sum()))
 
     def layout(self) -> EngineLayout:
-        """Return where the slots lie now, and which tables say who is in them, for a bound engine."""
+        """Return the present layout of the slots, and the address of the tables, for a bound engine."""
         layout = self._parts.slab.layout
         return EngineLayout(
             self._parts.residency.directory_address, np.array(layout.slots, np.int32), layout.offsets
@@ -73,19 +78,19 @@ class EngineUse:
 
     @property
     def most_compute_bytes(self) -> int:
-        """How many bytes at the slab's base can be free of slots: all but one slot a layer."""
+        """How many bytes at the slab's base can be free of slots: all of the slab except one slot for each layer."""
         return self._parts.boundary.most_bytes()
 
     @property
     def n_cut_layers(self) -> int:
-        """How many layers would have a slot for every expert if nothing were kept free of slots, and have not."""
+        """How many layers lack a slot for every expert only because memory is kept free of slots for computing."""
         parts = self._parts
         sizes = zip(parts.boundary.quotas, parts.slab.slots, parts.table.layers, strict=True)
         return sum(quota == layer.n_experts > n_slots for quota, n_slots, layer in sizes)
 
     @property
     def slots_are_sound(self) -> bool:
-        """False after a move that failed and could not be undone: the next move will try again before all else."""
+        """False after a move that failed and could not be undone; the next move tries first to put that right."""
         return not self._parts.slab.stale_guards
 
     @deferring
@@ -96,19 +101,19 @@ class EngineUse:
         *,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
-        """Have the slab's first `n_bytes` free of slots and no more, for a bound engine that uses no slots meanwhile.
+        """Move the boundary so that exactly the slab's first `n_bytes` are free of slots.
 
-        With `plan` the layers get its slots, or their share of the rest of the slab. The hottest experts stay. Slots,
-        addresses and tables change: `layout` has the new ones. Waits for the leases of other threads. Raises as
-        `TierManager.reserve_compute` does; boundary and slots are then as before, but the tables, and which experts are
-        in the slots, may have changed.
+        This is for a bound engine, which must use no slots meanwhile. With `plan` the layers get its slots, shrunk to
+        what the rest of the slab holds. The hottest experts stay. Slots, addresses and tables change; `layout` returns
+        the new ones. Waits for the leases of other threads. Raises what `TierManager.reserve_compute` raises; boundary
+        and slots are then as before, but the tables, and which experts are in the slots, may have changed.
 
-        `meanwhile` is called when the move is decided, before the device is waited for and with all other users kept
-        out; it is not called where nothing has to move.
+        `meanwhile` is called when layout and tables are the new ones, before the device is waited for, while all other
+        users are kept out. It is not called where nothing has to move.
         """
         missing: list[tuple[int, int]] | None = None
 
-        def follow() -> None:
+        def after_layout() -> None:
             nonlocal missing
             missing = self._parts.residency.missing_where_all_fit()
             if meanwhile is not None:
@@ -117,18 +122,18 @@ class EngineUse:
         try:
             if self._parts.slab.stale_guards:
                 self.restore_guards(for_engine=True)
-            self._parts.boundary.move(n_bytes, plan, follow)
+            self._parts.boundary.move(n_bytes, plan, after_layout)
         except BaseException as error:
             self.last_error = error
             raise
-        if missing is None:  # nothing has moved
+        if missing is None:  # nothing had to move, so the callback was not called
             missing = self._parts.residency.missing_where_all_fit()
         if missing:
             self._parts.prefetcher.ask_all(missing)
 
     @deferring
     def complete_layers(self) -> None:
-        """Have layers with a slot for every expert fetch them all in the background: an engine then asks no more."""
+        """Fetch all experts of layers with a slot for every expert, in the background; such layers then never miss."""
         missing = self._parts.residency.missing_where_all_fit()
         if missing:
             self._parts.prefetcher.ask_all(missing)
@@ -137,28 +142,28 @@ class EngineUse:
 
     @deferring
     def fill(self, layer: int, experts: npt.ArrayLike, slots: npt.ArrayLike) -> None:
-        """Fill the slots that an engine's `begin` call chose for missing experts, with no layer's lock held.
+        """Fill the slots that an engine's call of `begin` chose for missing experts; no layer's lock may be held.
 
-        May be called from several threads at once. Raises what a read or a copy raises, and `ValueError` where
-        `slots[i]` was not chosen for `experts[i]`; keeps it in `last_error`.
+        Several threads may call it at once. Raises what a read or a copy raises, and `ValueError` where `slots[i]` was
+        not chosen for `experts[i]`; the error is kept in `last_error`.
         """
         with self._noting_errors(), self._parts.usage.engine_fill():
             wanted, chosen = np.asarray(experts, np.int32), np.asarray(slots, np.int32)
             if not self._parts.residency.is_chosen(layer, wanted, chosen):
                 raise ValueError(
                     f"asked to fill slots {chosen.tolist()} of layer {layer} with experts {wanted.tolist()}: "
-                    "`begin` did not choose them for these, or they are complete"
+                    "`begin` did not choose these slots for these experts, or the fills are complete already"
                 )
             self._parts.misses.serve(layer, wanted, chosen)
             self._parts.fences.before_read(layer, chosen.tolist(), None)
 
     @deferring
     def load(self, layer: int, experts: npt.ArrayLike, address: int) -> None:
-        """Copy experts to device memory outside the slots, into a place of the prefill stream.
+        """Copy experts into a place of the prefill stream: device memory outside the slots, at `address`.
 
-        Expert `e` lies there as slot `e` of a range of all experts would, from `address` on. L1 is neither used
-        nor changed. May be called from several threads. Raises what a read or a copy raises, and keeps it in
-        `last_error`.
+        The memory is laid out as a range with a slot for every expert of the layer, and expert `e` goes into slot `e`
+        of it. L1 is neither used nor changed. Several threads may call it at once. Raises what a read or a copy raises,
+        and keeps the error in `last_error`.
         """
         with self._noting_errors(), self._parts.usage.engine_fill():
             wanted = np.asarray(experts, np.int32).tolist()
@@ -166,35 +171,36 @@ class EngineUse:
             self._parts.filler.load(layer, wanted, address)
 
     def read_back(self, layer: int, matrix: int, offset: int, target: memoryview) -> None:
-        """Fill `target` with a piece of one of a layer's matrices, as the file has it: for what an engine reads back.
+        """Fill `target` with bytes of the layer's expert tensor number `matrix`, as the file has them.
 
-        `offset` counts through the matrix of all experts, one after another. L1 and L2 are neither used nor changed.
-        May be called from several threads. Raises what a read raises, and keeps it in `last_error`.
+        This is for an engine that reads a tensor back. `offset` counts through the matrices of all experts, one after
+        another. L1 and L2 are neither used nor changed. Several threads may call it at once. Raises what a read raises,
+        and keeps the error in `last_error`.
         """
         with self._noting_errors(), self._parts.usage.engine_fill():
             read_matrix(self._parts.source, self._parts.table.layers[layer], matrix, offset, target)
 
     def restore_guards(self, *, for_engine: bool = False) -> None:
-        """Finish what a failed move of the slots left to do, before anyone uses them."""
+        """Zero the guards that a failed move has left stale, which has to be done before the slots are used."""
         with self._parts.usage.exclusively("use the slots after a failed move", for_engine=for_engine):
             self._parts.relayout.restore_guards()
 
     # ---- inside
 
     def _begin(self) -> None:
-        """Note that an engine uses the tiers; `BusyError` when one does already."""
+        """Note that an engine uses the tiers. Raises `BusyError` where an engine is bound already."""
         if self._parts.slab.stale_guards:
             self.restore_guards()
         self._parts.usage.bind()
         try:
-            self._parts.device.synchronize()  # what was queued before is READY, and has to be there
+            self._parts.device.synchronize()  # an engine reads READY slots at once, so no fill may be queued
         except BaseException:
             self.unbind()
             raise
         self.last_error = None
 
     def _binding(self) -> EngineBinding:
-        """Describe the tiers to the engine."""
+        """Return the description of the tiers for the engine."""
         parts = self._parts
         return EngineBinding(
             slab_base=parts.slab.base,

@@ -1,10 +1,10 @@
 """What harder decay at a change of topic is worth: recorded routing with changes, and without.
 
-`python benchmarks/replay_topics.py TRACES/gptoss20b/gptoss20b_ids_only.npz [--json]` plays 100 sequences of gpt-oss-20b
-that were not used to choose the constants, through the policy as it ships. Three ways: one after another (a change of
-topic every few hundred steps), pieces of 64 steps one after another (changes all the time), and each from cold (no
-change). Beside it LRU, LFU-decay with one pace of decay, and that with all heat dropped at each change, which only a
-replay can know. Hits in percent.
+`python benchmarks/policy/replay_topics.py TRACES/gptoss20b/gptoss20b_ids_only.npz [--json]` plays 100 sequences of
+gpt-oss-20b that were not used to choose the constants, through the policy as it ships. Three ways: one after another (a
+change of topic every few hundred steps), pieces of 64 steps one after another (changes all the time), and each from
+cold (no change). Beside it LRU, LFU-decay with one pace of decay, and that with all heat dropped at each change, which
+only a replay can know. Hits in percent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How long a look-up takes in compiled code: begin and release, and complete where experts were missing.
 
-`python benchmarks/lookup.py [--policy NAME] [--json]` prints microseconds a layer call for several shares of hits: the
-median and range of several rounds, in the thread's own time, so that other work counts for less. It is the code that
-the engine's threads call, in a compiled loop without Python.
+`python benchmarks/policy/lookup.py [--policy NAME] [--json]` prints microseconds a layer call for several shares of
+hits: the median and range of several rounds, in the thread's own time, so that other work counts for less. It is the
+code that the engine's threads call, in a compiled loop without Python.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Which eviction policy decodes fastest on the real engine: a trace model, policies in turns, each in its own process.
 
-`python benchmarks/policy_speed.py TRACES/gptoss20b/gptoss20b_ids_only.npz [--slots 8 --file-mode direct ...] [--json]`
-writes a model of the recording's shape (24 layers, top-4 of 32, experts of about 1.3 MiB) that replays sequences which
-were not used to tune any policy, and decodes it greedily through the tiers on the CPU, without L2. It checks that the
-routing was the recorded one. Speeds are of the decode steps alone, from cold tables; a ratio is of one round.
+    python benchmarks/policy/decode_speed.py TRACES/gptoss20b/gptoss20b_ids_only.npz
+        [--slots 8 --file-mode direct ...] [--json]
+
+It writes a model of the recording's shape (24 layers, top-4 of 32, experts of about 1.3 MiB) that replays sequences
+which were not used to tune any policy, and decodes it greedily through the tiers on the CPU, without L2. It checks that
+the routing was the recorded one. Speeds are of the decode steps alone, from cold tables; a ratio is of one round.
 """
 
 from __future__ import annotations
@@ -20,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, write_trace_model
 from expertier.engine_adapter.open import open_engine, prepare_engine
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.planner.policy.kind import PolicyKind
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.file_mode import FileMode

@@ -1,10 +1,10 @@
-"""What new quotas from observed demand are worth (D16): recorded routing, where it pays and where it does not.
+"""What new quotas from observed demand are worth: recorded routing, where it pays and where it does not.
 
-`python benchmarks/replay_quotas.py TRACES [--json]`, with the folder that holds `gptoss20b` and `bigmoe_route`. Each
-trace is played through the policy as it ships with equal quotas, and again with `quotas.propose` asked every 32 steps,
-with a repack when it proposes. The recordings of `bigmoe_route` have 64 or 128 steps of decode each; they are played 4
-times over, as one long run. gpt-oss-20b: 16 sequences one after another. The misses saved count what the moves
-themselves cost, as the slots that a layer gains start empty.
+`python benchmarks/policy/replay_quotas.py TRACES [--json]`, with the folder that holds `gptoss20b` and `bigmoe_route`.
+Each trace is played through the policy as it ships with equal quotas, and again with `quotas.propose` asked every 32
+steps, with a repack when it proposes. The recordings of `bigmoe_route` have 64 or 128 steps of decode each; they are
+played 4 times over, as one long run. Of gpt-oss-20b, 16 sequences are played one after another. The misses saved count
+what the moves themselves cost, as the slots that a layer gains start empty.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long it takes to plan the slots of large models, with a profile and without.
 
-python benchmarks/allocation.py [--json]
+python benchmarks/policy/allocation.py [--json]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a fresh process misses, token by token, by a replay: from L2 or the file, with a routing profile or without.
 
-    python benchmarks/cold_replay.py --trace FILE [--begin STEP ...] [--slots N ...] [--pool PERCENT ...]
+    python benchmarks/policy/cold_replay.py --trace FILE [--begin STEP ...] [--slots N ...] [--pool PERCENT ...]
 
 The profile is made of the earlier steps. `slots` is a warm start that fills only the slots, and `slots, L2` one that
 then fills L2, as `TierManager.warm_start` does. All experts that a profile asks for are loaded at the first token. With

@@ -1,8 +1,8 @@
 """What a look-up costs: the compiled policy through its C function pointers against C++ written by hand.
 
-`python benchmarks/hot_path.py [--json]`. Both sides run in one loop of C++ (`hot_path.cpp`, compiled at the start
-for this machine), over the same calls: decode through 48 layers, top-8 of 128 experts, 64 slots, each call a look-up
-and a release, and a completion where something was missing.
+`python benchmarks/policy/hot_path.py [--json]`. Both sides run in one loop of C++ (`hot_path.cpp`, compiled at the
+start for this machine), over the same calls: decode through 48 layers, top-8 of 128 experts, 64 slots, each call
+a look-up and a release, and a completion where something was missing.
 
     hit_us, hit_ratio     all hit; by hand: the same look-ups and counter updates
     miss_us, miss_ratio   half missing; by hand: an LRU with a linked list

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import expertier
 from expertier.tiers.config.file_mode import FileMode
-from expertier.tiers.file.source import FileSource
-from expertier.tiers.model.file_identity import FileIdentity
-from expertier.tiers.model.model_file import ModelFile
+from model_files.file_reads import open_source
+from servers.package_copies import run_with_file
 
 
 def test_the_modes_that_our_code_names_are_there() -> None:
@@ -25,7 +21,7 @@ def test_the_modes_that_our_code_names_are_there() -> None:
 def test_a_reader_bears_the_name_of_its_file(tmp_path: Path, mode: FileMode) -> None:
     path = tmp_path / "model.gguf"
     path.write_bytes(bytes(5000))
-    source = FileSource([ModelFile(path, 0, FileIdentity.of(path.stat()))], mode)
+    source = open_source(path, mode)
     assert source.mode in (mode, FileMode.PAGE_CACHE)  # where this file system has no direct reads
     source.close()
 
@@ -71,26 +67,10 @@ except Exception as error:
 
 
 def test_a_mode_is_one_file(tmp_path: Path) -> None:
-    """A copy of the package with one file more: its name works, and is among those that an error offers."""
-    package = Path(expertier.__file__).parent
-    copy = tmp_path / "expertier"
-    copy.mkdir()
-    for path in package.glob("*.py"):
-        (copy / path.name).symlink_to(path.resolve())
-    for folder in ("planner", "hip", "engine_adapter"):
-        (copy / folder).symlink_to((package / folder).resolve())
-    shutil.copytree(package / "tiers", copy / "tiers", ignore=shutil.ignore_patterns("__pycache__"))
-    (copy / "tiers" / "file" / "modes" / "in_halves.py").write_text(IN_HALVES)
+    """A copy of the package with one more file: its name works, and is among those that an error offers."""
     model = tmp_path / "model.gguf"
     model.write_text("abcdefgh")
-    result = subprocess.run(
-        [sys.executable, "-c", TRY_IT, str(model)],
-        env={"PYTHONPATH": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    result = run_with_file(tmp_path, "tiers/file/modes/in_halves.py", IN_HALVES, TRY_IT, str(model))
     assert result.stdout.splitlines() == [
         "bcde in-halves 1",
         "MOE_FILE_MODE='in-thirds' cannot be read: give `auto`, `page-cache`, `direct` or `in-halves`",

@@ -1,9 +1,9 @@
 """How fast a replay is, against the compiled policy's calls alone on the same look-ups, in one run.
 
-`python benchmarks/replay_speed.py TRACES [--json]`, with the folder that holds `gptoss20b` and `bigmoe_route`. By
-itself, the policy gets each call in a loop of `begin`, `complete` where something was missing, and `release`, over
-experts that are laid out for it: what `benchmarks/lookup.py` measures. The replay is what `expertier replay` runs. The
-two take turns, and a ratio is of one round. Medians of the rounds (smallest to largest).
+`python benchmarks/policy/replay_speed.py TRACES [--json]`, with the folder that holds `gptoss20b` and `bigmoe_route`.
+By itself, the policy gets each call in a loop of `begin`, `complete` where something was missing, and `release`, over
+experts that are laid out for it: what `benchmarks/policy/lookup.py` measures. The replay is what `expertier replay`
+runs. The two take turns, and a ratio is of one round. Medians of the rounds (smallest to largest).
 """
 
 from __future__ import annotations

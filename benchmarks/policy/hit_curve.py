@@ -1,6 +1,6 @@
 """Hit rates of recordings by the share of the experts in slots; plans without a recording are made from them.
 
-    python benchmarks/hit_curve.py TRACE [TRACE ...] [--json]
+    python benchmarks/policy/hit_curve.py TRACE [TRACE ...] [--json]
 
 The shipped policy, from empty slots, all sequences one after another (at most 3 million look-up calls of a file).
 """
