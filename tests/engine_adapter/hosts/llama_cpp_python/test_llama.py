@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine_runs.drop_in_stand_ins import Params, StockLlama, ToyModel
+from engine_runs.drop_in.stand_ins import Params, StockLlama, ToyModel
 from expertier.engine_adapter.opening import close_abandoned
 from expertier.errors import (
     BudgetError,
