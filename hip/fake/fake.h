@@ -58,6 +58,7 @@ enum {
     X(pinned_fails, 0)            /* no pinned memory at all */                                                        \
     X(pinned_misaligned, 0)       /* pinned memory begins in the middle of a page */                                   \
     X(pinned_slabs, 1)            /* pinned memory below 2 MiB is cut from slabs of 2 MiB */                           \
+    X(pinned_step, 4096)          /* in steps of so many bytes, a multiple of 512 */                                   \
     X(held, 0)                    /* streams take no work while this is set */
 // clang-format on
 
@@ -95,11 +96,11 @@ typedef struct Handle {
 
 typedef struct Range {
     uintptr_t begin;
-    size_t bytes, raw_offset, slab_pages;
+    size_t bytes, raw_offset, slab_units;
     int kind, device;
     unsigned access;    // MAPPED: a bit for each device
     int reads;          // MAPPED: reads so far
-    struct Slab * slab; // PINNED: what it was cut from, slab_pages of it
+    struct Slab * slab; // PINNED: what it was cut from, slab_units of it
     size_t held_bytes;  // RESERVED: VRAM that stays taken until the range goes
     Handle * handle;
     struct Range * next;
