@@ -59,6 +59,11 @@ class Gpu:
         self._closed = False
 
     @property
+    def closed(self) -> bool:
+        """Whether the context was given back; the last to do that ends it."""
+        return self._closed
+
+    @property
     def name(self) -> str:
         """The name under which `open_device` opens the GPU, such as `hip:0`."""
         return f"{self.driver.vendor}:{self.ordinal}"

@@ -37,8 +37,6 @@ def pinned_cost(n_bytes: int) -> int:
 class _Memory(Owned):
     """Memory of a GPU. Where it is dropped without `close`, queued work may still use it, so the GPU is waited for."""
 
-    gpu: Gpu
-
     def _wait_for_users(self) -> None:
         with suppress(DriverError):
             self.gpu.synchronize()
