@@ -151,7 +151,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         return len(wanted - set(residents)) <= self.tiers.slots[layer] - len(taken)
 
     def must_not_wait(self, without: Held | None = None) -> bool:
-        """Whether a call that finds no slot is refused, because this thread holds slots and must not wait for others."""
+        """Whether a call that finds no slot is refused, because this thread holds slots and must not wait."""
         return any(held.group for held in self.live if held is not without)
 
     def missed_bytes(self) -> int:
