@@ -22,7 +22,7 @@ class EngineCalls(Protocol):
         """Pin distinct experts; return their slots and the indices of missing experts, or None where it would wait."""
 
     def fill(self, layer: int, experts: I32, slots: I32) -> None:
-        """Bring the bytes of missing experts to their slots, or raise what `TierManager.fill` raises."""
+        """Bring the bytes of missing experts to their slots, or raise what `TierManager.engine.fill` raises."""
 
     def complete(self, layer: int, slots: I32) -> int:
         """Declare the slots' bytes complete; return how many slots were not complete before."""
