@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.trace_ids import read_trace_ids
 from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, default_width, write_trace_model
 from expertier.engine_adapter.open import open_engine
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.planner.budget.allocate import full_bytes
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.planner.predict.hit_rates import FromTrace

@@ -12,8 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +22,6 @@ from expertier.interrupts import (
     completing,
     deferring,
     interrupts_deferred,
-    not_interrupted_at_entry,
     opening,
 )
 from expertier.planner.budget.allocate import LayerPlan
@@ -42,6 +39,7 @@ from expertier.tiers.leased_slots import LeasedSlots
 from expertier.tiers.model.expert_ids import distinct, distinct_array
 from expertier.tiers.model.profile import ModelProfile
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.shared.closed_by_with import ClosedByWith
 from expertier.tiers.shared.stats import TierStats
 from expertier.tiers.slots.boundary import ComputeRegion
 from expertier.tiers.tier_counts import check_parts, stats_of
@@ -50,7 +48,7 @@ from expertier.units import mib
 I32 = npt.NDArray[np.int32]
 
 
-class TierManager:
+class TierManager(ClosedByWith):
     """Keeps the experts of one model in tiers and leases them. Thread-safe.
 
     L1 is a slab of slots on `device`, L2 is a pool of host memory, and behind both is the file, or any other
@@ -75,6 +73,7 @@ class TierManager:
         profile: ModelProfile | None = None,
         share: PoolShare | None = None,
         compute_bytes: int = 0,
+        completes_layers: bool = True,
     ) -> None:
         """Allocate the tiers. Without `source`, the manager opens the table's files, and closes them in `close`.
 
@@ -82,6 +81,8 @@ class TierManager:
         (`device_needs.py`); an `auto` budget leaves that free. `compute_bytes`, which `needs` includes, are added to
         the slab for an engine's compute buffers, and lie below the slots. `tier_set.py` passes `profile`, the part of
         the config's profile for these layers, and `share`, what part of a model on several devices this manager holds.
+        Where the set completes layers itself, once an engine is bound to all managers, it passes `completes_layers` as
+        False.
 
         Raises `BudgetError` where the budget is below one slot for each layer, `DeviceError` where memory is missing,
         `SourceError` where a file is not the one that the table describes, and `ConfigError` where the profile cannot
@@ -115,7 +116,7 @@ class TierManager:
         self._admission = parts.admission
         self._boundary = parts.boundary
         self._leased = LeasedSlots(parts)
-        self.engine = EngineUse(parts)
+        self.engine = EngineUse(parts, completes_layers=completes_layers)
         """What an engine that is bound to these tiers calls."""
         if profile.warm_uses is not None:
             self.warm_start(profile.warm_uses)
@@ -363,23 +364,6 @@ class TierManager:
     def _free(self) -> None:
         """Free what is allocated, in `close` or after the constructor has failed."""
         self._stores.close()
-
-    @not_interrupted_at_entry
-    def __enter__(self) -> Self:
-        """Return the manager itself."""
-        return self
-
-    @not_interrupted_at_entry
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the tiers. Where that raises `BusyError` and the block has raised an error, that error gets a note."""
-        try:
-            self.close()
-        except BusyError as busy:
-            if error is None:
-                raise
-            error.add_note(f"the tiers stay allocated: {busy}")
 
     # ---- inside
 

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Self
 
-from expertier.errors import BudgetError, BusyError
-from expertier.interrupts import completing, not_interrupted_at_entry, opening
+from expertier.errors import BudgetError
+from expertier.interrupts import completing, opening
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.division import Division, Member
 from expertier.tiers.file.byte_source import ByteSource
@@ -25,11 +23,12 @@ from expertier.tiers.layer_division import LayerDivision
 from expertier.tiers.manager import TierManager
 from expertier.tiers.model.profile import ModelProfile
 from expertier.tiers.model.table import ExpertTable
+from expertier.tiers.shared.closed_by_with import ClosedByWith
 from expertier.tiers.shared.stats import TierStats, summed
 from expertier.tiers.split.split_source import SplitSource
 
 
-class TierSet:
+class TierSet(ClosedByWith):
     """The managers of one model, opened and closed together. Thread-safe."""
 
     managers: tuple[TierManager, ...] = ()
@@ -68,7 +67,6 @@ class TierSet:
                 read_from = split.of_device(number) if split is not None else source
                 manager = self._open(member, read_from, is_alone=len(members) == 1)
                 undo.callback(manager.close)
-                manager.engine.completes_layers = not division.completes_together
                 managers.append(manager)
             self.managers = tuple(managers)
             undo.pop_all()
@@ -97,6 +95,7 @@ class TierSet:
                 compute_bytes=member.compute_bytes,
                 profile=member.profile,
                 share=PoolShare(self, member.table.expert_bytes_total / total),
+                completes_layers=not self._division.completes_together,
             )
         except BudgetError as error:
             if is_alone:
@@ -179,20 +178,3 @@ class TierSet:
     def _free(self) -> None:
         """Free what is allocated, after the constructor has failed."""
         self.close()
-
-    @not_interrupted_at_entry
-    def __enter__(self) -> Self:
-        """Return the set itself."""
-        return self
-
-    @not_interrupted_at_entry
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Close the set. Where that raises `BusyError` and the block has raised an error, that error gets a note."""
-        try:
-            self.close()
-        except BusyError as busy:
-            if error is None:
-                raise
-            error.add_note(f"the tiers stay allocated: {busy}")

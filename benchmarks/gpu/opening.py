@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
+from expertier.engine_adapter.open import open_tiers
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
@@ -62,7 +62,7 @@ def opened(
     if shares_tensors:  # guards and alignment are there once a device
         guards = placement.device.count(",") * sum(demand.fixed_bytes for demand in table.layer_demands())
         config = replace(config, expert_cache_bytes=placement.cache_bytes + guards)
-        tiers, placed = open_tiers(engine, table, config)
+        tiers, placed = open_tiers(engine, table, config, splitter=engine)
     else:
         tiers, placed = open_tiers(engine, table, replace(config, split_mode=SplitMode.LAYER), shape)
     with tiers, LlamaModel.open(engine, path, tiers=tiers, placement=placed) as model:

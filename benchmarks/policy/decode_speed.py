@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, write_trace_model
 from expertier.engine_adapter.open import open_engine, prepare_engine
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.planner.policy.kind import PolicyKind
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.file_mode import FileMode

@@ -27,7 +27,8 @@ class BindingSet:
         lookups: LookupLog | None = None,
     ) -> None:
         """Bind all of them, or none. Raises what `TierBinding` does."""
-        self._tiers = tiers
+        self.tiers = tiers
+        """The tiers that are bound."""
         with ExitStack() as undo:
             bindings: list[TierBinding] = []
             for manager, device, layers in zip(tiers.managers, placement.devices, tiers.layers, strict=True):
@@ -36,15 +37,10 @@ class BindingSet:
                 binding = TierBinding(engine, manager, device, logged, layers)
                 undo.callback(binding.close)
                 bindings.append(binding)
+            tiers.complete_layers()
             undo.pop_all()
-        tiers.complete_layers()
         self.bindings = tuple(bindings)
         """The bindings of the single devices, in the order of the placement."""
-
-    @property
-    def manager(self) -> TierSet:
-        """The tiers that are bound."""
-        return self._tiers
 
     @property
     def device_name(self) -> str:
@@ -116,7 +112,7 @@ class BindingSet:
         The message counts the layers of one device, so it says which device that is.
         """
         message, cause = "", None
-        for binding, layers in zip(self.bindings, self._tiers.layers, strict=True):
+        for binding, layers in zip(self.bindings, self.tiers.layers, strict=True):
             said, error = binding.take_error()
             message = message or said
             if error is not None and cause is None:

@@ -117,7 +117,7 @@ class LlamaContext:
         """Run a batch of `what`, which begins at `position` of `sequence`."""
         handle = self._open_handle()
         if self._binding is not None:
-            self._binding.manager.require_no_leases_here("run the engine")
+            self._binding.tiers.require_no_leases_here("run the engine")
             self._binding.take_error()  # drops an error of an earlier batch
         with interrupts_deferred(lambda: self._engine.host.expertier_context_abort(handle)):
             status = run()

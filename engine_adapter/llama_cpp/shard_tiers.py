@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from expertier.engine_adapter.abi.loaded_engine import LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import EngineTiers
+from expertier.engine_adapter.llama_cpp.layer_tiers import EngineTiers
 from expertier.engine_adapter.placement.blocks import DeviceChoice, candidates
 from expertier.engine_adapter.placement.engine_device import device_of, has_own_memory
 from expertier.engine_adapter.placement.placement import ALL_UNITS, Placement

@@ -107,7 +107,7 @@ class Telemetry:
 @contextmanager
 def watched(binding: BindingSet, config: TierConfig) -> Iterator[Telemetry]:
     """Log a bound model's events while the block runs: now, at SIGUSR1 and at the end. On the main thread only."""
-    telemetry = Telemetry(binding.manager, config)
+    telemetry = Telemetry(binding.tiers, config)
     binding.on_fill = telemetry.note_fill
     telemetry.enabled()
     try:

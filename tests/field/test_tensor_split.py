@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from engine_runs.tiered_runs import SMALL, prompt_tokens
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import UnsupportedLayoutError
 from expertier.tiers.model.table import ExpertTable
 from fake_ggml_gpu.models import assert_same, logits_of, model_path

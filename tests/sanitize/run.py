@@ -44,6 +44,7 @@ SUITES = (
     f"{_GPU}/slab",
     f"{_GPU}/split/test_layer_split_lookups.py",
     "tests/engine_adapter/ggml_proxy/test_expert_graphs.py",
+    "tests/engine_adapter/ggml_proxy/test_deferred.py",
 )
 
 

@@ -19,11 +19,13 @@ from expertier.tiers.slots.moves import compile_moves
 class EngineUse:
     """The calls that an engine makes on a `TierManager`, which has this object as `engine`. Thread-safe."""
 
-    def __init__(self, parts: Assembly) -> None:
-        """Serve an engine with the tiers that consist of `parts`."""
+    def __init__(self, parts: Assembly, *, completes_layers: bool = True) -> None:
+        """Serve an engine with the tiers that consist of `parts`.
+
+        `completes_layers` says whether `bind` calls `complete_layers`.
+        """
         self._parts = parts
-        self.completes_layers = True
-        """Whether `bind` calls `complete_layers`. A `TierSet` sets it to False where it does that for all managers."""
+        self._completes_layers = completes_layers
         self.last_error: BaseException | None = None
         """The error of the engine's last fill, load or move that failed; None where none has failed since `bind`."""
 
@@ -39,7 +41,7 @@ class EngineUse:
             with interrupts_deferred():
                 self._begin()
                 bound = True
-                if self._parts.device.has_own_memory and self.completes_layers:
+                if self._parts.device.has_own_memory and self._completes_layers:
                     self.complete_layers()
                 return self._binding()
         except BaseException:

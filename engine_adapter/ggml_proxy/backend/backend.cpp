@@ -105,8 +105,7 @@ bool cpy_tensor_async(ggml_backend_t from, ggml_backend_t to, const ggml_tensor 
 }
 void synchronize(ggml_backend_t b) {
     self(b).inner->iface.synchronize(self(b).inner);
-    std::lock_guard<std::mutex> guard(self(b).deferred_mutex);
-    self(b).deferred.clear();
+    self(b).deferred.take();
 }
 void event_record(ggml_backend_t b, ggml_backend_event_t event) {
     self(b).inner->iface.event_record(self(b).inner, event);
@@ -170,29 +169,16 @@ void make_group(ggml_backend_t * backends, size_t n_backends) {
 }
 
 void release_deferred(ProxyBackend & backend) {
-    std::vector<PinnedSlots> held;
-    {
-        std::lock_guard<std::mutex> guard(backend.deferred_mutex);
-        held.swap(backend.deferred);
-    }
+    const std::vector<PinnedSlots> held = backend.deferred.take();
     if (!held.empty()) {
         ggml_backend_synchronize(backend.inner);
     }
 }
 
-void defer(ProxyBackend & backend, PinnedSlots && slots) {
-    std::lock_guard<std::mutex> guard(backend.deferred_mutex);
-    backend.deferred.push_back(std::move(slots));
-}
-
 void drain_backends(ProxyDevice & device) {
-    std::lock_guard<std::mutex> guard(device.backends_mutex); // so that no backend is freed meanwhile
+    std::lock_guard<std::mutex> guard(device.backends_mutex); // none of them goes away meanwhile
     for (ProxyBackend * backend : device.backends) {
-        std::vector<PinnedSlots> held;
-        {
-            std::lock_guard<std::mutex> deferred_guard(backend->deferred_mutex);
-            held.swap(backend->deferred);
-        }
+        const std::vector<PinnedSlots> held = backend->deferred.take();
         ggml_backend_synchronize(backend->inner);
     }
 }

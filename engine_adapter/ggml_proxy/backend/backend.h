@@ -2,6 +2,7 @@
 #pragma once
 
 #include "lookup/captured.h"
+#include "backend/deferred.h"
 #include "backend/device.h"
 #include "lookup/plan.h"
 #include "backend/group.h"
@@ -28,10 +29,9 @@ struct ProxyBackend {
     LookupPlan lookup_plan;
     CapturedGraph captured;
     LeadingNodes leading;                // the first nodes of segments that are captured
-    std::mutex deferred_mutex;           // guards `deferred`
     std::shared_ptr<BackendGroup> group; // null: the backend is in no group
     ggml_backend_event_t idle = nullptr; // recorded when another backend of the group has to wait for this one
-    std::vector<PinnedSlots> deferred;   // slots that queued work may still read
+    Deferred<PinnedSlots> deferred;      // slots that queued work may still read
     std::weak_ptr<Tiers> streamed;       // the tiers whose streamed layers this backend has computed on
 };
 
@@ -43,7 +43,6 @@ ggml_backend_t unwrap(ggml_backend_t backend);
 // Waits for this backend's queued work and releases its deferred slots; does nothing where no slots are deferred.
 void release_deferred(ProxyBackend & backend);
 // Keeps `slots` pinned until the backend is waited for next.
-void defer(ProxyBackend & backend, PinnedSlots && slots);
 
 // Waits for the work that all backends of a device have queued by now, and releases their deferred slots.
 void drain_backends(ProxyDevice & device);

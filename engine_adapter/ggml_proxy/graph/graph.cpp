@@ -157,7 +157,7 @@ class GraphRun : public SuspendedGraph {
             release_deferred(backend_);
         } else {
             const bool ids_are_valid = read_ids(backend_.inner, backend_.read_room, call); // waits for the backend
-            backend_.deferred.clear();
+            backend_.deferred.take(); // dropped: nothing that is queued reads these slots any more
             end_layer(true); // before waiting for slots: a context never holds slots of one layer and waits for another
             if (!ids_are_valid) {
                 return GGML_STATUS_FAILED;

@@ -40,10 +40,7 @@ class LookupRun {
             room->reserve(DeviceLookup::max_rows); // with look-ups queued, nothing may fail for want of memory
         }
         copies_.reserve(DeviceLookup::max_rows);
-        {
-            std::lock_guard<std::mutex> guard(backend_.deferred_mutex);
-            backend_.deferred.reserve(1);
-        }
+        backend_.deferred.reserve();
         queue_.look_at_layers(); // takes their locks
         for (int layer = 0; layer < tiers_.slots().n_layers(); layer++) {
             locks_.emplace_back(tiers_.tables().locks(), layer);
@@ -81,7 +78,8 @@ class LookupRun {
             return {};                            // where the engine's backend failed, the next run shows that again
         }
         if (!held_.empty()) {
-            defer(backend_, PinnedSlots(tiers_.tables(), held_layer_, std::move(held_), PinnedSlots::Bytes::there));
+            backend_.deferred.add(
+                PinnedSlots(tiers_.tables(), held_layer_, std::move(held_), PinnedSlots::Bytes::there));
         }
         return GGML_STATUS_SUCCESS;
     }

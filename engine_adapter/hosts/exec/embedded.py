@@ -16,9 +16,9 @@ from pathlib import Path
 
 from expertier.engine_adapter.abi.functions import declare_proxy
 from expertier.engine_adapter.abi.type_sizes import EngineTypes, block_size
-from expertier.engine_adapter.binding.binding_set import BindingSet, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.hosts.exec.tool import MODEL_VARIABLE, SHAPE_VARIABLE
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.open import open_bound_tiers
 from expertier.engine_adapter.telemetry.signals import answer_signal
 from expertier.engine_adapter.telemetry.telemetry import Telemetry, say_disabled, show_events
 from expertier.errors import ExpertierError
@@ -59,9 +59,8 @@ def start() -> None:
         engine = EmbeddedEngine(os.environ["GGML_BACKEND_PATH"])
         shape = ContextShape(**json.loads(os.environ[SHAPE_VARIABLE]))
         table = ExpertTable.from_gguf(model, EngineTypes(lambda: engine))
-        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
-        binding = bind(engine, tiers, placement)
-        telemetry = Telemetry(tiers, config)
+        bound = open_bound_tiers(engine, table, config, shape)
+        binding, telemetry = bound.binding, Telemetry(bound.tiers, config)
         binding.on_fill = telemetry.note_fill
         binding.serve_all_loads()
         _running.append((binding, telemetry))

@@ -36,7 +36,7 @@ class WatchedBatches:
             RuntimeError: any other status, as without tiers.
             BusyError: this thread holds leases of the tiers, which the engine would wait for.
         """
-        self._binding.manager.require_no_leases_here("run the engine")
+        self._binding.tiers.require_no_leases_here("run the engine")
         self._binding.take_error()  # drops an error of an earlier batch
         begins = _first_positions(batch.batch)
         self._require_not_lost(begins)

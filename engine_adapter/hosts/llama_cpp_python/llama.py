@@ -13,8 +13,8 @@ from expertier.engine_adapter.hosts.llama_cpp_python.batches import WatchedBatch
 from expertier.engine_adapter.hosts.llama_cpp_python.bindings import import_llama_cpp, open_bindings
 from expertier.engine_adapter.hosts.llama_cpp_python.loading import as_parameters, served_by, wrap
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.open import open_tiers
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, EngineError, EngineMismatchError
 from expertier.interrupts import interrupts_deferred, raise_pending
 from expertier.planner.budget.context_memory import ContextShape
@@ -103,7 +103,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         arguments: dict[str, Any],
     ) -> None:
         """Make the tiers, and have `llama_cpp.Llama` load the model through them and open its context."""
-        tiers, placement = open_engine_tiers(engine.proxy, table, config, shape)
+        tiers, placement = open_tiers(engine, table, config, shape)
 
         def open_model(params: Any) -> int:
             model = LlamaModel.open(

@@ -25,12 +25,12 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from expertier.engine_adapter.allowed_hosts import AllowedHosts
-from expertier.engine_adapter.binding.binding_set import BindingSet, bind
+from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.hosts.server.guard import ServerGuard, bound_socket, private_socket
 from expertier.engine_adapter.hosts.server.sockets import shut_sockets
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
 from expertier.engine_adapter.llama_cpp.skeleton import ensure_skeleton
+from expertier.engine_adapter.open import open_bound_tiers
 from expertier.engine_adapter.opening import closed_if_interrupted
 from expertier.engine_adapter.placement.device_traits import traits_of
 from expertier.engine_adapter.placement.override_pattern import placed_regex
@@ -121,11 +121,10 @@ class TieredServer:
             shape = ContextShape(
                 n_ctx=options.n_ctx * options.n_parallel, n_ubatch=options.n_ubatch, n_seqs=options.n_parallel
             )
-            tiers, placement = open_tiers(engine, table, config, shape)
-            closing.callback(tiers.close)
+            bound = open_bound_tiers(engine, table, config, shape, splitter=engine)
+            closing.callback(bound.close)
+            tiers, placement, binding = bound.tiers, bound.placement, bound.binding
             _require_engine_order(engine, placement)
-            binding = bind(engine, tiers, placement)
-            closing.callback(binding.close)
             binding.serve_all_loads()
             params = stock_params(str(skeleton), options)
             params.hostnames = [str(path)]
@@ -151,7 +150,7 @@ class TieredServer:
     @property
     def tiers(self) -> TierSet:
         """The tiers."""
-        return self.binding.manager
+        return self.binding.tiers
 
     def stop(self) -> None:
         """End all requests, free the server, its model and the tiers; a second call does nothing."""

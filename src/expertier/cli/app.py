@@ -45,10 +45,10 @@ from expertier.engine_adapter.build.info import engine_info
 from expertier.engine_adapter.hosts.demo import run_demo
 from expertier.engine_adapter.hosts.measured_run import rss_peak_bytes
 from expertier.engine_adapter.hosts.routing_recording import RoutingRecording
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.llama_cpp.vocabulary import count_tokens
 from expertier.engine_adapter.open import open_engine, prepare_engine
 from expertier.engine_adapter.telemetry.telemetry import say_disabled, show_events, watched
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, ExpertierError
 from expertier.failures import explain
 from expertier.planner.budget.context_memory import ContextShape

@@ -21,10 +21,10 @@ from statistics import median
 import numpy as np
 
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.models.model_shape import ModelShape
 from expertier.engine_adapter.models.trace_model import FIRST_TOKEN, write_trace_model
 from expertier.engine_adapter.placement.engine_device import has_own_memory
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.planner.budget.allocate import full_bytes
 from expertier.planner.predict.rates import PathRate
 from expertier.temporary_folder import temporary_folder

@@ -8,8 +8,8 @@ import os
 import pytest
 
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import BudgetError, DecodeError, DeviceError, SourceError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig

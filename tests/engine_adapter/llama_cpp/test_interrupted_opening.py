@@ -23,9 +23,9 @@ from expertier.engine_adapter.abi import structs as abi
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.load_watch import LoadWatch
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.models.synth import ModelShape, write_model
 from expertier.engine_adapter.opening import close_abandoned
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.hip import open_device
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.host_pool.budget import process_budget

@@ -10,7 +10,7 @@ import pytest
 from engine_runs.tiered_runs import write_small_model
 from expertier.engine_adapter.binding.device_lookup import open_device_lookup
 from expertier.engine_adapter.llama_cpp import LoadedEngine
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.layer_tiers import open_layer_tiers
 from expertier.engine_adapter.placement.engine_device import device_names, device_of, has_own_memory
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.errors import DeviceError
@@ -33,7 +33,7 @@ def test_a_device_that_is_not_there_is_refused_with_those_that_are(loaded_engine
 
 def test_tiers_are_made_on_the_device_of_the_config(loaded_engine: LoadedEngine, tmp_path: Path) -> None:
     table = ExpertTable.from_gguf(write_small_model(tmp_path, "Q8_0"))
-    tiers, placement = open_engine_tiers(loaded_engine.proxy, table, TierConfig())
+    tiers, placement = open_layer_tiers(loaded_engine.proxy, table, TierConfig())
     with tiers:
         assert placement == Placement.on_one("CPU")
         (manager,) = tiers.managers
@@ -41,7 +41,7 @@ def test_tiers_are_made_on_the_device_of_the_config(loaded_engine: LoadedEngine,
             "staging costs RAM and saves nothing there"
         )
     with pytest.raises(DeviceError, match="ROCm3"):
-        open_engine_tiers(loaded_engine.proxy, table, TierConfig(engine_device="ROCm3"))
+        open_layer_tiers(loaded_engine.proxy, table, TierConfig(engine_device="ROCm3"))
 
 
 @pytest.mark.parametrize(("device", "wanted"), [("CPU", False), ("CPU", "auto"), ("ROCm0", "auto")])

@@ -1,6 +1,6 @@
 """What `plan` says and what tiers get when they are opened: the same numbers, for models, cards, splits and wishes.
 
-Both are asked at their own doors: `make_plan` with a machine of numbers, and `open_engine_tiers` on the plugin's C
+Both are asked at their own doors: `make_plan` with a machine of numbers, and `open_layer_tiers` on the plugin's C
 functions, of which `fake_proxy` has those for memory.
 """
 
@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from devices.fake_proxy import FakeProxy
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.layer_tiers import open_layer_tiers
 from expertier.errors import BudgetError, ConfigError, DeviceError
 from expertier.planner.budget.allocate import floor_bytes, full_bytes
 from expertier.planner.budget.ledger import Consumer
@@ -132,7 +132,7 @@ def of_plan(plan: Planned, case: Case) -> Numbers:
 def of_run(case: Case, proxy: FakeProxy) -> tuple[Numbers, list[int], list[Any]]:
     """Open the tiers as `run` does; return their numbers, which cards they are on, and the ledgers of `auto`."""
     model = case.model
-    tiers, placement = open_engine_tiers(proxy, model.table, case.config, SHAPE)  # type: ignore[arg-type]
+    tiers, placement = open_layer_tiers(proxy, model.table, case.config, SHAPE)  # type: ignore[arg-type]
     with tiers:
         each = tiers.managers
         pools = [manager.stats().l2 for manager in each]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+from types import SimpleNamespace
 
 import pytest
 
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.open import open_tiers
 from expertier.errors import ConfigError
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
@@ -31,4 +32,4 @@ def test_hosts_that_load_by_themselves_refuse_the_tensor_split():
     with pytest.raises(
         ConfigError, match=r"MOE_SPLIT_MODE=tensor was asked for here.*use MOE_SPLIT_MODE=layer"
     ):
-        open_engine_tiers(ctypes.CDLL(None), table, TierConfig(split_mode=SplitMode.TENSOR))
+        open_tiers(SimpleNamespace(proxy=ctypes.CDLL(None)), table, TierConfig(split_mode=SplitMode.TENSOR))

@@ -14,11 +14,11 @@ import pytest
 
 from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.engine_tiers import open_engine_tiers
+from expertier.engine_adapter.llama_cpp.layer_tiers import open_layer_tiers
 from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError, UnsupportedLayoutError
 from expertier.planner.budget.allocate import LayerPlan
 from expertier.tiers.config.config import TierConfig
@@ -94,7 +94,7 @@ def test_row_06_the_slots_of_both_devices_end_in_zeros(session: DeviceSession, s
     if split is Split.TENSOR:
         tiers, placement = open_shard_tiers(session.engine, table, config, SHAPE)
     else:
-        tiers, placement = open_engine_tiers(session.engine.proxy, table, config, SHAPE)
+        tiers, placement = open_layer_tiers(session.engine.proxy, table, config, SHAPE)
     with tiers:
         for manager in tiers.managers:
             for layer, n_slots in enumerate(manager.slots):

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from engine_runs.tiered_runs import SMALL, prompt_tokens
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.engine_device import device_of
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import BudgetError, DeviceError
 from expertier.tiers.model.table import ExpertTable
 from expertier.units import MIB

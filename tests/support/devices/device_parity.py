@@ -10,7 +10,7 @@ import numpy as np
 from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.generation import generate
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable
 

@@ -53,10 +53,13 @@ def build_library(
     return library
 
 
-def load_proxy_part(name: str, source: str) -> ct.CDLL:
-    """Load a part of the proxy by itself: `source` of `ggml_proxy`, with the C functions of `NAME_calls.cpp` here."""
+def load_proxy_part(name: str, *sources_of_proxy: str) -> ct.CDLL:
+    """Load a part of the proxy by itself: sources of `ggml_proxy`, with the C functions of `NAME_calls.cpp` here."""
     proxy = installed_sources() / "ggml_proxy"
-    sources = [Path(__file__).with_name(f"{name}_calls.cpp"), proxy / source]
+    sources = [
+        Path(__file__).with_name(f"{name}_calls.cpp"),
+        *(proxy / source for source in sources_of_proxy),
+    ]
     return ct.CDLL(str(build_library(name, sources, includes=[proxy])))
 
 

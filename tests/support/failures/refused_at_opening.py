@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import DecodeError, DeviceError, EngineError
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.model.table import ExpertTable

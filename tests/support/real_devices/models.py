@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from expertier.engine_adapter.llama_cpp import LlamaModel
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import EngineError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig

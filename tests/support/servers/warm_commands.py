@@ -25,7 +25,7 @@ from limits.waits import child_process
 LIMIT_S = 300
 _PRELOADED = (
     "expertier.cli.app",
-    "expertier.engine_adapter.llama_cpp.tiered_model",
+    "expertier.engine_adapter.tiered_model",
     "expertier.engine_adapter.hosts.measured_run",
 )
 

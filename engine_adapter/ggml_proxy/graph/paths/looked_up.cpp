@@ -35,7 +35,7 @@ void LookedUpPath::redirect(ggml_tensor * node, const ExpertTensor & expert) {
 void LookedUpPath::defer() {
     if (pinned_) {
         try {
-            backend_.deferred.push_back(std::move(pinned_));
+            backend_.deferred.add(std::move(pinned_));
         } catch (const std::bad_alloc &) { // the slots are still in `pinned_`, and end() waits for the backend
         }
     }

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine_runs.tiered_runs import prompt_tokens
 from expertier.engine_adapter.llama_cpp import LlamaContext, LlamaModel
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.planner.budget.ledger import Consumer
 from expertier.tiers.config.config import TierConfig

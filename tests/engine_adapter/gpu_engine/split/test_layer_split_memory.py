@@ -9,10 +9,10 @@ from contextlib import contextmanager
 import pytest
 
 from engine_runs.tiered_runs import SMALL, assert_nothing_held, prompt_tokens
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.blocks import place_blocks
 from expertier.engine_adapter.placement.engine_device import EngineDevice
 from expertier.engine_adapter.placement.placement import Placement
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import BudgetError, ConfigError, DecodeError, DeviceError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.tiers.config.config import TierConfig

@@ -15,8 +15,8 @@ from engine_runs.tiered_runs import SMALL, prompt_tokens
 from expertier.cli import app as cli
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.hosts.server.server import ServerOptions, TieredServer, _only_ours
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.placement import Placement
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import ConfigError
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.model.table import ExpertTable

@@ -10,8 +10,8 @@ import pytest
 
 from engine_runs.tiered_runs import prompt_tokens
 from expertier.engine_adapter.llama_cpp.shard_tiers import open_shard_tiers
-from expertier.engine_adapter.llama_cpp.tiered_model import TieredModel
 from expertier.engine_adapter.placement.tensor_split import ask_tensor_split
+from expertier.engine_adapter.tiered_model import TieredModel
 from expertier.errors import (
     BudgetError,
     ConfigError,

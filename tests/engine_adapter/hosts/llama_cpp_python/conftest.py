@@ -1,4 +1,4 @@
-"""The drop-in over the stand-ins of `drop_in_stand_ins`."""
+"""The drop-in over the stand-ins of `engine_runs.drop_in.stand_ins`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine_runs.drop_in_stand_ins import HERE, ToyEngine, ToyModel, forget_llama, make_package
+from engine_runs.drop_in.stand_ins import HERE, ToyEngine, ToyModel, forget_llama, make_package
 from engine_runs.tiered_runs import write_small_model
 
 

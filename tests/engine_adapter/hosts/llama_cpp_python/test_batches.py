@@ -49,7 +49,7 @@ class ToyBinding:
 
     def __init__(self) -> None:
         self.said: list[tuple[str, BaseException | None]] = []
-        self.manager = SimpleNamespace(require_no_leases_here=lambda _what: None)
+        self.tiers = SimpleNamespace(require_no_leases_here=lambda _what: None)
 
     def take_error(self) -> tuple[str, BaseException | None]:
         return self.said.pop(0) if self.said else ("", None)

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine_runs.drop_in_stand_ins import HERE, forget_llama
+from engine_runs.drop_in.stand_ins import HERE, forget_llama
 from expertier.engine_adapter.build.engine import Engine
 from expertier.engine_adapter.build.pins import LLAMA_CPP_PYTHON
 from expertier.engine_adapter.build.plugin import require_pinned

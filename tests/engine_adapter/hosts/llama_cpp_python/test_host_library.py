@@ -6,7 +6,7 @@ import ctypes as ct
 
 import pytest
 
-from engine_runs.drop_in_stand_ins import Params
+from engine_runs.drop_in.stand_ins import Params
 from engine_runs.tiered_runs import make_tiers
 from expertier.engine_adapter.llama_cpp import LlamaModel
 from expertier.errors import EngineError

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from engine_runs.drop_in_stand_ins import Params, StockLlama, ToyModel
+from engine_runs.drop_in.stand_ins import Params, StockLlama, ToyModel
 from expertier.engine_adapter.opening import close_abandoned
 from expertier.errors import (
     BudgetError,
@@ -30,14 +30,14 @@ from model_files.gguf_files import write_model as write_raw_model
 def managers(drop_in: Any, monkeypatch: pytest.MonkeyPatch) -> list[TierManager]:
     """The managers of all tiers that the class opens, as they come."""
     found: list[TierManager] = []
-    real = drop_in.open_engine_tiers
+    real = drop_in.open_tiers
 
     def open_tiers(*arguments: Any) -> Any:
         opened = real(*arguments)
         found.extend(opened.tiers.managers)
         return opened
 
-    monkeypatch.setattr(drop_in, "open_engine_tiers", open_tiers)
+    monkeypatch.setattr(drop_in, "open_tiers", open_tiers)
     return found
 
 

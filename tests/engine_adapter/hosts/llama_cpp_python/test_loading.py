@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from engine_runs.drop_in_stand_ins import Params
+from engine_runs.drop_in.stand_ins import Params
 from expertier.engine_adapter.hosts.llama_cpp_python import loading
 from expertier.errors import EngineMismatchError
 from limits.waits import joined

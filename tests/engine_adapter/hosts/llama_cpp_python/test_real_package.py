@@ -1,6 +1,6 @@
 """The drop-in over the real llama-cpp-python, which is compiled once and kept in the cache folder.
 
-Each test runs a scenario of `drop_in_runs` in a process of its own, as one process can have one engine.
+Each test runs a scenario of `engine_runs.drop_in` in a process of its own, as one process can have one engine.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def site(engine_cache: Path) -> Path:
 
 
 def run_scenario(site: Path, scenario: str, folder: Path, **options: Any) -> tuple[dict[str, Any], str]:
-    """Run a function of `drop_in_runs` on the real package; return its result and standard error."""
+    """Run a scenario of `engine_runs.drop_in` on the real package; return its result and standard error."""
     support = Path(__file__).parents[3] / "support"
     ended = subprocess.run(
-        [sys.executable, "-m", "engine_runs.drop_in_runs", scenario, folder, json.dumps(options)],
+        [sys.executable, "-m", "engine_runs.drop_in", scenario, folder, json.dumps(options)],
         env={**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{support}"},
         capture_output=True,
         text=True,

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sys/mman.h>
 
 namespace fake_gpu {
@@ -42,6 +43,18 @@ const Range * find(const Ranges & ranges, const void * address, size_t bytes, ui
     --after;
     begin = after->first;
     return wanted - begin + bytes <= after->second.bytes ? &after->second : nullptr;
+}
+
+// Takes the range that begins at `address` out of `ranges`; nothing, and a fault, when none begins there.
+std::optional<Range> take_out(Ranges & ranges, void * address, const char * problem) {
+    const auto found = ranges.find((uintptr_t) address);
+    if (found == ranges.end()) {
+        fault(0, problem);
+        return std::nullopt;
+    }
+    const Range range = found->second;
+    ranges.erase(found);
+    return range;
 }
 
 char * map(size_t bytes, int protection) {
@@ -93,19 +106,16 @@ void * allocate(int device, size_t bytes) {
 
 void release(void * address) {
     std::unique_lock<std::shared_mutex> lock(mutex);
-    const auto found = allocated.find((uintptr_t) address);
-    if (found == allocated.end()) {
-        fault(0, "memory was freed that is not allocated");
+    const auto range = take_out(allocated, address, "memory was freed that is not allocated");
+    if (!range) {
         return;
     }
-    const Range range = found->second;
-    allocated.erase(found);
-    used[range.device] -= range.mapped;
-    munmap(address, range.mapped);
-    forget(range.bytes_begin, range.mapped);
-    munmap(range.bytes_begin, range.mapped);
-    counters[range.device].live_buffers -= 1;
-    counters[range.device].live_bytes -= (int64_t) range.mapped;
+    used[range->device] -= range->mapped;
+    munmap(address, range->mapped);
+    forget(range->bytes_begin, range->mapped);
+    munmap(range->bytes_begin, range->mapped);
+    counters[range->device].live_buffers -= 1;
+    counters[range->device].live_bytes -= (int64_t) range->mapped;
 }
 
 char * bytes_at(int device, const void * address, size_t bytes) {
@@ -132,16 +142,11 @@ void * pin(size_t bytes) {
 
 void unpin(void * address) {
     std::unique_lock<std::shared_mutex> lock(pinned_mutex);
-    const auto found = pinned.find((uintptr_t) address);
-    if (found == pinned.end()) {
-        fault(0, "memory was unpinned that is not pinned");
-        return;
+    if (const auto range = take_out(pinned, address, "memory was unpinned that is not pinned")) {
+        munmap(address, range->mapped);
+        counters[0].live_pinned_buffers -= 1;
+        counters[0].live_pinned_bytes -= (int64_t) range->mapped;
     }
-    const size_t mapped = found->second.mapped;
-    pinned.erase(found);
-    munmap(address, mapped);
-    counters[0].live_pinned_buffers -= 1;
-    counters[0].live_pinned_bytes -= (int64_t) mapped;
 }
 
 std::shared_lock<std::shared_mutex> hold_pinned() { return std::shared_lock<std::shared_mutex>(pinned_mutex); }

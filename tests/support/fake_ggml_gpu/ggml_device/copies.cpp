@@ -4,6 +4,7 @@
 #include "driver/races.h"
 
 #include <cstring>
+#include <string>
 #include <vector>
 
 namespace fake_gpu {
@@ -21,6 +22,26 @@ void copy_rows(char * target, size_t target_stride, const char * source, size_t 
     for (size_t i = 0; i < rows.n; i++) {
         memcpy(target + i * target_stride, source + i * source_stride, rows.bytes);
     }
+}
+
+// The host's side of a copy.
+struct HostSide {
+    const char * begin;
+    size_t span;
+    bool pinned;
+    const char * what; // "a copy from it", "a copy to it"
+};
+
+// Queues a copy whose host memory, if it is pinned now, has to stay pinned until the copy is done.
+template <typename Copy> void push_copy(Stream & stream, int device, const HostSide & host, Copy copy) {
+    stream.push([=] {
+        const auto held = hold_pinned();
+        if (host.pinned && !is_still_pinned(host.begin, host.span)) {
+            fault(device, std::string("pinned memory was freed while ") + host.what + " was queued");
+            return;
+        }
+        copy();
+    });
 }
 
 } // namespace
@@ -47,12 +68,7 @@ void copy_to_device(const Device & device, Stream & stream, void * target, const
         });
         return;
     }
-    stream.push([=, index = device.index] {
-        const auto held = hold_pinned();
-        if (pinned && !is_still_pinned(from, span)) {
-            fault(index, "pinned memory was freed while a copy from it was queued");
-            return;
-        }
+    push_copy(stream, device.index, { from, span, pinned, "a copy from it" }, [=, index = device.index] {
         touch_rows(index, bytes, rows, true);
         copy_rows(bytes, rows.device_stride, from, rows.host_stride, rows);
     });
@@ -70,12 +86,7 @@ void copy_to_host(const Device & device, Stream & stream, void * target, const v
 
     const bool pinned = is_pinned(target, span);
     char * to = static_cast<char *>(target);
-    stream.push([=, index = device.index] {
-        const auto held = hold_pinned();
-        if (pinned && !is_still_pinned(to, span)) {
-            fault(index, "pinned memory was freed while a copy to it was queued");
-            return;
-        }
+    push_copy(stream, device.index, { to, span, pinned, "a copy to it" }, [=, index = device.index] {
         touch_rows(index, bytes, rows, false);
         copy_rows(to, rows.host_stride, bytes, rows.device_stride, rows);
     });

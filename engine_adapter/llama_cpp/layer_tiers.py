@@ -1,4 +1,4 @@
-"""The tiers of a model on the engine's own devices, with room left for what the engine itself allocates there."""
+"""The tiers of a model whose layers lie on the engine's own devices, with room for what the engine itself allocates."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from expertier.engine_adapter.binding.slab_compute import computes_in_slab
 from expertier.engine_adapter.placement.blocks import DeviceChoice, place_blocks
 from expertier.engine_adapter.placement.engine_device import device_of
 from expertier.engine_adapter.placement.placement import Placement
-from expertier.errors import ConfigError
 from expertier.planner.budget.context_memory import ContextShape
 from expertier.planner.budget.ledger import DeviceNeeds
 from expertier.tiers.config.config import TierConfig
 from expertier.tiers.config.room import require_host_room
-from expertier.tiers.config.split_mode import SplitMode
 from expertier.tiers.layer_division import DeviceShare, LayerDivision
 from expertier.tiers.model.table import ExpertTable
 from expertier.tiers.tier_set import TierSet
@@ -27,7 +25,7 @@ class EngineTiers(NamedTuple):
     placement: Placement
 
 
-def open_engine_tiers(
+def open_layer_tiers(
     proxy: ct.CDLL, table: ExpertTable, config: TierConfig, shape: ContextShape | None = None
 ) -> EngineTiers:
     """Make tiers on the engine's devices that `config.engine_device` names; `shape` describes all contexts together.
@@ -36,11 +34,6 @@ def open_engine_tiers(
         BudgetError: a budget is below what the model needs; it names the device where there are several. DeviceError:
             there is no such device, or it has no memory left. ConfigError: the devices cannot share the model.
     """
-    if config.split_mode is not SplitMode.LAYER:
-        raise ConfigError(
-            f"MOE_SPLIT_MODE={config.split_mode} was asked for here, where the host loads the model by itself: only "
-            "`expertier run`, `serve` and TieredModel split tensors; use MOE_SPLIT_MODE=layer"
-        )
     placement = place_blocks(proxy, table, config, shape)
     devices = [device_of(proxy, name) for name in placement.devices]
 

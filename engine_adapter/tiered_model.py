@@ -11,7 +11,7 @@ from expertier.engine_adapter.binding.binding_set import BindingSet
 from expertier.engine_adapter.binding.lookup_log import LookupLog
 from expertier.engine_adapter.llama_cpp import LlamaModel, LoadedEngine
 from expertier.engine_adapter.llama_cpp.generation import Generation, generate
-from expertier.engine_adapter.llama_cpp.open_tiers import open_tiers
+from expertier.engine_adapter.open import open_tiers
 from expertier.engine_adapter.opening import close_after, closed_if_interrupted, closed_when_dropped
 from expertier.engine_adapter.placement.placement import Placement
 from expertier.interrupts import interrupts_deferred, not_interrupted_at_entry, raise_pending
@@ -57,7 +57,7 @@ class TieredModel:
             DeviceError: there is no such device, or it has no memory left. UnsupportedLayoutError: the model's experts
                 cannot be cut up for the devices.
         """
-        tiers, placement = open_tiers(engine, table, config, shape)
+        tiers, placement = open_tiers(engine, table, config, shape, splitter=engine)
         try:
             raise_pending()
             model = LlamaModel.open(engine, table.path, tiers=tiers, placement=placement, lookups=lookups)

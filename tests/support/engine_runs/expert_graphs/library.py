@@ -1,4 +1,4 @@
-"""Runs the graphs of expert_graphs.cpp: on the CPU device with the experts' real bytes, or on the proxy."""
+"""Runs the graphs of this folder: on the CPU device with the experts' real bytes, or on the proxy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from engine_runs.native_build import build_library
 from expertier.engine_adapter.binding.tier_binding import TierBinding
 from expertier.tiers.model.table import ExpertTable
 
-SOURCE = Path(__file__).with_suffix(".cpp")
-NOT_RESTORED = 102  # its status for a graph that came back changed
-THROWN = 103  # ... and for one that ended in an exception
+SOURCES = sorted(Path(__file__).parent.glob("*.cpp"))
+NOT_RESTORED = 102  # the status of run.cpp for a graph that came back changed
+THROWN = 103  # its status for a graph that ended in an exception
 
 _N_LAYERS = 2
 _MAX_VALUES = 1 << 18
 
 
 class _Request(ct.Structure):
-    """graph_request of expert_graphs.cpp."""
+    """graph_request of run.cpp."""
 
     _fields_ = (
         ("name", ct.c_char_p),
@@ -59,7 +59,7 @@ class ExpertGraphs:
 
     def __init__(self, model: Path) -> None:
         """Load the library and read the experts."""
-        self._library = ct.CDLL(str(build_library("expert_graphs", [SOURCE])))
+        self._library = ct.CDLL(str(build_library("expert_graphs", SOURCES)))
         self._library.expert_graph_name.restype = ct.c_char_p
         table = ExpertTable.from_gguf(model)
         layer, whole = table.layers[0], model.read_bytes()
