@@ -179,7 +179,7 @@ def test_what_cannot_be_looked_at(root, library, monkeypatch, call):
         return real(path)
 
     monkeypatch.setattr(where, call, refuse)
-    with pytest.raises(ConfigError, match=f"from {library.parent}: it cannot be looked at"):
+    with pytest.raises(ConfigError, match=f"from {library.parent}: it cannot be checked"):
         require_trusted(library.parent, root)
 
 

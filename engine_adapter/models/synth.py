@@ -1,8 +1,8 @@
 """Random-weight MoE models that an engine can run: for the demonstration, the self-checks and the tests.
 
 The files are of one of llama.cpp's architectures (`synth_arch`), with a byte-level tokenizer: any text is a prompt.
-They are deterministic in the shape (its seed included) and route with a skew as real models do. Control and
-byte tokens never win greedily: a run goes on to the length that was asked for and prints readable nonsense.
+The same shape (its seed included) always gives the same file, and routing is skewed as in real models. Greedy decoding
+never picks control or byte tokens: a run goes on to the length that was asked for and prints readable nonsense.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _add_metadata(writer: GGUFWriter, shape: ModelShape) -> None:
     writer.add_expert_count(shape.experts)
     if (
         not shape.layer_top_k
-    ):  # otherwise the architecture adds the counts, as it knows which block is which layer
+    ):  # otherwise the architecture adds the counts, because only it knows which block is which layer
         writer.add_expert_used_count(shape.top_k)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(shape.vocab)

@@ -1,4 +1,4 @@
-"""Random weights written straight in the block formats of ggml: no quantiser runs.
+"""Random weights, written directly in ggml's block formats, without a quantiser.
 
 Every format draws its quants uniformly and picks its scales so that the decoded values have a mean of about
 zero and the standard deviation that was asked for. That keeps the activations of a random model sane through
@@ -69,7 +69,7 @@ def random_rows(rng: np.random.Generator, name: WeightType, n_rows: int, n_cols:
         values = rng.standard_normal((n_rows, n_cols), dtype=np.float32) * np.float32(std)
         return values.astype(np.float16).view(np.uint8)
     elements, size = GGML_QUANT_SIZES[ggml_type(name)]
-    # All bytes random first (the quants stay so), then the scales over them.
+    # First all bytes are random; the quants stay so, and the scales are then written over them.
     blocks = rng.integers(0, 256, (n_rows * n_cols // elements, size), dtype=np.uint8)
     _SET_SCALES[name](rng, blocks, std)
     return blocks.reshape(n_rows, row_bytes(name, n_cols))

@@ -4,10 +4,11 @@ A step's code is its token's embedding. The residual stream carries the code to 
 attention and experts add only much smaller values. So the router has to give the recorded experts of step t the
 largest scores for code t. There are two ways:
 
-per layer    Each layer has `experts` coordinates of its own; code t is above 0 at the experts that layer chose at
-             step t, and the router reads them off. Any number of steps; needs layers * experts coordinates.
-orthogonal   The codes are orthonormal, and a router's row of an expert is the sum of the codes of the steps that
-             chose it. Any number of experts; at most as many steps as coordinates.
+per layer    Each layer has `experts` coordinates of its own; code t is above 0 at the experts that the layer chose at
+             step t, and the router reads these coordinates. This allows any number of steps, and needs
+             layers * experts coordinates.
+orthogonal   The codes are orthonormal, and the router's row of an expert is the sum of the codes of the steps that
+             chose it. This allows any number of experts, and at most as many steps as coordinates.
 
 The first of a step's recorded experts has the highest score. A little noise distinguishes steps that chose the same
 experts in all layers.
@@ -58,13 +59,13 @@ class TraceCodes:
 def make_codes(ids: I32, n_experts: int, n_embd: int, seed: int) -> TraceCodes:
     """Make the codes of recorded steps `ids` (int32 [steps, layers, top-k]) for a model `n_embd` wide.
 
-    Raises ConfigError, with the widths and steps that would do, where neither way has room.
+    Raises ConfigError where neither way has room; it names the widths and the steps that would fit.
     """
     n_steps, n_layers, top_k = ids.shape
     most = int(ids.max())
     if most >= n_experts:
         raise ConfigError(
-            f"the recording names expert {most}, but the model shall have {n_experts}: give more"
+            f"the recording names expert {most}, but the model is to have {n_experts} experts: give more"
         )
     rng = np.random.default_rng([seed, n_steps])
     per_layer = n_layers * n_experts <= n_embd

@@ -1,4 +1,4 @@
-"""Hidden states that change from layer to layer, so that a later layer's experts can be predicted only partly.
+"""Hidden states that change from layer to layer, so that only a part of a later layer's experts can be predicted.
 
 In the plain codes of a recording (`trace_codes`) every layer has its coordinates, and they hold its experts from the
 embedding on: a later layer's router, applied to an earlier layer's state, finds exactly the experts that will be used.
@@ -13,10 +13,10 @@ No real model is like that. Here a layer's coordinates hold a guess until that l
 
 Attention is made so that each token attends to itself alone: queries and keys are the same projection of the signature.
 Its values are the layer's changes, which its output adds to the layer's coordinates. So the routing is exactly the
-recording's, and a layer's router, applied to the state of any earlier layer, finds `recall` of it (in a real model it
-finds less from farther away). The experts that it finds instead are drawn from the layer's other experts by how often
-the layer uses them. Of experts that the layer has not used for a while it may find fewer, as in real models; a cache
-lacks mostly these.
+recording's, and a layer's router, applied to the state of any earlier layer, finds `recall` of its experts (in a real
+model it finds fewer from farther away). The experts that it finds instead are drawn from the layer's other experts by
+how often the layer uses them. Of experts that the layer has not used for a while it may find fewer, as in real models;
+these are mostly the experts that a cache lacks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from expertier.engine_adapter.models.trace_codes import F32, I32, TraceCodes, ra
 from expertier.errors import ConfigError
 
 ARCHITECTURE = "qwen3moe"
-"""The only architecture for this: it norms queries and keys, which makes attention sharp enough."""
+"""The only architecture that this works with: it norms queries and keys, which makes attention sharp enough."""
 
 RARE_STEPS = 16
 """An expert that a layer has not used for so many steps is rare."""
@@ -46,7 +46,7 @@ _SHARPNESS = 8.0  # the queries' norm
 
 @dataclass(frozen=True, slots=True)
 class DriftingCodes:
-    """Codes as they are at the end, codes as they begin, and the attention that leads from one to the other."""
+    """The codes at the end, the codes at the beginning, and the attention that turns the latter into the former."""
 
     codes: TraceCodes
     start: F32  # [steps, n_embd]
@@ -100,11 +100,10 @@ class DriftingCodes:
 def make_drifting_codes(
     ids: I32, shape: ModelShape, recall: float, recall_of_rare: float | None = None
 ) -> DriftingCodes:
-    """Make codes of recorded steps that foretell a share `recall` of a layer's experts.
+    """Make codes of recorded steps from which a share `recall` of a layer's experts can be predicted.
 
-    `ids` are int32 [steps, layers, top-k]. Of rare experts the codes foretell a share `recall_of_rare`, which is
-    `recall` by default. Raises ConfigError for a number that is not a share, an architecture other than ARCHITECTURE,
-    and a shape without room.
+    `ids` are int32 [steps, layers, top-k]. For rare experts that share is `recall_of_rare`, by default `recall`. Raises
+    ConfigError for a number that is not a share, an architecture other than ARCHITECTURE, and a shape without room.
     """
     n_steps, n_layers, top_k = ids.shape
     recalls = recall, recall if recall_of_rare is None else recall_of_rare
@@ -133,7 +132,7 @@ def make_drifting_codes(
 
 
 def _guess(rng: np.random.Generator, ids: I32, n_experts: int, recalls: tuple[float, float]) -> I32:
-    """Replace experts by experts that the step does not use; shares `recalls` of the usual and the rare ones stay."""
+    """Replace experts by experts that the step does not use; shares `recalls` of the usual and rare experts stay."""
     top_k = ids.shape[2]
     used = np.zeros((*ids.shape[:2], n_experts), np.bool_)
     np.put_along_axis(used, ids, True, axis=2)

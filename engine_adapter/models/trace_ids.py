@@ -28,10 +28,9 @@ def read_trace_ids(
 ) -> I32:
     """Return the experts of recorded steps: int32 [steps, layers, top-k], in the file's order.
 
-    `sequence` picks one of the file's sequences, else they follow one another; `steps` takes at most so many from
-    the start.
-    Raises ConfigError, which names the file and what is wrong with it or with the choice; a step that names an
-    expert twice in one layer is wrong too.
+    `sequence` picks one of the file's sequences; without it, all sequences are read, one after another. `steps` limits
+    the number of steps. Raises ConfigError, which names the file and what is wrong with it or with the choice; a step
+    that names an expert twice in one layer is wrong as well.
     """
     file = Path(path)
     try:
@@ -68,7 +67,7 @@ def read_trace_ids(
 def _bounds(
     file: Path, offsets: npt.NDArray[Any] | None, n_steps: int, sequence: int | None
 ) -> tuple[int, int]:
-    """Return the first step and the one after the last: of a sequence, or of all."""
+    """Return the first step, and the step after the last, of one sequence or of all sequences."""
     bounds = np.array([0, n_steps]) if offsets is None else offsets.astype(np.int64)
     if sequence is None:
         return 0, n_steps

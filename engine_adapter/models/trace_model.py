@@ -7,11 +7,11 @@ It is a random model of a real architecture (`synth`) in which only these tensor
                      the routing changes. Special tokens hold the last step's code.
     ffn_gate_inp     each layer's router reads a code and scores the experts of its step highest (`trace_codes`);
                      biases of routers are 0
-    output           after code t, token FIRST_TOKEN + t + 1 is the likeliest, after the last the first: an engine
-                     that decodes greedily replays the recording by itself, over and over
+    output           after code t, token FIRST_TOKEN + t + 1 is the likeliest, and after the last code the first token:
+                     an engine that decodes greedily replays the recording by itself, over and over
 
-So an engine has the locality of the recorded model, without its weights. To be driven token by token, feed
-`trace_tokens`; where the run is longer, start again. The file's keys `expertier.trace.*` say what it replays.
+So an engine has the locality of the recorded model, without its weights. To drive it token by token, feed it
+`trace_tokens`, and start again where the run is longer. The file's keys `expertier.trace.*` say what it replays.
 """
 
 from __future__ import annotations
@@ -95,11 +95,12 @@ def write_trace_model(
     """Write a model that replays `ids` (int32 [steps, layers, top-k], see `trace_ids`), completely or not at all.
 
     `shape` gives the architecture, sizes and types; `trace_shape` fits it to the recording. With `repeat` the experts'
-    rows repeat a block of 32 MiB, each expert from another place on, so that writing takes as long as the disk does.
-    With `recall` a layer's router on the state of the layer before finds only that share of its experts, and
-    `recall_of_rare` of the experts not used for a while (`trace_drift`); by default it finds all. A few MiB and the
-    codes are in memory at a time. Raises ConfigError for a shape that is impossible or cannot hold the recording,
-    OSError when the file cannot be written.
+    rows repeat a block of 32 MiB, beginning at another place for each expert, so that a file is written as fast as the
+    disk allows.
+    With `recall`, a layer's router on the state of the layer before finds only that share of its experts, and
+    `recall_of_rare` of the experts not used for a while (`trace_drift`); by default it finds all experts. The codes and
+    a few MiB of weights are in memory at a time. Raises ConfigError for a shape that is impossible or cannot hold the
+    recording, OSError when the file cannot be written.
     """
     shape = trace_shape(ids, shape)
     if recall is None:
@@ -133,7 +134,7 @@ def _with_codes(
     start: F32,
     attention: Mapping[str, Callable[[], F32]],
 ) -> list[WritableTensor]:
-    """Put codes, routers, the output and `attention` in the place of the random tensors of these names.
+    """Replace the random tensors of the codes, routers and output, and those named in `attention`.
 
     `start` holds the codes as embeddings have them.
     """
@@ -173,13 +174,13 @@ def _embedding(codes: F32) -> F32:
 
 
 def _code_scale(codes: F32) -> float:
-    # The largest value of a code of few experts among many coordinates must stay below F16's 65504.
+    # With few experts among many coordinates a code has large values, which must stay below F16's 65504.
     return min(CODE_SCALE, 60000 / float(np.abs(codes).max()))
 
 
 def _output(codes: TraceCodes) -> F32:
     n_embd = codes.codes.shape[1]
     special = np.zeros((FIRST_TOKEN, n_embd), np.float32)
-    # Codes and what the last norm returns have the same norm, so a code's own row is the one that it scores highest.
+    # The codes and the output of the last norm have the same norm, so a code scores highest at its own row.
     gain = _NEXT_TOKEN_LOGIT / sqrt(n_embd) / sqrt(n_embd)
     return np.concatenate([special, np.roll(codes.codes, 1, axis=0) * np.float32(gain)])

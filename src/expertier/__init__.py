@@ -14,7 +14,7 @@ Every error that is raised on purpose is an `ExpertierError`; the tree is in `ex
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as `typing` has it, whose import would take a while
+TYPE_CHECKING = False  # type checkers know this name; importing `typing` for it would take a while
 if TYPE_CHECKING:
     from expertier.errors import (
         BudgetError,
@@ -87,11 +87,11 @@ _MODULES = {
     "TierStats": "tiers.shared.stats",
     "ExpertTable": "tiers.model.table",
 }
-"""The modules that define the names; each name that is not listed is an error in `errors.py`."""
+"""The modules that define the names; every name that is not listed is defined in `errors.py`."""
 
 _PARTS = ("engine_adapter", "errors", "hip", "planner", "tiers", "units")
 
-if not TYPE_CHECKING:  # else any name would do
+if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
         """Import a name when it is first used, so that Ctrl-C is answered while a command imports what it needs."""

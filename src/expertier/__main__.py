@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 
-TYPE_CHECKING = False  # as `typing` has it, whose import would take longer than all else here
+TYPE_CHECKING = False  # type checkers know this name; importing `typing` would take longer than all else here
 if TYPE_CHECKING:
     from types import FrameType
     from typing import NoReturn
@@ -60,7 +60,7 @@ def _end_at_once(number: int, _frame: FrameType | None) -> None:
 
 
 def _say_ended(interrupt: KeyboardInterrupt) -> int:
-    """Say what has ended the command; returns its status, as shells have it."""
+    """Say what has ended the command; return the status that shells expect for it."""
     from expertier.interrupts import Terminated
 
     number = signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT

@@ -25,10 +25,10 @@ def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
                 f"{CACHE_VARIABLE} is {chosen!r}, and the home folder that it names cannot be found: give the "
                 "folder's whole path"
             ) from error
-    import platformdirs  # late: a machine that only measures may lack it, and sets the variable
+    import platformdirs  # imported late: a machine that only measures may lack it, and then sets the variable
 
     found = platformdirs.user_cache_path("expertier")
-    if not found.is_absolute():  # a `~` that stands for nothing
+    if not found.is_absolute():  # the `~` could not be resolved
         raise ConfigError(
             f"the user {os.getuid()} has no home folder for a cache: set {CACHE_VARIABLE} to a folder of yours"
         )

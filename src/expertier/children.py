@@ -24,7 +24,7 @@ _TERM_S = 5.0
 """How long a program may take to end by itself after SIGTERM."""
 
 _KILL_S = 10.0
-"""How long the kernel may take to end it after SIGKILL."""
+"""How long the kernel may take to end a program after SIGKILL."""
 
 _LOOK_S = 0.02
 
@@ -47,10 +47,12 @@ class Children:
         folder: Path | None = None,
         timeout_s: float | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a program, in `folder`, to its end and return its output; with `merges_errors` all of it is `stdout`.
+        """Run a program, in `folder`, to its end and return its output.
+
+        With `merges_errors`, its errors are in `stdout` as well.
 
         Raises:
-            OSError: it cannot be started. subprocess.TimeoutExpired: it took longer than `timeout_s`.
+            OSError: the program cannot be started. subprocess.TimeoutExpired: it took longer than `timeout_s`.
         """
         started: list[subprocess.Popen[str]] = []
         try:
@@ -60,11 +62,11 @@ class Children:
             return subprocess.CompletedProcess(command, started[0].returncode, out, err)
         finally:
             with interrupts_deferred():
-                while started:  # popped, so that its `__del__` runs here, where no interrupt is lost in it
+                while started:  # popped, so that each `__del__` runs here, where it loses no interrupt
                     self._finish(started.pop())
 
     def end(self) -> None:
-        """End the programs that run, and let no other begin; called by the thread that waits for the other threads."""
+        """End the running programs, and start no more; called by the thread that waits for the other threads."""
         with interrupts_deferred():
             with self._lock:
                 self._ended = True
@@ -149,7 +151,7 @@ def _end_group(child: subprocess.Popen[str]) -> None:
 def _has_ended(child: subprocess.Popen[str]) -> bool:
     try:
         return os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
-    except ChildProcessError:  # its thread has waited for it
+    except ChildProcessError:  # its own thread has waited for it already
         return True
 
 

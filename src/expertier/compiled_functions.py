@@ -38,8 +38,8 @@ class _State:
     """What this process knows of the cache."""
 
     lock = threading.RLock()
-    depth = 0  # how many blocks have Numba use our folder now
-    before = ""  # Numba's own setting before those blocks
+    depth = 0  # how many nested blocks have Numba use our folder now
+    before = ""  # Numba's own setting before these blocks
     is_broken = False  # the cache has failed once, and is not tried again
 
 
@@ -78,7 +78,7 @@ def _compiled(compile_it: Callable[[bool], Any]) -> Any:
             made = compile_it(True)
         except (
             Exception
-        ) as error:  # whatever a damaged cache holds; an error of the function is raised again below
+        ) as error:  # a damaged cache may raise anything; an error of the function comes again below
             made = compile_it(False)
             _give_up(error)
             return made
@@ -156,7 +156,7 @@ def _folder() -> str:
     return str(folder)
 
 
-_trusted: set[Path] = set()  # checked once a process, as the check walks through the whole folder
+_trusted: set[Path] = set()  # folders checked in this process: the check walks through a whole folder
 _warned: set[str] = set()
 _removed: set[Path] = set()
 
@@ -187,5 +187,5 @@ def _give_up(error: Exception) -> None:
         "%s to a folder that you can write to, with some MiB free%s",
         said,
         CACHE_VARIABLE,
-        " (NUMBA_CACHE_DIR is set, and goes first)" if os.environ.get("NUMBA_CACHE_DIR") else "",
+        " (NUMBA_CACHE_DIR is set, and is used first)" if os.environ.get("NUMBA_CACHE_DIR") else "",
     )

@@ -1,14 +1,14 @@
 """The one exception tree of expertier.
 
     ExpertierError
-    ├── ConfigError             a variable or option that does not parse, is unknown or has no machinery yet
+    ├── ConfigError             a variable or option that does not parse, is unknown or is not supported here
     ├── ModelError              the GGUF cannot be used
     │   ├── NotGgufError            the file is not a GGUF
-    │   ├── TruncatedModelError     shorter than its own header says
-    │   ├── NotMoeError             a GGUF without routed experts
-    │   └── UnsupportedLayoutError  experts in a layout that we do not know
+    │   ├── TruncatedModelError     the file is shorter than its own header says
+    │   ├── NotMoeError             the GGUF has no routed experts
+    │   └── UnsupportedLayoutError  the experts have a layout that we do not know
     ├── BudgetError             a budget below what the model needs
-    ├── BusyError               leases or an engine hold what the call would move or free
+    ├── BusyError               leases or an engine hold slots that the call would move or free
     ├── LeaseError              a lease released twice, or used after its release
     ├── SourceError             expert bytes could not be read, or the file changed
     ├── DeviceError             a device call failed or a device is not there
@@ -19,8 +19,8 @@
         ├── BuildError              the plugin could not be compiled
         └── DecodeError             the engine returned an error status for a decode
 
-Every message says what was asked, what was found, what the limit is and what to do. `assert` is for our own
-bugs; these are for the user's input and the machine's failures.
+Every message says what was asked, what was found, what the limit is and what to do. These errors are for the user's
+input and the machine's failures; `assert` is for our own bugs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class DeviceError(ExpertierError):
 class DriverError(DeviceError):
     """A call of a GPU's driver returned an error code.
 
-    `call` is the driver's name of the call and `code` what it returned; the message has the vendor's name for it.
+    `call` is the driver's name of the call, and `code` the error code; the message has the vendor's name for the code.
     """
 
     def __init__(self, message: str, *, call: str, code: int) -> None:

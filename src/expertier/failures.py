@@ -1,4 +1,4 @@
-"""What went wrong with the machine, in one sentence that says what to do: no room, no permission, no memory."""
+"""Messages about failures of the machine, such as no room, no permission or no memory, that say what to do."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _REMEDIES = {
     errno.EMFILE: "too many files are open (ulimit -n): raise the limit",
     errno.ENOMEM: "the machine is short of memory: free some, or ask for less",
     errno.EIO: "check the disk, then try again",
-    errno.EPIPE: "whoever read it has gone: read to the end, or write to a file",
-    errno.EBADF: "it is closed: leave it open, or send it to a file",
+    errno.EPIPE: "the program that read it has ended: read to the end, or write to a file",
+    errno.EBADF: "it is closed: leave it open, or write to a file",
 }
 
 
@@ -47,7 +47,7 @@ def explain(error: OSError | MemoryError) -> str:
     """Return a message for an error that no caller has put into words."""
     if isinstance(error, MemoryError):
         return (
-            "this process got no more memory from the system: free some, or ask for less, by smaller budgets "
+            "this process got no more memory from the system: free some memory, or use smaller budgets "
             "(--expert-cache-mib, --host-pool-mib) or a shorter --ctx" + (f" ({error})" if str(error) else "")
         )
     names = [os.fsdecode(name) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]

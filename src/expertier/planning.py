@@ -34,7 +34,7 @@ from expertier.units import GIB, MIB
 F64 = npt.NDArray[np.float64]
 
 ENGINE_RAM_BYTES = 400 * MIB
-"""RAM of the process beside weights and buffers: Python, its libraries and the engine's."""
+"""RAM of the process beside weights and buffers: Python, its libraries and the engine's libraries."""
 
 _POINTS = 24
 
@@ -56,7 +56,7 @@ class Planned:
 def make_plan(inputs: Inputs) -> Planned:
     """Plan with the sizes that tiers on this machine would have (`planner/budget/sizing.py`).
 
-    Raises `BudgetError` where the machine has less than one slot a layer, and says what works.
+    Raises `BudgetError` where the machine has no room for one slot in each layer; it names the budget that works.
     """
     shares = split_over_devices(inputs)
     if not shares:
@@ -200,7 +200,7 @@ def _layer_plan(inputs: Inputs, slots: tuple[int, ...]) -> LayerPlan:
 
 
 def _savings(inputs: Inputs, plan: LayerPlan) -> dict[str, float]:
-    """Return the bytes a token that more slots would save: one slot more in every layer, and one GiB more of slots."""
+    """Return how many bytes a token more slots would save: one slot more in every layer, or one GiB more of slots."""
     now = inputs.hits.misses(plan.slots).bytes
     one_more = [min(n + 1, demand.n_experts) for n, demand in zip(plan.slots, inputs.demands, strict=True)]
     try:

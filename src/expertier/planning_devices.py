@@ -68,7 +68,7 @@ class Inputs:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """One device's share: its layers with experts, its other needs, and its part of the wishes and of the RAM."""
+    """One device's share: its layers with experts, its other needs, and its share of the wishes and of the RAM."""
 
     table: ExpertTable
     experts: Experts

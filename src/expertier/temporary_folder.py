@@ -21,7 +21,7 @@ _VARIABLES = ("TMPDIR", "TEMP", "TMP")  # as Python reads them
 def temporary_folder(prefix: str, what: str, *, needed_bytes: int = 0) -> Iterator[Path]:
     """Yield a new folder for `what`, which takes `needed_bytes` of disk; it is removed at the end of the block.
 
-    Raises ConfigError where none can be made, where it has no room, and where writing below it fails in the block.
+    Raises ConfigError where no folder can be made, where the disk has no room, or where the block fails to write there.
     """
     parent = _parent(what)
     with ExitStack() as stack:

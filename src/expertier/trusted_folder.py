@@ -4,8 +4,8 @@ A cache folder holds libraries, kernels and pickles that run with our rights. A 
 each folder up to the cache's root belong to the user or to root, and no other user can write to any of them. A user who
 may write to a folder above the root could put another root in its place; folders with the sticky bit, such as /tmp, are
 safe there, since only its owner can move a folder inside them. A group may have the right to write if it has no other
-member: root's group, or the user's own group of the same name, which many systems make the default. Of a symbolic link
-its owner counts, and then the file that it leads to.
+member: root's group, or the user's own group of the same name, which many systems make the default. For a symbolic
+link, the link's owner is checked, and then the file that it leads to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from expertier.errors import ConfigError
 
 _ROOT = 0
-_OVERFLOW_UID = 65534  # what owners outside of a user namespace look like inside: of /, in many containers
+_OVERFLOW_UID = 65534  # how owners from outside of a user namespace appear inside: of /, in many containers
 _MAX_LINKS = 40
 _ACCESS_LIST = "system.posix_acl_access"
 
@@ -28,7 +28,7 @@ _ACCESS_LIST = "system.posix_acl_access"
 def require_trusted(path: Path, root: Path) -> None:
     """Require that no other user can write to `path`, to anything in it, or to the folders up to `root` and above.
 
-    A path that does not exist is trusted. Raises ConfigError, which says which path it is, why, and what to do.
+    A path that does not exist is trusted. Raises ConfigError, which names the path, the reason, and what to do.
     """
     _require_all(path, root, set())
 
@@ -111,8 +111,8 @@ def _refuse_unseen(error: OSError) -> None:
 
 def _unseen(place: object, error: OSError) -> ConfigError:
     return ConfigError(
-        f"nothing is loaded from {place}: it cannot be looked at ({error.strerror}), and others may be able to write "
-        "to it; take it into your hands (chown, chmod), or set EXPERTIER_CACHE_DIR to a folder of yours"
+        f"nothing is loaded from {place}: it cannot be checked ({error.strerror}), and other users may be able to "
+        "write to it; make it yours (chown, chmod), or set EXPERTIER_CACHE_DIR to a folder of yours"
     )
 
 
@@ -130,7 +130,7 @@ def _fault(place: Path, status: os.stat_result, *, inside: bool) -> str | None:
     """Return why another user controls a file or folder; None where no other user does."""
     if status.st_uid not in (_ROOT, os.geteuid()) and (inside or status.st_uid != _OVERFLOW_UID):
         return f"it belongs to {_user(status.st_uid)}"
-    if stat.S_ISLNK(status.st_mode):  # its own mode says nothing
+    if stat.S_ISLNK(status.st_mode):  # a link's own mode means nothing
         return None
     if status.st_mode & stat.S_ISVTX and stat.S_ISDIR(status.st_mode) and not inside:
         return None
@@ -138,7 +138,7 @@ def _fault(place: Path, status: os.stat_result, *, inside: bool) -> str | None:
     if status.st_mode & stat.S_IWOTH:
         return f"every user can write to it {mode}"
     if status.st_mode & stat.S_IWGRP and (_ACCESS_LIST in _attributes(place) or not _is_own_group(status)):
-        return f"others in its group, or in its access list, can write to it {mode}"
+        return f"other users in its group, or in its access list, can write to it {mode}"
     return None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from expertier.interrupts import interrupts_deferred
 
 _ABANDONED_S = 3600
-"""How old an abandoned folder must be: where a file system or an older release does not lock, it may be in use."""
+"""How old an abandoned folder must be: a younger one may be in use on a file system, or by a release, without locks."""
 
 
 @contextmanager

@@ -1,8 +1,8 @@
-"""The architectures that random models can have: one file each, its tensors and its keys.
+"""The architectures that random models can have. Each has a file with its tensors and its keys.
 
-A new one: a module with a function for the tensors, one for the keys, and an `Architecture` of both, which
-joins `ARCHITECTURES` here. Names and keys are the gguf package's tables; what an architecture needs is in the
-engine's own source, `src/models/NAME.cpp`.
+A new architecture is a module with a function for the tensors, a function for the keys, and an `Architecture` of both,
+which joins `ARCHITECTURES` here. Names and keys come from the gguf package's tables; the engine's own source,
+`src/models/NAME.cpp`, shows what an architecture needs.
 """
 
 from __future__ import annotations
@@ -37,4 +37,4 @@ ARCHITECTURES: dict[str, Architecture] = {
         QWEN4EXP,
     )
 }
-"""All of them, by the name that a file's `general.architecture` has."""
+"""All architectures, by the name that a file's `general.architecture` has."""

@@ -1,4 +1,4 @@
-"""What the generator must know of an architecture."""
+"""An architecture, as far as the generator of models must know it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from expertier.engine_adapter.models.synth_arch.tensor import Tensor
 from expertier.errors import ConfigError
 
 Rule = Callable[[ModelShape], str | None]
-"""What is wrong with a shape for this architecture, or None."""
+"""Returns what is wrong with a shape for this architecture; None where nothing is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """One architecture: its `name` in a file, its tensors in the file's order, and the keys beside the common ones.
 
-    `layouts` are the expert layouts that the engine loads for it. `varies`: a token may use more experts in one layer
-    than in another, and they may be of other widths. `replays`: each MoE layer of a shape has a router,
-    and it reads the one residual stream, so that a `trace_model` can decide what it picks.
+    `layouts` are the expert layouts that the engine loads for it. `varies` says that a token may use more experts in
+    one layer than in another, and experts of other widths. `replays` says that each MoE layer of a shape has a router
+    which reads the one residual stream, so that a `trace_model` can decide which experts it picks.
     """
 
     name: str
@@ -38,6 +38,6 @@ class Architecture:
         if shape.expert_layout not in self.layouts:
             wrong = f"expert_layout is {shape.expert_layout!r}; it must be one of {sorted(self.layouts)}"
         if (shape.layer_top_k or shape.layer_n_ff) and not self.varies:
-            wrong = "its layers have all the same number of experts for a token, of the same width"
+            wrong = "all of its layers must use the same number of experts for a token, of the same width"
         if wrong is not None:
             raise ConfigError(f"no engine can run this model shape as {self.name}: {wrong}")

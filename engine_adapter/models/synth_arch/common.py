@@ -96,7 +96,7 @@ def dense(shape: ModelShape, block: int, width: int) -> Iterator[Tensor]:
 
 
 def shared_expert(shape: ModelShape, block: int) -> Iterator[Tensor]:
-    """Yield the expert that every token uses, as wide as the others: a dense network to the engine."""
+    """Yield the expert that every token uses, as wide as a routed expert; to the engine it is a dense network."""
     yield matrix(MODEL_TENSOR.FFN_GATE_SHEXP, block, shape.dense_type, shape.n_ff, shape.n_embd)
     yield matrix(MODEL_TENSOR.FFN_UP_SHEXP, block, shape.dense_type, shape.n_ff, shape.n_embd)
     yield matrix(MODEL_TENSOR.FFN_DOWN_SHEXP, block, shape.dense_type, shape.n_embd, shape.n_ff)

@@ -1,7 +1,7 @@
-"""Gemma 4 with experts: a dense network beside them, a factor an expert, norms after each sublayer, fused gates.
+"""Gemma 4 with experts: a dense network beside them, a factor for each expert, norms after sublayers, fused gates.
 
 The factors (`ffn_down_exps.scale`, and those of gate and up where these are tensors of their own) stay with the
-engine. Every other layer slides.
+engine. Every second layer has sliding attention.
 """
 
 from __future__ import annotations

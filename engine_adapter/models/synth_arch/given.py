@@ -1,4 +1,4 @@
-"""A tensor whose values are given and not drawn."""
+"""A tensor whose values are given instead of drawn."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class GivenTensor:
 
 
 def given_kind(kind: str) -> GivenType:
-    """Return `kind` where given values can be stored so. Raises ConfigError."""
+    """Return `kind` if given values can be stored in it. Raises ConfigError."""
     if kind not in get_args(GivenType):
         raise ConfigError(
             f"given values cannot be stored as {kind}: give one of {', '.join(get_args(GivenType))}"

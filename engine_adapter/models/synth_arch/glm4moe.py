@@ -1,6 +1,6 @@
 """GLM-4.5: a leading dense layer, a shared expert, sigmoid gates with a selection bias, and a last block for MTP.
 
-The engine leaves the tensors of the last block, its experts included, alone unless it is told to draft with it.
+The engine does not load the tensors of the last block, its experts included, unless it is told to draft with them.
 """
 
 from __future__ import annotations

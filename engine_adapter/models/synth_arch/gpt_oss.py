@@ -1,4 +1,4 @@
-"""gpt-oss: biases everywhere, each expert's included; attention sinks; every other layer slides."""
+"""gpt-oss: biases everywhere, in each expert as well; attention sinks; sliding attention in every second layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama with experts, as Mixtral: as wide as the dense network would be; gates may be missing."""
+"""Llama with experts, as in Mixtral: an expert is as wide as the dense network would be, and may lack the gate."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Llama 4: every second layer has experts, whose weights scale what they read; a shared expert, sigmoid gates.
+"""Llama 4: every second layer has experts; a shared expert, sigmoid gates.
 
-So each expert of a token reads a row of its own.
+A router's weight scales the input of its expert, so each expert of a token reads a row of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Nemotron 3: each block is one thing, attention, a Mamba or experts; these have no gate but the square of a ReLU.
+"""Nemotron 3: each block is either attention, a Mamba or experts; experts have a squared ReLU instead of a gate.
 
-A shared expert, and sigmoid gates with a selection bias. As in Nemotron Puzzle, layers may differ in how many experts a
-token uses and how wide these are.
+It has a shared expert, and sigmoid gates with a selection bias. As in Nemotron Puzzle, layers may differ in how many
+experts a token uses and how wide these experts are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _SSM_HEADS = 4
 
 
 def _kinds(shape: ModelShape) -> list[str]:
-    """List what each block is: before each with experts one that mixes tokens, of either kind in turn."""
+    """List the kind of each block: before each block with experts there is attention or a Mamba, in turn."""
     mixers = ("attention", "mamba")
     return [kind for layer in range(shape.layers) for kind in (mixers[layer % 2], "experts")]
 

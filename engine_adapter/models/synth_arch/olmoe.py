@@ -1,4 +1,4 @@
-"""OLMoE: queries and keys are normed over all heads, so there are as many heads of each."""
+"""OLMoE: queries and keys are normed over all heads, so both have the same number of heads."""
 
 from __future__ import annotations
 

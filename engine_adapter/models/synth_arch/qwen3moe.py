@@ -1,4 +1,4 @@
-"""Qwen3 with experts: every layer has some; queries and keys are normed."""
+"""Qwen3 with experts: every layer has experts; queries and keys are normed."""
 
 from __future__ import annotations
 

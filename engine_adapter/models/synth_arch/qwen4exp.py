@@ -1,6 +1,6 @@
-"""Qwen4-exp: several residual streams, linear attention, sparse attention every other layer, a shared expert.
+"""Qwen4-exp: several residual streams, linear attention, sparse attention in every second layer, a shared expert.
 
-The gguf package on PyPI does not know it yet: the names that it lacks are those of the engine's own
+The gguf package on PyPI does not know this architecture yet: the names that it lacks are taken from the engine's own
 `src/llama-arch.cpp`. The n-gram embedding, which is optional, is left out.
 """
 
@@ -23,7 +23,7 @@ _INDEXER_HEADS = 2
 _INDEXER_WIDTH = 32
 _INDEXER_TOP_K = 32
 _COMPRESS_RATIO = 4
-_LINEAR_HEADS = 4  # of the values; half as many of the keys
+_LINEAR_HEADS = 4  # heads of the values; the keys have half as many
 _LINEAR_WIDTH = 32
 _CONV_KERNEL = 4
 
@@ -49,7 +49,7 @@ def _matrix(shape: ModelShape, name: str, rows: int, cols: int) -> Tensor:
 
 
 def _mixer(shape: ModelShape, name: str) -> Iterator[Tensor]:
-    """Yield what mixes the residual streams into one."""
+    """Yield the tensors that mix the residual streams into one."""
     width = _STREAMS * shape.n_embd
     yield Tensor(f"{name}_norm.weight", "F32", (width,))
     yield _matrix(shape, f"{name}_down", _STREAM_RANK, width)

@@ -33,14 +33,14 @@ class RowPool:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedTensor:
-    """A tensor of experts [experts, rows, columns], each a stretch of the pool from a place of its own.
+    """A tensor of experts [experts, rows, columns]; each expert is a stretch of the pool that begins at its own place.
 
-    No two experts of a model begin at the same row until these run out, so a mix-up of experts shows.
+    Until the pool's rows run out, no two experts of a model begin at the same row, so that a mix-up of experts shows.
     """
 
     tensor: Tensor
     pool: RowPool
-    number: int  # of its first expert among all that the pool serves
+    number: int  # the number of the tensor's first expert among all experts that the pool serves
     seed: int
 
     @property
@@ -79,7 +79,7 @@ class RepeatedTensor:
 
 
 def repeat_experts(tensors: list[Tensor], seed: int) -> list[Tensor | RepeatedTensor]:
-    """Return `tensors` with those of three dimensions (the experts') drawn from pools."""
+    """Return `tensors`, where tensors of three dimensions (those of experts) are drawn from pools."""
     pools: dict[tuple[WeightType, int, float], RowPool] = {}
     served: dict[tuple[WeightType, int, float], int] = {}
     repeated: list[Tensor | RepeatedTensor] = []

@@ -1,4 +1,4 @@
-"""One tensor of a random model: what it is called, its type and shape, and how to draw it."""
+"""One tensor of a random model: its name, type and shape, and how to draw it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from expertier.engine_adapter.models.synth_blocks import Bytes, WeightType, random_rows, row_bytes
 
-_CHUNK_WEIGHTS = 1 << 20  # drawn at a time, which bounds the memory
+_CHUNK_WEIGHTS = 1 << 20  # so many weights are drawn at a time, which bounds the memory
 
 
 class WritableTensor(Protocol):
@@ -48,7 +48,7 @@ class Tensor:
     kind: WeightType
     dims: tuple[int, ...]
     std: float = 0.0
-    zero_rows: int = 0  # the first rows that are all zero
+    zero_rows: int = 0  # so many rows at the beginning are zero
     row_skew: float = 0.0  # spread of the logarithm of the rows' scales; for small F32 tensors
     fill: float = 1.0
 

@@ -1,1 +1,1 @@
-"""The command line: app.py has the commands and exit codes; larger commands and reports have own files."""
+"""The command line: app.py has the commands and exit codes; larger commands and reports have files of their own."""

@@ -1,4 +1,4 @@
-"""What a command can refuse before it loads a model: threads, ports, packages, a context that is too short."""
+"""Checks that a command makes before it loads a model: threads, ports, packages, the length of the context."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def check_threads(n_threads: int) -> None:
     processors = len(os.sched_getaffinity(0))
     if n_threads > processors:
         raise ConfigError(
-            f"--threads {n_threads} was asked for, and this process may use {processors} processors: threads beyond "
-            f"them only wait for each other; give {processors} or fewer, or 0 for one a processor"
+            f"--threads {n_threads} was asked for, but this process may use {processors} processors: more threads "
+            f"only wait for each other; give {processors} or fewer, or 0 for one thread for each processor"
         )
 
 
 def check_prompt(prompt: str) -> None:
-    """Raise ConfigError for a prompt that is no text."""
+    """Raise ConfigError for a prompt that is not text."""
     try:
         prompt.encode()
     except UnicodeEncodeError as error:

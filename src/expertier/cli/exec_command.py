@@ -29,8 +29,8 @@ def exec_tool(
 ) -> None:
     """Run llama-server, llama-cli or llama-bench of a llama.cpp of yours with the experts in the tiers.
 
-    Budgets come from the variables (MOE_EXPERT_CACHE_MIB and so on). The tool's own options stay its own, but for
-    those that would place the experts elsewhere. SIGUSR1 logs a summary, and so does the tool's end.
+    Budgets come from the variables (MOE_EXPERT_CACHE_MIB and so on). The tool's own options work as usual, except those
+    that would place the experts elsewhere. SIGUSR1 logs a summary, and so does the tool's end.
     """
     with show_events():
         try:

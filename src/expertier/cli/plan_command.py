@@ -34,7 +34,7 @@ _KV_TYPES = {"f16": (2, 1), "q8_0": (34, 32), "q4_0": (18, 32), "f32": (4, 1)}
 _CARD = {"vram_gbs": 450.0, "link_gbs": 20.0, "disk_gbs": 3.0}
 
 _CARD_LAYER_S = 9e-5  # a layer through the proxy on an H200 took 80 to 110 us, weights included
-# In the time that decode reads a byte of weights once, wide batches use it so many times: a guess.
+# How many times a wide batch uses a byte of weights in the time that decode reads it once; this is a guess.
 _CARD_PREFILL = 6
 
 
@@ -177,7 +177,7 @@ def _card_here(name: str, threads: int) -> tuple[tuple[int, ...], MachineRates |
 def _routing(
     table: ExpertTable, trace: Path | None, profile: Path | None, policy: str
 ) -> tuple[HitRates, HitRates | None, Any]:
-    """Return where hit rates come from, the optimum of a recording, and the uses that slots are planned by."""
+    """Return the source of the hit rates, the optimum of a recording, and the uses by which slots are planned."""
     demands = table.layer_demands()
     blocks, n_experts = [layer.block for layer in table.layers], [layer.n_experts for layer in table.layers]
     hits: HitRates = FromExperience(demands)

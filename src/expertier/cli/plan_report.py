@@ -1,4 +1,4 @@
-"""What `expertier plan` prints: one document, or the same as text for a person."""
+"""The output of `expertier plan`: one document, or the same as text for a person."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line prints for a person: tables, fields and progress."""
+"""The command line's output for a person: tables, fields and progress."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def print_demo(document: dict[str, Any], console: Console) -> None:
 
 
 def spread(numbers: Sequence[int]) -> str:
-    """Return the number where all of `numbers` are equal, else the smallest and the largest."""
+    """Return the number if all of `numbers` are equal, otherwise the smallest and the largest."""
     first, last = min(numbers), max(numbers)
     return str(first) if first == last else f"{first} to {last}"
 

@@ -125,7 +125,7 @@ def serve(
 
 @contextmanager
 def _end_signals() -> Iterator[queue.SimpleQueue[int]]:
-    """Yield a queue that SIGINT and SIGTERM go to while the block runs; a second of the same kind kills."""
+    """Yield a queue that gets SIGINT and SIGTERM while the block runs; a second signal of the same kind kills."""
     arrived: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def note(number: int, _frame: object) -> None:

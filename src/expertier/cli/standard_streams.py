@@ -14,7 +14,7 @@ from expertier.failures import reason, remedy
 
 
 class StandardOutputError(ExpertierError):
-    """What a command prints could not be written."""
+    """The output of a command could not be written."""
 
 
 @contextmanager
@@ -47,7 +47,7 @@ class _Stream:
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
         if stream is not None and hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a file's name may be no text
+            stream.reconfigure(errors="backslashreplace")  # a file's name may not be valid text
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
@@ -106,5 +106,5 @@ class _Messages(_Stream):
 
 def _failed(error: OSError) -> StandardOutputError:
     return StandardOutputError(
-        f"standard output: not all of what was asked for could be printed there: {reason(error)}; {remedy(error)}"
+        f"not all of the output could be printed to standard output: {reason(error)}; {remedy(error)}"
     )

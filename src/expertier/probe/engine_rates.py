@@ -1,4 +1,4 @@
-"""The engine's own rates, from two small models whose routing is known: one of small experts, one of large.
+"""The engine's own rates, from two small models whose routing is known: one with small experts, one with large experts.
 
 Each model is decoded with a slot for every expert, with fewer slots over the page cache, and with fewer slots over L2.
 The difference between the two models separates the cost of a layer from the cost of a byte, and the difference between
@@ -35,14 +35,14 @@ from expertier.tiers.model.table import ExpertTable
 _TOP_K = 4
 _STEPS, _WARM, _PROMPT = 36, 4, 64
 _GPU_STEPS, _GPU_WARM = 128, 32
-"""Tokens to decode, of which the first are not timed: a GPU loads kernels and captures graphs during some."""
+"""Tokens to decode. The first tokens are not timed, because a GPU loads kernels and captures graphs during them."""
 
 _ROUNDS = 3
 _LEAST_SPREAD = 0.1
 
 _LAYERS = {"small": 12, "large": 6, "shallow": 3}
 _EXPERTS = {"small": 64, "large": 32, "shallow": 64}
-"""So many experts that the processor's own caches do not hold them."""
+"""The number of experts, chosen so that the processor's own caches do not hold all of them."""
 
 _WIDTHS = {"small": (512, 256), "large": (1024, 1024)}
 _GPU_WIDTHS = {"small": (512, 256), "large": (2048, 2048), "shallow": (512, 256)}
@@ -53,7 +53,7 @@ _NAMES = ("small", "large")
 
 @dataclass(frozen=True, slots=True)
 class EngineRates:
-    """What the engine takes through the tiers; see `MachineRates`."""
+    """The times that the engine takes through the tiers; see `MachineRates`."""
 
     decode: PathRate
     prefill: PathRate
@@ -65,7 +65,7 @@ class EngineRates:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Seconds a decoded token, its misses, and seconds of the prompt."""
+    """Seconds for each decoded token, misses for each token, and seconds of the prompt."""
 
     decode_s: float
     misses: float
@@ -145,7 +145,7 @@ def _configs(table: ExpertTable, device: str, *, is_gpu: bool, only_all: bool) -
     if not only_all:
         few = slots(lambda n: n // 2)
         budgets |= {"page cache": (few, 0), "pool": (few, 2 * everything)}
-    if is_gpu and not only_all:  # one miss a layer is more usual than two, which share what a wait costs
+    if is_gpu and not only_all:  # one miss in a layer is more usual than two, which share the cost of a wait
         few = slots(lambda n: n - n // 4)
         budgets |= {
             "page cache": (few, 0),

@@ -40,7 +40,9 @@ def measure_file(path: Path) -> FileRates:
         return FileRates(None, None, None)
     buffer = memoryview(mmap.mmap(-1, CHUNK_BYTES))
     with open(path, "rb", buffering=0) as file:
-        for place in places:  # pages that were just written are dirty, and cannot be dropped before
+        for place in (
+            places
+        ):  # pages that were just written are dirty, and must reach the disk before they are dropped
             os.posix_fadvise(file.fileno(), place * CHUNK_BYTES, CHUNK_BYTES, os.POSIX_FADV_DONTNEED)
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
         cold = _rate(file.fileno(), places, buffer)

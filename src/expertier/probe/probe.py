@@ -35,7 +35,7 @@ _SAMPLE_BYTES = 128 * MIB
 _FILE_SPREAD = 0.3
 _LINK_SPREAD = 0.15
 _READ_SHARE = 0.6
-"""The share of a copy's rate, its reads and writes counted, that matrix kernels reach: a guess."""
+"""The share of a copy's rate (reads and writes together) that matrix kernels reach; this is a guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Probe:
 
 
 def machine_key(device_name: str, n_threads: int) -> dict[str, Any]:
-    """Return what the rates depend on: where one of these differs, the probe is made anew."""
+    """Return what the rates depend on: where one of these values differs, the probe is made anew."""
     try:
         engine = version("xllamacpp")
     except PackageNotFoundError:
@@ -70,7 +70,7 @@ def machine_key(device_name: str, n_threads: int) -> dict[str, Any]:
 
 
 def probe_file(key: dict[str, Any]) -> Path:
-    """Return where the probe of this machine is saved, whether there is one or not.
+    """Return the file in which the probe of this machine is saved; it may not exist.
 
     Raises ConfigError where this user has no cache folder.
     """
@@ -137,8 +137,8 @@ def run_probe(
 def rates_of(files: FileRates, moved: DeviceRates, ran: EngineRates | None) -> MachineRates:
     """Return the rates that follow from what was measured.
 
-    Where the engine was not run on a device with a link, weights are taken to be read at a share of the device's
-    copy rate, and missed experts to cross the link as copies do.
+    Where the device has a link and the engine was not run on it, it is assumed that weights are read at a share of the
+    device's copy rate, and that missed experts cross the link as fast as copies.
     """
     cached = files.page_cache or 2e9
     disk = max(files.disk_cold or 0.0, files.disk_direct or 0.0) or 5e8

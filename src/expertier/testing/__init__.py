@@ -1,12 +1,14 @@
-"""What an integrator tests the tiers with, without a GPU and without a model.
+"""Tools with which an integrator tests the tiers, without a GPU and without a model.
 
     fake_device.py      a device whose streams advance only when told to
-    pattern_source.py   bytes that follow from where they lie
-    synthetic_table.py  tables of experts that no file holds
-    fake_clock.py       a clock that stands still
-    FaultPlan, FaultyDevice, FaultySource: calls that fail at their N-th time
+    pattern_source.py   a source whose bytes are computed from their offsets
+    synthetic_table.py  tables of experts that exist in no file
+    fake_clock.py       a clock that only a test moves
+    unlocked_calls.py   the policy's calls, without the layer's lock
+    tier_machine/       the tiers under random use and faults (needs hypothesis)
+    FaultPlan, FaultyDevice, FaultySource: calls whose N-th use fails
 
-The package needs nothing beyond expertier's own dependencies, save `tier_machine`, which needs hypothesis.
+Only `tier_machine` needs a package, hypothesis, beyond expertier's own dependencies.
 """
 
 from __future__ import annotations

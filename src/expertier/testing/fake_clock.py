@@ -1,10 +1,10 @@
-"""A clock that stands still until it is told to go on."""
+"""A clock that stands still until a test advances it."""
 
 from __future__ import annotations
 
 
 class FakeClock:
-    """Call it for the time in seconds, in the place of `time.monotonic`."""
+    """Call it for the time in seconds, as you would call `time.monotonic`."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         """Start at `start_s`."""

@@ -47,11 +47,10 @@ class FakeDevice:
     Work lies in its stream's queue until `advance` runs it, or until a caller waits for it. Streams advance
     independently, a wait runs only the work that it waits for, and copies read their source when they run, not when
     they are queued. So a slot that is overwritten too early, or a block that is used again too early, shows as wrong
-    bytes. Memory that is freed while
-    queued work still touches it raises `AssertionError`, as does a wait that nothing can end.
+    bytes. To free memory that queued work still touches raises `AssertionError`, as does a wait that nothing can end.
 
-    `capacity_bytes` limits device memory, `page_bytes` is what allocations are rounded to, and
-    `pinned_power_of_two` has pinned allocations rounded as some drivers do. Thread-safe.
+    `capacity_bytes` limits device memory, allocations are rounded to `page_bytes`, and with `pinned_power_of_two`
+    pinned allocations are rounded to a power of two, as some drivers do. Thread-safe.
     """
 
     def __init__(
@@ -62,7 +61,7 @@ class FakeDevice:
         pinned_power_of_two: bool = False,
         name: str = "fake:0",
     ) -> None:
-        """Open a device with nothing on it and stream 0."""
+        """Open a device that has stream 0 and no allocations."""
         self._name = name
         self._memory = HostDevice()
         self._capacity_bytes = capacity_bytes
@@ -74,17 +73,17 @@ class FakeDevice:
         self._taken: dict[int, tuple[int, bool, int]] = {}  # address → bytes counted, whether pinned, bytes
         self._next = 1
 
-    # ---- what a test does with it
+    # ---- what a test does with the device
 
     @property
     def streams(self) -> tuple[int, ...]:
-        """The streams that there are now."""
+        """The streams that exist now."""
         with self._lock:
             return tuple(self._streams)
 
     @property
     def n_events(self) -> int:
-        """How many events there are."""
+        """How many events exist now."""
         return len(self._events)
 
     def queued(self, stream: int) -> int:
@@ -156,8 +155,8 @@ class FakeDevice:
             size = self.allocation_bytes(n_bytes)
             if size > self.free_bytes():
                 raise DeviceError(
-                    f"asked {self._name} for {mib(size)}, of {mib(self._capacity_bytes)} it has "
-                    f"{mib(self.free_bytes())} left: lower the budgets"
+                    f"asked {self._name} for {mib(size)}, but of its {mib(self._capacity_bytes)} only "
+                    f"{mib(self.free_bytes())} are left: lower the budgets"
                 )
             return self._take(n_bytes, size, pinned=False)
 
@@ -220,7 +219,7 @@ class FakeDevice:
             return self._events[event].reached
 
     def wait_event(self, event: int) -> None:
-        """Run what its record needs, and no more: its stream, and those that this one has to wait for."""
+        """Run only the work that comes before the event's record: in its stream, and in streams that this waits for."""
         with self._lock:
             self._reach(self._events[event])
 
@@ -272,7 +271,7 @@ class FakeDevice:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close, unless an error is on its way already."""
+        """Close, unless an exception is being raised already."""
         if error is None:
             self.close()
 
@@ -281,7 +280,9 @@ class FakeDevice:
     def _take(self, n_bytes: int, counted_bytes: int, *, pinned: bool) -> int:
         address = self._memory.alloc_pinned(n_bytes) if pinned else self._memory.alloc(n_bytes)
         if pinned:
-            _fill(address, _DIRTY, n_bytes)  # nobody may rely on what pinned memory holds
+            _fill(
+                address, _DIRTY, n_bytes
+            )  # new pinned memory may hold anything, so no code may rely on zeros
         self._taken[address] = (counted_bytes, pinned, n_bytes)
         return address
 
@@ -315,7 +316,7 @@ class FakeDevice:
         return True
 
     def _reach(self, record: _Record) -> None:
-        """Run a stream up to a record in it."""
+        """Run a stream up to a record in its queue."""
         while not record.reached:
             if not self._step(record.stream):
                 queue = self._streams[record.stream]

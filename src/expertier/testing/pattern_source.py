@@ -1,4 +1,4 @@
-"""Bytes that follow from where they lie, so that a slot can be checked without a model."""
+"""A source whose bytes are computed from their offsets, so that a slot can be checked without a model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of experts that no file holds."""
+"""Tables of experts that exist in no file."""
 
 from __future__ import annotations
 

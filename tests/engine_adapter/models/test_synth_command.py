@@ -73,7 +73,7 @@ def test_what_is_asked_for_is_written(synth: Synth, trace: Path, tmp_path: Path)
     ("arguments", "words"),
     [
         (("--n-embd", 32, "--gate-up-type", "Q8_0", "--head-dim", 32), "make n_embd at least 48"),
-        (("--experts", 8), "expert 11, but the model shall have 8"),
+        (("--experts", 8), "expert 11, but the model is to have 8 experts"),
         (("--sequence", 2), "sequence 2"),
         (("--down-type", "Q9"), "no weights of type 'Q9' can be made: give one of F32"),
         (("--architecture", "glm4moe"), "glm4moe models cannot replay"),

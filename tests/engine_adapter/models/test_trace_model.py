@@ -60,7 +60,7 @@ def test_what_does_not_fit_says_what_would() -> None:
         ConfigError, match=r"40 steps .* 20 wide: make n_embd at least 24 .* at most 20 steps"
     ):
         make_codes(IDS, 8, 20, seed=1)
-    with pytest.raises(ConfigError, match="expert 7, but the model shall have 4"):
+    with pytest.raises(ConfigError, match="expert 7, but the model is to have 4 experts"):
         make_codes(IDS, 4, 64, seed=1)
 
 

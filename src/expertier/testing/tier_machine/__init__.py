@@ -6,13 +6,13 @@ Subclass `TierMachine` and override what `hooks.py` lists to test a device or an
 the tiers the way threads, engines and queued kernels do, and fail calls of the device and the source; after each
 step all invariants are checked.
 
-    hooks.py         what an integrator overrides
-    base.py          the state, and what the rules share; model.py: its vocabulary
+    hooks.py         the methods that an integrator overrides
+    base.py          the state and the steps that the rules share; model.py: the classes of the state
     leases.py, engine.py, boundary.py, prefetches.py    the rules
-    checks.py        what holds after every step
-    watched.py       the device and the source, with faults
-    engine_calls.py  what an engine does with the tiers
-    inside.py        the machine's look behind the public names
+    checks.py        the invariants that are checked after every step
+    watched.py       the device and the source, whose calls can fail
+    engine_calls.py  an engine's calls of the tiers
+    inside.py        the only file that reads the manager's private state
 """
 
 from __future__ import annotations

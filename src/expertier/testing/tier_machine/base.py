@@ -1,4 +1,4 @@
-"""The machine's state, and what all of its rules share."""
+"""The machine's state, and the steps and checks that all of its rules share."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from expertier.tiers.config.config import TierConfig
 T = TypeVar("T")
 
 PAGE = 4096
-N_LAYERS = 3  # more than the table has, or fewer, do no harm: numbers are taken modulo the table's
+N_LAYERS = 3  # rules draw layer numbers below it; the table may have more or fewer layers, as numbers are taken modulo
 
 layers = st.integers(0, N_LAYERS - 1)
 expert_lists = st.lists(st.integers(0, 7), max_size=8)
@@ -67,7 +67,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         """Make the tiers."""
         logger = logging.getLogger("expertier")
         self.log_level = logger.level
-        logger.setLevel(logging.ERROR)  # thousands of faults, each of them loud; until teardown
+        logger.setLevel(logging.ERROR)  # thousands of faults would each be logged; until teardown
         self.table = self.make_table()
         self.source = self.make_source()
         self.fault_plan = FaultPlan()
@@ -106,7 +106,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
     # ---- choices
 
     def some_layer(self, number: int) -> int:
-        """Return a layer that there is."""
+        """Return a layer of the table."""
         return number % self.table.n_layers
 
     def some_experts(self, layer: int, numbers: Iterable[int]) -> list[int]:
@@ -118,7 +118,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         choices = (None, *self.streams, *self.streams)
         return choices[number % len(choices)]
 
-    # ---- what the model derives
+    # ---- what follows from the machine's state
 
     @property
     def bound(self) -> bool:
@@ -151,16 +151,16 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         return len(wanted - set(residents)) <= self.tiers.slots[layer] - len(taken)
 
     def must_not_wait(self, without: Held | None = None) -> bool:
-        """Whether a call that finds no slot is refused: this thread holds some, and waits for nobody."""
+        """Whether a call that finds no slot is refused, because this thread holds slots and must not wait."""
         return any(held.group for held in self.live if held is not without)
 
     def missed_bytes(self) -> int:
-        """Return what L1's misses have cost."""
+        """Return the bytes of all misses of L1."""
         misses = self.inside.misses_by_layer()
         return sum(n * layer.expert_bytes for n, layer in zip(misses, self.table.layers, strict=True))
 
     def compute_bytes(self) -> int:
-        """Return where the boundary is."""
+        """Return the bytes below the boundary."""
         return self.tiers.stats().l1.compute_bytes
 
     # ---- steps
@@ -170,8 +170,8 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
     ) -> tuple[bool, T | None]:
         """Run a call with a fault armed: (True, its result), or (False, None) when it failed for that reason.
 
-        An error that nobody injected is raised, and an injected one that no error came of is one of
-        `swallows`, the operations that the tiers can do without.
+        An error that was not injected is raised. An injected fault that led to no error must be of one of the
+        operations in `swallows`, which the tiers can do without.
         """
         if fault is not None:
             self.fault_plan.arm(fault.operation, fault.nth, fault.error)
@@ -181,19 +181,19 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         except BaseException as error:
             if fault is None or not isinstance(error, fault.raises):
                 raise
-            assert "injected fault" in str(error), f"nobody injected {error!r}"  # noqa: PT017
+            assert "injected fault" in str(error), f"{error!r} was not injected"  # noqa: PT017
             traceback.clear_frames(error.__traceback__)  # they keep fences, and so events of the device
             return False, None
         finally:
             self.fault_plan.disarm()
             injected = sum(self.fault_plan.injected.values()) - before
         assert not injected or (fault is not None and fault.operation in swallows), (
-            f"I11: {fault} was met, and no error came of it"
+            f"I11: {fault} occurred, and no error was raised for it"
         )
         return True, result
 
     def expect(self, error: type[Exception], call: Callable[[], object]) -> None:
-        """Have a call refused, with nothing changed by it."""
+        """Check that a call is refused with this error, and changes nothing."""
         before = self.inside.view()
         try:
             call()
@@ -203,7 +203,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         raise AssertionError(f"no {error.__name__} was raised")
 
     def finish(self, stream: int | None) -> None:
-        """Wait for what is queued on a stream."""
+        """Wait for the work that is queued on a stream."""
         if stream is not None:
             event = self.device.create_event()
             self.device.record_event(event, stream)
@@ -211,7 +211,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
             self.device.destroy_event(event)
 
     def seen(self, read: Read, found: bytes) -> None:
-        """Note what a reader found; the next check complains. It may run deep inside a call of the tiers."""
+        """Note the bytes that a reader found; the next check reports wrong bytes. It may run inside the tiers."""
         if found != read.expected:
             at = next(
                 i for i, pair in enumerate(zip(found, read.expected, strict=True)) if pair[0] != pair[1]
@@ -219,7 +219,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
             self.wrong.append(f"{read.what}: wrong from byte {at} of {len(found)}")
 
     def reads_of(self, layer: int, group: dict[int, int], what: str) -> list[Read]:
-        """Return what readers of a group will find, matrix by matrix."""
+        """Return the bytes that readers of a group must find, matrix by matrix."""
         reads = []
         for number, place in enumerate(self.inside.places(layer)):
             for expert, slot in group.items():
@@ -231,11 +231,11 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         return reads
 
     def read_now(self, reads: Iterable[Read]) -> None:
-        """Look at bytes that have to be there by now."""
+        """Check bytes that must be in place by now."""
         for read in reads:
             self.seen(read, self.read_memory(read.address, len(read.expected)))
 
-    # ---- what holds over a call, and after it
+    # ---- what a call must keep, and what holds after it
 
     def check_pins(self) -> None:
         """I6: a held expert keeps its slot. I7: pins are the users."""
@@ -260,12 +260,12 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         ok: bool = True,
         unsure: Iterable[ExpertKey] = (),
     ) -> View:
-        """Check what a call did beside its purpose, and return what can be seen now.
+        """Check what a call did beside its purpose, and return a view of the tiers after it.
 
-        `fetched` are the experts that it may have brought from L2 or the source, `asked` those that it looked
-        up, and `used` those whose copies in L2 became the youngest: what was fetched and what left L1, unless
-        it is given. `moved` says that the boundary moved before experts were looked up, and `ok` that it did not
-        fail: then all of `fetched` came, but perhaps not those of `unsure`.
+        `fetched` are the experts that the call may have brought from L2 or the source, `asked` the experts that it
+        looked up, and `used` the experts whose copies in L2 became the youngest: by default those that were fetched and
+        those that left L1. `moved` says that the boundary moved before experts were looked up. `ok` says that the call
+        did not fail: then all of `fetched` came, except perhaps the experts in `unsure`.
         """
         after = self.inside.view()
         gone = before.gone_until(after)
@@ -279,7 +279,7 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
     def check_order_of_use(
         self, before: View, after: View, used: set[ExpertKey], unsure: Iterable[ExpertKey] = ()
     ) -> None:
-        """L2's order: fills and evictions from L1 are uses, hits in L1 are none; of `unsure` nothing is said."""
+        """L2's order of use: fills and evictions from L1 are uses, hits in L1 are not; `unsure` is not checked."""
         left_out = set(unsure)
         now = [key for key in after.copies if key not in left_out]
         unused = [key for key in before.copies if key not in used | left_out and key in now]
@@ -288,15 +288,15 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
         )
 
     def _check_reads(self, fetched: set[ExpertKey]) -> None:
-        """I9: nothing is read that was not missing, and nothing twice."""
+        """I9: only missing experts are read, and no expert is read twice."""
         spans = Counter(self.watched_source.take_reads())
         read = {self.key_at[span.offset] for span in spans}
-        assert read <= fetched, f"I9: {read - fetched} were read, and nobody missed them"
+        assert read <= fetched, f"I9: {read - fetched} were read, and were not missing"
         twice = {self.key_at[span.offset] for span, n in spans.items() if n > 1}
         assert not twice, f"I9: {twice} were read twice"
 
     def _check_speculation(self, before: View, after: View, asked: set[ExpertKey], *, moved: bool) -> None:
-        """Prefetched experts that nobody asked for leave first, and their bytes are counted once (I14)."""
+        """Prefetched experts that no call asked for leave first, and their bytes are counted once (I14)."""
         bytes_of = [layer.expert_bytes for layer in self.table.layers]
         gone = before.gone_until(after)
         stayed = self.speculative - asked - gone
@@ -304,13 +304,13 @@ class MachineBase(RuleBasedStateMachine, TierHooks):
             pinned = self.pins(layer)
             idle = {key for key in stayed if key[0] == layer and not pinned[after.residents[layer][key[1]]]}
             used = {key for key in gone - self.speculative if key[0] == layer}
-            assert not idle or not used, f"{used} had to go, and {idle}, which nobody asked for, stayed"
+            assert not idle or not used, f"{used} were evicted, and {idle}, which no call asked for, stayed"
         useful = after.stats.prefetch.useful_bytes - before.stats.prefetch.useful_bytes
         wasted = after.stats.prefetch.wasted_bytes - before.stats.prefetch.wasted_bytes
         ended = self.speculative - stayed
         expected_useful = sum(bytes_of[layer] for layer, _ in ended & asked)
         expected_wasted = sum(bytes_of[layer] for layer, _ in ended - asked)
-        if moved:  # some may have gone with the move before they were asked for
+        if moved:  # the move may have evicted some of them before they were asked for
             assert useful + wasted == expected_useful + expected_wasted, "I14: useful and wasted bytes"
         else:
             assert (useful, wasted) == (expected_useful, expected_wasted), (

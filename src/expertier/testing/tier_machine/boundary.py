@@ -19,7 +19,7 @@ move_faults = faults("copy_within", "zero", "stream_wait_event", *EVENTS)
 
 
 class BoundaryRules(MachineBase):
-    """Reserve, write, release, lower, apply, resize (I2, I12)."""
+    """Rules that reserve, write, release, lower, apply and resize (I2, I12)."""
 
     @rule(
         eighths=st.sampled_from([1, 1, 2, 3, 4, 6, 8, 9, 0]),
@@ -29,7 +29,7 @@ class BoundaryRules(MachineBase):
         fault=st.none() | move_faults,
     )
     def reserve_compute(self, eighths: int, odd: int, stream: int, writes: bool, fault: Fault | None) -> None:
-        """Reserve a share of what can be reserved, or a little more than that, and perhaps write there."""
+        """Reserve a share of the bytes that can be reserved, or a little too many, and perhaps write there."""
         most = self.inside.slab_bytes - floor_bytes(self.table.layer_demands())
         n_bytes = most * eighths // 8 + odd
         on = self.some_stream(stream)
@@ -51,14 +51,14 @@ class BoundaryRules(MachineBase):
         if not ok:
             if now != was:
                 self.region.pays_at = self._gain_pays_at()
-            elif n_bytes <= was:  # interrupted when it was reserved
+            elif n_bytes <= was:  # the call was interrupted after it had reserved the bytes
                 self._note_wanted(n_bytes)
             self._release(wanted)
             return
         assert region is not None
         assert region.address == self.inside.base, "D4: the compute region's address changed"
         assert region.n_bytes == now >= n_bytes, "less than was asked for"
-        assert now == was or now == round_up(n_bytes, RANGE_ALIGNMENT), "another size than was asked for"
+        assert now == was or now == round_up(n_bytes, RANGE_ALIGNMENT), "the size is not the one asked for"
         self._note_wanted(n_bytes)
         if n_bytes:
             self.region.writable[on] = max(self.region.writable.get(on, 0), n_bytes)
@@ -67,7 +67,7 @@ class BoundaryRules(MachineBase):
 
     @rule(eighths=st.sampled_from([0, 0, 0, 1, 4, 8]))
     def release_compute(self, eighths: int) -> None:
-        """Give some of it back, after the writes that use it are done; nothing moves yet."""
+        """Give some of the region back, after the writes that use it are done; nothing moves yet."""
         self._release(self.region.wanted_bytes * eighths // 8)
 
     def _note_wanted(self, n_bytes: int) -> None:
@@ -101,7 +101,7 @@ class BoundaryRules(MachineBase):
         ok, moved = self.attempt(self.tiers.lower_boundary, fault, swallows=(*EVENTS, "stream_wait_event"))
         self._check_move(before, fault, ok=ok)
         if ok:
-            assert moved == (gain > 0), "lower_boundary said the wrong thing"
+            assert moved == (gain > 0), "lower_boundary returned the wrong answer"
             assert self.compute_bytes() == round_up(self.region.wanted_bytes, RANGE_ALIGNMENT)
         if ok or self.compute_bytes() != was:
             self.region.pays_at = self._gain_pays_at() if moved or not ok else self.region.pays_at
@@ -109,7 +109,7 @@ class BoundaryRules(MachineBase):
     @precondition(lambda self: any(self.region.writable.values()))
     @rule(stream=stream_choices)
     def compute(self, stream: int) -> None:
-        """Queue a kernel that writes all over the region, and one that reads what it wrote."""
+        """Queue a kernel that writes to the whole region, and a kernel that reads what the first one wrote."""
         on = self.some_stream(stream)
         n_bytes = max(self.region.writable.get(on, 0), self.region.writable.get(None, 0))
         if not n_bytes:
@@ -136,7 +136,7 @@ class BoundaryRules(MachineBase):
         fault=st.none() | move_faults,
     )
     def apply(self, wanted: list[int] | None, fitting: bool, fault: Fault | None) -> None:
-        """Apply a plan: the quotas that there are, or others, which may be too many."""
+        """Apply a plan: the present quotas, or other quotas, which may be too large."""
         before = self.inside.view()
         slots = self.quotas
         if wanted is not None:
@@ -156,7 +156,7 @@ class BoundaryRules(MachineBase):
         ok, _ = self.attempt(lambda: self.tiers.apply(plan), fault, swallows=(*EVENTS, "stream_wait_event"))
         assert self.compute_bytes() == compute, "a plan moved the boundary"
         interrupted = not ok and fault is not None and fault.error is not None
-        if interrupted:  # it may be all there, or not at all
+        if interrupted:  # the plan was applied either completely or not at all
             self.tiers.apply(plan)
             ok = True
         if not ok:
@@ -169,26 +169,29 @@ class BoundaryRules(MachineBase):
     def resize_host_pool(self, pages: int) -> None:
         """Give L2 another budget (I3)."""
         self.pool_bytes = pages * PAGE
-        was_idle = self.is_idle()  # before it: a device may come to its queues' ends meanwhile
+        was_idle = self.is_idle()  # asked before the call, during which a device may finish its queues
         self.tiers.resize_host_pool(self.pool_bytes)
         self.pool_allowed_bytes = max(self.pool_bytes, self.tiers.stats().l2.used_bytes)
         self.pool_most_bytes = max(self.pool_most_bytes, self.pool_bytes)
         if was_idle:
-            assert self.pool_allowed_bytes == self.pool_bytes, "I3: nothing uses what was not given back"
+            assert self.pool_allowed_bytes == self.pool_bytes, "I3: unused bytes were not given back"
 
     # ---- what holds after a move
 
     def _check_move(self, before: View, fault: Fault | None, *, ok: bool, lossy: bool = False) -> None:
-        """I12: all or nothing; the hottest stay, as many as fit, and capacity comes back.
+        """I12: a move happens completely or not at all; the hottest experts stay, as many as fit.
 
-        `lossy` says that a move that was interrupted came before it, and may have cost experts.
+        Capacity comes back when the boundary goes down. `lossy` says that an interrupted move came before this move,
+        and may have lost experts.
         """
         after = self.inside.view()
         compute_before, compute = before.stats.l1.compute_bytes, after.stats.l1.compute_bytes
         moved = (before.slots, compute_before) != (after.slots, compute)
         if not ok:
             assert fault is not None
-            assert not moved or fault.error is not None, f"I12: failed with {fault}, and the slots moved"
+            assert not moved or fault.error is not None, (
+                f"I12: the move failed with {fault}, and the slots moved"
+            )
         if not moved and not ok:
             for layer, residents in enumerate(after.residents):
                 assert residents.items() <= before.residents[layer].items(), "I12: someone moved or came"
@@ -206,14 +209,16 @@ class BoundaryRules(MachineBase):
             assert left == set(hottest) or (lossy and left <= set(ranks)), (
                 f"D4: of {ranks} the {n_slots} hottest stay, not {sorted(after.residents[layer])}"
             )
-        certain = ok and not lossy  # an interrupt leaves it open whether those that went were touched in L2
+        certain = (
+            ok and not lossy
+        )  # after an interrupt, the evicted experts may or may not have been touched in L2
         self.check_call(before, set() if certain else before.gone_until(after), set(), moved=True, ok=certain)
 
     def check_slots(self) -> None:
-        """I12, I13: with nothing reserved every layer has its quota, otherwise no more than that."""
+        """I12, I13: with nothing reserved every layer has as many slots as its quota, otherwise at most as many."""
         slots, compute = self.tiers.slots, self.compute_bytes()
         fits = self._plan(self.quotas).used_bytes + compute <= self.inside.slab_bytes
-        assert slots == self.quotas or not fits, f"I12: {slots} slots, and {self.quotas} would fit"
+        assert slots == self.quotas or not fits, f"I12: there are {slots} slots, and {self.quotas} would fit"
         assert all(1 <= n <= quota for n, quota in zip(slots, self.quotas, strict=True)), "I13: quotas"
         assert self._plan(slots).used_bytes + compute <= self.inside.slab_bytes, "I2: too much for the slab"
 
@@ -228,18 +233,18 @@ class BoundaryRules(MachineBase):
         )
 
     def note_own_move(self, before: View, *, certain: bool) -> None:
-        """Check the move that `acquire` had reason to make; with a fault it may have been put off."""
+        """Check the move that `acquire` had reason to make; with a fault the move may have been put off."""
         compute = self.compute_bytes()
         if compute == round_up(self.region.wanted_bytes, RANGE_ALIGNMENT):
             self.region.pays_at = self._gain_pays_at()
             self.check_slots()
         else:
-            assert not certain, "the boundary did not move, and it would have paid"
+            assert not certain, "the boundary did not move, though the move would have paid"
             assert compute == before.stats.l1.compute_bytes, "I12: half a move"
             assert self.tiers.slots == before.slots, "I12: half a move"
 
     def _gain_pays_at(self) -> int | None:
-        """Return from how many missed bytes on a move down pays: what it gains, counted from now."""
+        """Return how many bytes must be missed, from now on, until a move down pays: as many as it gains."""
         gained = self.compute_bytes() - round_up(self.region.wanted_bytes, RANGE_ALIGNMENT)
         return self.missed_bytes() + gained if gained > 0 else None
 
@@ -248,7 +253,7 @@ class BoundaryRules(MachineBase):
         return LayerPlan(slots, sum(sizes), sum(sizes))
 
     def _check_free_heads(self) -> None:
-        """After a move that was waited for, what follows an expert is another one of its layer, or zeros."""
+        """After a finished move, an expert is followed by another expert of its layer, or by zeros."""
         for layer, n_slots in enumerate(self.tiers.slots):
             taken = set(self.inside.residents(layer).values())
             places = self.inside.places(layer)

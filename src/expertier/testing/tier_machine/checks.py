@@ -1,4 +1,4 @@
-"""What holds after every step, seen from outside and by the tiers' own checks."""
+"""The checks after every step: from outside, and by the tiers' own `check_valid`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TierChecks(MachineBase):
         assert not self.wrong, "; ".join(self.wrong)
 
     def check_bytes(self) -> None:
-        """I1: copies in L2 at any time, slots and guards once no work is queued, leases that wait for none."""
+        """I1: copies in L2 are right at any time, slots and guards once no work is queued."""
         for (layer, expert), address in self.inside.copies():
             offsets = self.table.slot_layouts[layer].block_offsets
             for offset, expected in zip(offsets, self.expected[layer, expert], strict=True):
@@ -60,10 +60,10 @@ class TierChecks(MachineBase):
         if self.region.written is not None:
             n_bytes, value = self.region.written
             found = self.read_memory(self.inside.base, n_bytes)
-            assert found == bytes([value]) * n_bytes, "I2: somebody else wrote to the compute region"
+            assert found == bytes([value]) * n_bytes, "I2: other code wrote to the compute region"
 
     def check_guards(self, layer: int) -> None:
-        """Matrix kernels read past the last slot: zeros lie there."""
+        """The guard after a layer's last slot is zero, because matrix kernels read past the last slot."""
         layout, places = self.table.slot_layouts[layer], self.inside.places(layer)
         ends = [
             place.offset + (self.tiers.slots[layer] - 1) * place.stride + size
@@ -74,13 +74,13 @@ class TierChecks(MachineBase):
             assert guard == bytes(GUARD_BYTES), f"the guard after the slots of layer {layer} is not zero"
 
     def check_sizes(self) -> None:
-        """I2: the slab is what its parts are. I3: pinned bytes are counted, and within the budget."""
+        """I2: the slab is the sum of its parts. I3: pinned bytes are counted, and within the budget."""
         stats = self.tiers.stats()
         l1, l2 = stats.l1, stats.l2
         assert l1.used_bytes + l1.compute_bytes + l1.rounding_bytes == self.inside.slab_bytes, "I2"
         assert self.inside.quotas == self.quotas, "I11: a plan that failed left its quotas"
         assert l1.compute_bytes >= self.region.wanted_bytes, "I2: less than is reserved"
-        assert self.inside.slab_bytes <= self.device.device_bytes, "I2: the slab is not the device's"
+        assert self.inside.slab_bytes <= self.device.device_bytes, "I2: the slab is not in device memory"
         assert self.device.pinned_bytes == l2.used_bytes + l2.bounce_bytes, "I3: pinned bytes"
         assert l2.used_bytes <= self.pool_allowed_bytes, "I3: the pool's budget"
         self.pool_allowed_bytes = max(self.pool_bytes, min(self.pool_allowed_bytes, l2.used_bytes))
@@ -91,7 +91,7 @@ class TierChecks(MachineBase):
         assert l2.bounce_bytes == 2 * unit, "I3: the bounce minimum"
 
     def check_counters(self) -> None:
-        """I14: what is counted adds up, and only grows."""
+        """I14: the counters add up, and only grow."""
         stats = self.tiers.stats()
         assert stats.l1.hits + stats.l1.misses == self.requests, "I14: hits and misses are all requests"
         sizes = [layer.expert_bytes for layer in self.table.layers]
@@ -112,7 +112,7 @@ class TierChecks(MachineBase):
         for tier, counters in now.items():
             for name, value in counters.items():
                 if name not in MOVES_DOWN_TOO:
-                    assert value >= self.last[tier][name], f"I14: {tier}.{name} went back"
+                    assert value >= self.last[tier][name], f"I14: the counter {tier}.{name} fell"
         self.last = now
 
     def read_host_memory(self, address: int, n_bytes: int) -> bytes:
@@ -158,5 +158,5 @@ class TierChecks(MachineBase):
             self.device.synchronize()
         self.close_streams()
         if self.fault_plan.injected and isinstance(self.device, FakeDevice) and self.device.n_events:
-            gc.collect()  # the tracebacks of injected errors keep frames, and these fences
+            gc.collect()  # the tracebacks of injected errors keep frames, and these frames keep fences
         self.device.close()

@@ -13,7 +13,7 @@ from expertier.testing.tier_machine.model import EngineCall, Fault
 
 
 class EngineRules(MachineBase):
-    """Bind, begin, fill, complete or abort, release, unbind."""
+    """Rules that bind, begin, fill, complete or abort, release and unbind."""
 
     @precondition(lambda self: not self.bound)
     @rule(fault=st.none() | faults("zero", *EVENTS))
@@ -31,7 +31,7 @@ class EngineRules(MachineBase):
     @precondition(lambda self: self.bound)
     @rule(now=st.sampled_from([False, False, False, True]))
     def unbind(self, now: bool) -> None:
-        """Unbind it; refused while it holds slots. Not each time, so that an engine gets to make some calls."""
+        """Unbind the engine where `now` says so, so that it makes some calls first; refused while it holds slots."""
         if self.engine_calls:
             self.expect(BusyError, self.tiers.engine.unbind)
         elif now:
@@ -48,7 +48,7 @@ class EngineRules(MachineBase):
     def engine_begins(
         self, number: int, numbers: set[int], known: bool
     ) -> EngineCall | MultipleResults[EngineCall]:
-        """Have the engine look experts up, some or all of those that are `known` to be there or any."""
+        """Have the engine look experts up: resident experts where `known` says so, or any experts."""
         assert self.engine is not None
         layer = self.some_layer(number)
         wanted = set(self.some_experts(layer, numbers))
@@ -91,7 +91,9 @@ class EngineRules(MachineBase):
             lambda: engine.fill(layer, experts, call.slots[call.missing]), fault, swallows=EVENTS
         )
         if ok:
-            assert engine.complete(layer, call.slots) == len(call.missing), "I8: completed another number"
+            assert engine.complete(layer, call.slots) == len(call.missing), (
+                "I8: not all missing slots were completed"
+            )
             call.filled = True
             self._read(call, "I8: an engine's misses")
         else:
@@ -104,7 +106,7 @@ class EngineRules(MachineBase):
     @precondition(lambda self: self.bound)
     @rule(number=layers, slot=st.integers(0, 9), expert=st.integers(0, 7))
     def engine_fills_what_nobody_chose(self, number: int, slot: int, expert: int) -> None:
-        """I8: a slot that is not being filled with this expert is refused."""
+        """I8: a fill of a slot that is not being filled with this expert is refused."""
         layer = self.some_layer(number)
         expert = self.some_experts(layer, [expert])[0]
         calls = [call for call in self.engine_calls if call.layer == layer and not call.filled]
@@ -129,7 +131,7 @@ class EngineRules(MachineBase):
     @precondition(lambda self: self.in_use)
     @rule()
     def all_leave(self) -> None:
-        """Have leases and engine end, so that slots may move."""
+        """End all leases and calls of the engine, so that slots may move."""
         for call in list(self.engine_calls):
             self.engine_ends(call)
         if self.engine is not None:

@@ -1,4 +1,4 @@
-"""What an engine's plugin does with a bound manager."""
+"""The calls that an engine's plugin makes on a bound manager."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from expertier.tiers.manager import TierManager
 class EngineCalls(Protocol):
     """The calls of an engine that serves its threads from the residency tables.
 
-    A call is `begin`, then, where experts are missing, `fill` and `complete`, or `abort` when the fill failed,
-    and in the end `release` unless it was aborted. All of it is one thread's.
+    A call begins with `begin`. Where experts are missing, `fill` and `complete` follow, or `abort` when the fill
+    failed. A call that was not aborted ends with `release`. One thread makes all of these calls.
     """
 
     def begin(self, layer: int, experts: I32) -> tuple[I32, I32] | None:
-        """Pin distinct experts: their slots and the indices of the missing ones; None where it would wait."""
+        """Pin distinct experts; return their slots and the indices of missing experts, or None where it would wait."""
 
     def fill(self, layer: int, experts: I32, slots: I32) -> None:
-        """Have the bytes of missing experts in their slots, or raise what `TierManager.fill` raised."""
+        """Bring the bytes of missing experts to their slots, or raise what `TierManager.engine.fill` raises."""
 
     def complete(self, layer: int, slots: I32) -> int:
-        """Declare the slots' bytes complete; return how many were not before."""
+        """Declare the slots' bytes complete; return how many slots were not complete before."""
 
     def abort(self, layer: int, slots: I32) -> None:
         """Undo a `begin` whose fill failed."""

@@ -1,4 +1,4 @@
-"""What an integrator overrides to point the machine at their own device, tiers or engine."""
+"""The methods that an integrator overrides to run the machine on a device, tiers or an engine of their own."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class Read:
 
 
 Seen = Callable[[Read, bytes], None]
-"""To be called with what a reader found, at any time before the streams are next found idle."""
+"""Called with a read and the bytes found, at any time before the streams are next found idle."""
 
 
 class TierHooks:
     """The machine's surroundings; every method has a default that needs no hardware.
 
-    `device` is what `make_device` returned. `streams` are those of `make_streams`; on a device without streams
-    there are none, work is done when a call returns, and `stream` is None below.
+    `device` is the device that `make_device` returned, and `streams` are the streams that `make_streams` returned. A
+    device without streams has none: there work is done when a call returns, and `stream` is None below.
     """
 
     device: Device
@@ -44,15 +44,15 @@ class TierHooks:
     # ---- what is tested
 
     def make_device(self) -> Device:
-        """Return the device under test, with nothing on it. By default a `FakeDevice`."""
+        """Return the device under test, without allocations. By default a `FakeDevice`."""
         return FakeDevice()
 
     def make_table(self) -> ExpertTable:
-        """Return the experts: by default three layers, of three slot sizes, one with an array a matrix."""
+        """Return the experts: by default three layers of three slot sizes, one layer with an array for each matrix."""
         return _default_table()
 
     def make_source(self) -> PatternSource:
-        """Return where the experts' bytes come from; its `expected` says what they are."""
+        """Return the source of the experts' bytes; its `expected` returns the right bytes."""
         return PatternSource()
 
     def make_tiers(
@@ -62,25 +62,25 @@ class TierHooks:
         return TierManager(table, device=device, source=source, config=config)
 
     def open_engine(self, tiers: TierManager) -> EngineCalls:
-        """Return the engine under test, after `engine.bind`. By default its calls in Python."""
+        """Return the engine under test, after `engine.bind`. By default `TableEngine`, which calls from Python."""
         return TableEngine(tiers)
 
-    # ---- how its work is queued and looked at
+    # ---- how work is queued on the device, and how memory is read
 
     def make_streams(self) -> tuple[int, ...]:
         """Return the compute streams: stream 0 and a new one. They are destroyed by `close_streams`."""
         return (0, self.device.create_stream()) if self.device.has_streams else ()
 
     def close_streams(self) -> None:
-        """Give the compute streams back; their work is done."""
+        """Destroy the compute streams; their work is done."""
         for stream in self.streams[1:]:
             self.device.destroy_stream(stream)
 
     def launch_read(self, stream: int | None, reads: Sequence[Read], seen: Seen) -> None:
         """Queue a kernel that reads memory when it runs, and tells `seen` what it found.
 
-        By default a function in a `FakeDevice`'s stream. Elsewhere it waits for the stream and reads then,
-        which is correct but shows no reader that comes too early.
+        By default this queues a function in a `FakeDevice`'s stream. On any other device it waits for the stream and
+        then reads, which is correct but cannot reveal a reader that comes too early.
         """
 
         def kernel() -> None:
@@ -94,7 +94,7 @@ class TierHooks:
         self._launch(stream, lambda: self.write_memory(address, n_bytes, value))
 
     def read_memory(self, address: int, n_bytes: int) -> bytes:
-        """Return device memory as it is now. By default read as this process's memory."""
+        """Return device memory as it is now. By default it is read as memory of this process."""
         return ctypes.string_at(address, n_bytes)
 
     def write_memory(self, address: int, n_bytes: int, value: int) -> None:
@@ -102,16 +102,16 @@ class TierHooks:
         ctypes.memset(address, value, n_bytes)
 
     def advance(self, stream: int, n: int) -> None:
-        """Let a stream run up to `n` pieces of its work, where that can be told; by default a `FakeDevice`'s."""
+        """Let a stream run up to `n` pieces of its work, where the device can do that, as a `FakeDevice` can."""
         if isinstance(self.device, FakeDevice):
             self.device.advance(stream, n)
 
     def all_streams(self) -> tuple[int, ...]:
-        """Return the streams that `advance` knows, those of the tiers among them."""
+        """Return all streams that `advance` knows, including those of the tiers."""
         return self.device.streams if isinstance(self.device, FakeDevice) else ()
 
     def is_idle(self) -> bool:
-        """Whether no stream has work left; where that cannot be told, wait until it is so and return True."""
+        """Whether no stream has work left; a device that cannot tell waits for all work and returns True."""
         if isinstance(self.device, FakeDevice):
             return not any(self.device.queued(stream) for stream in self.device.streams)
         self.device.synchronize()
@@ -137,7 +137,7 @@ def _default_table() -> ExpertTable:
     return synthetic_table(
         [
             LayerShape(n_experts=8),
-            LayerShape(n_experts=6, types=("Q4_0", "Q4_0", "Q8_0")),  # an array a matrix
+            LayerShape(n_experts=6, types=("Q4_0", "Q4_0", "Q8_0")),  # an array for each matrix
             LayerShape(n_experts=8, n_ff=64),
         ]
     )

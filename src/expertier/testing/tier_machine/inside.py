@@ -57,7 +57,7 @@ class Inside:
         return self._residency.fills_by_layer()
 
     def view(self) -> View:
-        """Return what can be seen now."""
+        """Return a view of the tiers as they are now."""
         layers = range(len(self._tiers.slots))
         residents = tuple(self.residents(layer) for layer in layers)
         ranks = []

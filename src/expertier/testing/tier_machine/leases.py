@@ -16,8 +16,8 @@ from expertier.testing.tier_machine.base import (
 from expertier.testing.tier_machine.model import ExpertKey, Fault, Held, View, slots_of
 from expertier.tiers.access.lease import Lease
 
-EVENTS = ("create_event", "record_event")  # without them the tiers wait for the device instead
-MOVES = ("copy_within", "zero", "stream_wait_event")  # of a move that is put off when it fails
+EVENTS = ("create_event", "record_event")  # when these fail, the tiers wait for the device instead
+MOVES = ("copy_within", "zero", "stream_wait_event")  # when these fail, a move is put off
 fill_faults = faults("read", "verify", "copy_in", "alloc_pinned", "stream_wait_event", "zero", *EVENTS)
 
 
@@ -47,7 +47,7 @@ class LeaseRules(MachineBase):
         first = self._first_part(layer, distinct)
         if not moves:
             if first & self.filling(layer):
-                return multiple()  # would wait for the engine, which is this thread
+                return multiple()  # the call would wait for the engine, which is this same thread
             if not self.fits(layer, first):
                 if self.must_not_wait() and not self.filling(layer):
                     self.expect(BusyError, lambda: self.tiers.acquire(layer, wanted, stream))
@@ -58,23 +58,26 @@ class LeaseRules(MachineBase):
         )
         if ok and moves:
             first = set(slots_of(taken[0].held))
-            assert len(first) == min(len(distinct), self.tiers.slots[layer]), "I13: a group of another size"
+            assert len(first) == min(len(distinct), self.tiers.slots[layer]), (
+                "I13: the group has the wrong size"
+            )
         if moves:
             self.note_own_move(before, certain=fault is None)
         else:
-            assert self.tiers.slots == before.slots, "the boundary moved, and it did not pay"
+            assert self.tiers.slots == before.slots, "the boundary moved, though the move did not pay"
         asked = self._count(layer, first, before, ok=ok)
         missed = asked if moves else {key for key in asked if key[1] not in before.residents[layer]}
         if (
             moves and not ok
-        ):  # the move may have been interrupted before it touched those in L2 that it dropped
+        ):  # the move may have been interrupted before it touched the copies in L2 of the experts that it dropped
             missed |= before.gone_until(self.inside.view())
-        # After a move of its own it may have hit what was there before, or missed it as the move had dropped it.
+        # Where the call moved the boundary, it may have hit an expert that was resident before, or missed it because
+        # the move had dropped it.
         stayed = {(layer, expert) for expert in before.residents[layer]} & asked if moves else set()
         after = self.check_call(before, missed, asked, moved=moves, ok=ok, unsure=stayed)
         if not ok:
             new = set(after.residents[layer]) - set(before.residents[layer])
-            # A wait that could not be queued may fail the call when all is filled: then all of it stays.
+            # A wait that could not be queued may fail the call after all is filled; then the experts stay.
             late = fault is not None and fault.operation in (
                 "stream_wait_event",
                 "record_event",
@@ -86,14 +89,16 @@ class LeaseRules(MachineBase):
         assert set(held.group) == first, "the lease holds other experts than the first group's"
         if not moves:
             hits = after.stats.l1.hits - before.stats.l1.hits
-            assert hits == len(first & set(before.residents[layer])), "I14: hits are what was there"
+            assert hits == len(first & set(before.residents[layer])), (
+                "I14: the hits are not the resident experts"
+            )
         self.live.append(held)
         self._read_now(held)
         return held
 
     @rule(held=MachineBase.leases, number=st.integers(0, 7), fault=st.none() | fill_faults)
     def take_a_part(self, held: Held, number: int, fault: Fault | None) -> None:
-        """Have a lease go on to another group, or back to an earlier one."""
+        """Have a lease take another group, which may be an earlier one."""
         if held not in self.live or not held.lease.n_groups:
             return
         number %= held.lease.n_groups
@@ -123,7 +128,7 @@ class LeaseRules(MachineBase):
         self._read_now(held)
 
     def _first_part(self, layer: int, distinct: list[int]) -> set[int]:
-        """Return the experts of the first group: with more than fit, those that have slots come first."""
+        """Return the experts of the first group: when not all experts fit, resident experts come first."""
         n_slots = self.tiers.slots[layer]
         if len(distinct) > n_slots:
             there = set(self.inside.residents(layer)) | self.filling(layer)
@@ -131,13 +136,15 @@ class LeaseRules(MachineBase):
         return set(distinct[:n_slots])
 
     def _count(self, layer: int, wanted: set[int], before: View, *, ok: bool) -> set[ExpertKey]:
-        """Note a group's look-ups (I14), which count also where the fill fails after them; return them."""
+        """Note a group's look-ups (I14), which count even where the fill fails after them; return their experts."""
         stats = self.tiers.stats()
         n_asked = stats.l1.hits + stats.l1.misses - before.stats.l1.hits - before.stats.l1.misses
         self.requests += n_asked
         if not ok and n_asked == 0:
             return set()
-        if not ok and n_asked != len(wanted):  # it failed after a move that gave it another number of slots
+        if not ok and n_asked != len(
+            wanted
+        ):  # the call failed after a move that changed the layer's number of slots
             return {(layer, expert) for expert in range(self.table.layers[layer].n_experts)}
         assert n_asked == len(wanted), f"I14: {n_asked} look-ups for {wanted} of layer {layer}"
         return {(layer, expert) for expert in wanted}
@@ -145,7 +152,7 @@ class LeaseRules(MachineBase):
     # ---- readers
 
     def _read_now(self, held: Held) -> None:
-        """I8: without a stream the bytes are there when the call returns."""
+        """I8: without a stream the bytes are in place when the call returns."""
         if held.stream is None:
             self.read_now(self.reads_of(held.layer, held.group, "I8: a lease without a stream"))
 
@@ -159,7 +166,7 @@ class LeaseRules(MachineBase):
     @precondition(lambda self: self.all_streams())
     @rule(which=st.integers(0, 6), n=st.sampled_from([1, 1, 2, 5, 30]))
     def advance_a_stream(self, which: int, n: int) -> None:
-        """Let one of the streams, the tiers' own among them, go on by itself; or let all of them run dry."""
+        """Let one of the streams, the tiers' own included, run some of its work; or let all streams finish."""
         streams = self.all_streams()
         if which < 6:
             self.advance(streams[which % len(streams)], n)
@@ -175,9 +182,9 @@ class LeaseRules(MachineBase):
         fault=st.none() | faults(*EVENTS),
     )
     def release(self, held: Held, reads: bool, fault: Fault | None) -> Held:
-        """Release a lease with readers that are still to run; where that fails it is what it was.
+        """Release a lease whose readers may still have to run; where that fails, the lease is as before.
 
-        An interrupt is no failure: it is raised when the lease has ended.
+        An interrupt does not make it fail: the interrupt is raised after the lease has ended.
         """
         if held in self.live:
             if reads:
@@ -193,7 +200,7 @@ class LeaseRules(MachineBase):
 
     @rule(wanted=st.lists(st.integers(0, 7), min_size=8, max_size=8, unique=True), stream=stream_choices)
     def use_all_slots(self, wanted: list[int], stream: int) -> None:
-        """Have every layer's slots used, as after some steps of a model: a move has something to move then."""
+        """Use every layer's slots, as some steps of a model do, so that a move has something to move."""
         if self.in_use:
             return
         on = self.some_stream(stream)
@@ -206,7 +213,7 @@ class LeaseRules(MachineBase):
 
     @rule(held=MachineBase.dead)
     def misuse(self, held: Held) -> None:
-        """I7: a lease ends once, and nobody closes tiers that are used."""
+        """I7: a lease ends once, and tiers in use cannot be closed."""
         for call in (held.lease.release, lambda: held.lease.view("up"), held.lease.__enter__):
             self.expect(LeaseError, call)
         if held.lease.n_groups:
@@ -217,7 +224,7 @@ class LeaseRules(MachineBase):
     # ---- for other rules
 
     def moves_by_itself(self) -> bool:
-        """Whether the next `acquire` moves the boundary down, because it pays and nobody is in the way."""
+        """Whether the next `acquire` moves the boundary down, because that pays and no use of slots prevents it."""
         raise NotImplementedError
 
     def note_own_move(self, before: View, *, certain: bool) -> None:

@@ -1,4 +1,4 @@
-"""What the machine knows of the tiers: no more than a user could."""
+"""What the machine knows about the tiers, which is no more than a user could know."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ERRORS: dict[str, type[Exception]] = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The `nth` call of an operation from now fails, by itself or with another error than its own."""
+    """The `nth` call of an operation from now on fails, with the operation's own error or with another one."""
 
     operation: str
     nth: int
@@ -61,7 +61,7 @@ class Held:
 
 @dataclass(eq=False, slots=True)
 class EngineCall:
-    """An engine's call: its experts' slots, whether its misses are still to be filled, and whom they evicted."""
+    """An engine's call: its experts' slots, whether its misses still have to be filled, and the evicted experts."""
 
     layer: int
     experts: I32
@@ -78,11 +78,11 @@ class EngineCall:
 
 @dataclass(eq=False, slots=True)
 class Region:
-    """The compute region: what is reserved, who may write to it, and what was written.
+    """The compute region: the reserved bytes, the streams that may write to it, and what was written.
 
-    `pays_at` are the bytes missed from which on the boundary goes down by itself (None: nothing is to be given
-    back), `writable` the bytes that each stream may write (None as the stream: all may), `writers` the streams
-    with writes that may still be queued, and `written` the (bytes, value) that lie at the base.
+    The boundary goes down by itself once `pays_at` bytes were missed (None: nothing is to be given back). `writable`
+    are the bytes that each stream may write (None as the stream: all streams may). `writers` are the streams whose
+    writes may still be queued. `written` is the (bytes, value) that was written at the base.
     """
 
     wanted_bytes: int = 0
@@ -96,19 +96,19 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What can be seen of the tiers at one moment."""
+    """The state of the tiers at one moment, as far as it can be seen."""
 
     residents: tuple[dict[int, int], ...]
-    """Of each layer: expert → slot."""
+    """For each layer: expert → slot."""
     ranks: tuple[dict[int, int], ...]
-    """Of each layer: expert → who leaves first, lowest first."""
+    """For each layer: expert → rank in the order of eviction; the lowest leaves first."""
     copies: tuple[ExpertKey, ...]
-    """What the host pool has complete, oldest first."""
+    """The host pool's complete copies, oldest first."""
     slots: tuple[int, ...]
     stats: TierStats
 
     def gone_until(self, later: View) -> set[ExpertKey]:
-        """Return the experts that have left L1 until `later`."""
+        """Return the experts that have left L1 between this view and `later`."""
         return {
             (layer, expert)
             for layer, residents in enumerate(self.residents)

@@ -10,11 +10,11 @@ from expertier.testing.tier_machine.model import ERRORS, ExpertKey, Fault, View
 
 
 class PrefetchRules(MachineBase):
-    """Ask, fill, cancel, drain."""
+    """Rules that ask for prefetches, fill the host pool, cancel and drain."""
 
     @rule(number=layers, numbers=expert_lists, into=st.sampled_from(["l1", "l1", "l2"]))
     def prefetch(self, number: int, numbers: list[int], into: str) -> None:
-        """Ask for experts; those that are there, or waited for already, are not asked for again."""
+        """Ask for experts; experts that are resident, or that were asked for already, are not asked for again."""
         layer = self.some_layer(number)
         experts = self.some_experts(layer, numbers)
         before = self.inside.view()
@@ -30,7 +30,7 @@ class PrefetchRules(MachineBase):
     @precondition(lambda self: self.waiting)
     @rule(number=st.none() | layers)
     def cancel_prefetches(self, number: int | None) -> None:
-        """Forget what waits, of a layer or all of it."""
+        """Cancel the waiting prefetches of one layer, or of all layers."""
         layer = None if number is None else self.some_layer(number)
         remaining = {label: None for label in self.waiting if layer is not None and label[0][0] != layer}
         n_cancelled = self.tiers.cancel_prefetches(layer)
@@ -39,19 +39,21 @@ class PrefetchRules(MachineBase):
 
     @rule()
     def fill_host_pool(self) -> None:
-        """Have the free room of L2 filled by the next drain."""
+        """Have the next drain fill the free room of L2."""
         self.tiers.fill_host_pool()
         self.fills_pool, self.filling_may_have_stopped = True, False
 
     @precondition(lambda self: self.waiting or self.fills_pool)
     @rule(fault=st.none() | faults(*ERRORS))
     def drain(self, fault: Fault | None) -> None:
-        """Run what waits; a failure is nobody's but an interrupt's."""
+        """Run the waiting prefetches; of their failures only an interrupt is raised."""
         l2 = self.tiers.stats().l2
         is_filling = self.fills_pool and not self.waiting and l2.used_bytes <= l2.budget_bytes
         before, fills = self.inside.view(), self.inside.fills_by_layer()
         ok, _ = self.attempt(self.tiers.drain, fault, swallows=ERRORS)
-        self.filling_may_have_stopped |= fault is not None  # an error ends it until it is asked for again
+        self.filling_may_have_stopped |= (
+            fault is not None
+        )  # an error ends the filling until it is asked for again
         after = self.inside.view()
         was, now = before.stats.prefetch, after.stats.prefetch
         n_ended = now.done + now.dropped + now.failed - was.done - was.dropped - was.failed
@@ -68,16 +70,16 @@ class PrefetchRules(MachineBase):
         if is_filling:
             self._check_filling(before, after, ok=ok and not self.filling_may_have_stopped)
         read = {self.key_at[span.offset] for span in self.watched_source.take_reads()}
-        assert read <= fetched, f"I9: {read - fetched} were read, and nobody asked for them"
+        assert read <= fetched, f"I9: {read - fetched} were read, and no prefetch asked for them"
         self.check_order_of_use(before, after, before.gone_until(after), unsure=fetched)
         new_fills = [n - m for n, m in zip(self.inside.fills_by_layer(), fills, strict=True)]
         self._note_speculation(before, after, {key for key, into in ended if into == "l1"}, new_fills)
 
     def _check_filling(self, before: View, after: View, *, ok: bool) -> None:
-        """A filling alone evicts nothing, in slots or in L2, and brings everyone where there is room for all."""
+        """A filling alone evicts nothing from slots or L2, and reads all experts where L2 has room for all."""
         was, now = before.stats, after.stats
-        assert now.l2.evictions == was.l2.evictions, "a copy was evicted for what nobody asked for"
-        assert set(before.copies) <= set(after.copies), "a copy left for what nobody asked for"
+        assert now.l2.evictions == was.l2.evictions, "a copy was evicted for an expert that no call asked for"
+        assert set(before.copies) <= set(after.copies), "a copy left for an expert that no call asked for"
         assert (before.residents, before.ranks) == (after.residents, after.ranks), "the slots changed"
         assert (now.l2.hits, now.l2.misses) == (was.l2.hits, was.l2.misses), "nobody asked L2"
         n_came = len(after.copies) - len(before.copies)
@@ -94,17 +96,17 @@ class PrefetchRules(MachineBase):
             }
             away = set(self.expected) - set(after.copies)
             away -= {(layer, expert) for layer in fully_resident for expert in after.residents[layer]}
-            assert not away, f"{away} are in no place, and L2 has room for all"
+            assert not away, f"{away} are neither in slots nor in L2, and L2 has room for all experts"
 
     def _note_speculation(
         self, before: View, after: View, fetched: set[ExpertKey], new_fills: list[int]
     ) -> None:
-        """Note which experts are in L1 that nobody has asked for; the bytes of those that left are wasted."""
+        """Note the experts in L1 that no call has asked for; the bytes of such experts that left are wasted."""
         gone = before.gone_until(after)
         came = set()
         for layer, expert in fetched:
             if expert in after.residents[layer]:
-                was_there = expert in before.residents[layer]  # it may have gone and come back
+                was_there = expert in before.residents[layer]  # it may have left and come back
                 if not was_there or after.ranks[layer][expert] != before.ranks[layer][expert]:
                     came.add((layer, expert))
         now = (self.speculative - gone) | came
@@ -113,7 +115,7 @@ class PrefetchRules(MachineBase):
             ended = sum(key[0] == layer for key in self.speculative) + n_filled
             wasted += (ended - sum(key[0] == layer for key in now)) * self.table.layers[layer].expert_bytes
         prefetch, earlier = after.stats.prefetch, before.stats.prefetch
-        assert prefetch.useful_bytes == earlier.useful_bytes, "I14: nobody asked for anything"
+        assert prefetch.useful_bytes == earlier.useful_bytes, "I14: no call asked for an expert"
         assert prefetch.wasted_bytes - earlier.wasted_bytes == wasted, (
             f"I14: {prefetch.wasted_bytes - earlier.wasted_bytes} bytes counted as wasted, not {wasted}"
         )

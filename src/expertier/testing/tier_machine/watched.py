@@ -1,4 +1,4 @@
-"""The device and the source between the tiers and what is under test: they fail as planned, and look on."""
+"""Wrappers of the device and the source under test: their calls fail as planned, and are recorded."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from expertier.tiers.model.span import Span
 
 
 class WatchedDevice(FaultyDevice):
-    """A device whose calls can fail, and that keeps the most pinned bytes that there ever were."""
+    """A device whose calls can fail, and that records the highest number of pinned bytes."""
 
     def __init__(self, inner: Device, plan: FaultPlan) -> None:
         """Wrap `inner`."""
@@ -26,9 +26,9 @@ class WatchedDevice(FaultyDevice):
 
 
 class WatchedSource(FaultySource):
-    """A source whose reads can fail, and that keeps what was read since `take_reads`.
+    """A source whose reads can fail, and that records the spans read since the last call of `take_reads`.
 
-    `bytes_read` are those of all reads that did not fail.
+    `bytes_read` counts the bytes of all reads that did not fail.
     """
 
     def __init__(self, inner: ByteSource, plan: FaultPlan) -> None:
@@ -38,7 +38,7 @@ class WatchedSource(FaultySource):
         self.bytes_read = 0
 
     def read_into(self, span: Span, buffer: memoryview) -> None:
-        """Read, or fail as planned; it counts either way."""
+        """Read, or fail as planned; the read is recorded in both cases."""
         self._reads.append(span)
         super().read_into(span, buffer)
         self.bytes_read += span.n_bytes

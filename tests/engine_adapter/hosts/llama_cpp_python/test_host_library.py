@@ -16,7 +16,7 @@ from expertier.tiers.tier_set import TierSet
 def test_parameters_of_another_size_are_refused(loaded_engine, model):
     with (
         make_tiers(model, 2) as tiers,
-        pytest.raises(EngineError, match=r"parameters of 16 bytes, the engine's"),
+        pytest.raises(EngineError, match=r"llama_model_params have 16 bytes, but the engine's"),
     ):
         LlamaModel.open(loaded_engine, model, tiers=TierSet.of(tiers), params=Params())
 
