@@ -96,8 +96,8 @@ LOOKUP = (
     Mutant(
         "slots of the last look-up are let go while kernels read them",
         f"{_PROXY}lookup/run.cpp",
-        "        if (!held_.empty()) {\n            defer(backend_,",
-        "        release_previous();\n        if (!held_.empty()) {\n            defer(backend_,",
+        "        if (!held_.empty()) {\n            backend_.deferred.add(",
+        "        release_previous();\n        if (!held_.empty()) {\n            backend_.deferred.add(",
         (_PREFETCH, _LOOKUP),
     ),
     Mutant(
