@@ -22,7 +22,8 @@ _NAME_BYTES = 256
 _PROPERTIES_BYTES = 8192  # hipDeviceProp_t has 1472 from 6.0 on; later versions may append fields
 _ARCHITECTURE_OFFSET = 1160
 _CUDA_MAJOR, _CUDA_MINOR = 75, 76  # the attributes of the compute capability
-_HOST_FLAGS = 0x1 | 0x2  # portable: pinned for every GPU; mapped: kernels may read the memory
+HOST_FLAGS = 0x1 | 0x2
+"""Of pinned memory: portable (pinned for every GPU) and mapped (kernels may read it)."""
 _BLOCKED_EVENT = 0x2  # an event that takes no time stamps
 
 
@@ -56,6 +57,11 @@ class Gpu:
         self._names_of_current = ("context_get", "context_set") if is_cuda else ("get_device", "set_device")
         self._make_current: Callable[[], Any] = ctypes.c_void_p if is_cuda else ctypes.c_int
         self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the context was given back; the last to do that ends it."""
+        return self._closed
 
     @property
     def name(self) -> str:
@@ -156,7 +162,7 @@ class Gpu:
 
     def host_alloc(self, n_bytes: int) -> int:
         """Return new host memory, pinned for all GPUs of the driver. Raises `DriverError`; it is never pageable."""
-        return self.take_memory("host_alloc", n_bytes, _HOST_FLAGS, what="pinned host memory")
+        return self.take_memory("host_alloc", n_bytes, HOST_FLAGS, what="pinned host memory")
 
     def new_event(self) -> int:
         """Return a new event, which takes no time stamps."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from contextlib import suppress
+from mmap import MADV_DONTFORK, mmap
 
 import numpy as np
 import numpy.typing as npt
 
 from expertier.errors import DeviceError, DriverError
-from expertier.hip.driver.gpu import Gpu
+from expertier.hip.driver.gpu import HOST_FLAGS, Gpu
 from expertier.hip.driver.ownership import Owned
 from expertier.hip.driver.stream_handle import StreamLike, stream_handle
 from expertier.units import MIB, round_up
@@ -35,8 +36,6 @@ def pinned_cost(n_bytes: int) -> int:
 
 class _Memory(Owned):
     """Memory of a GPU. Where it is dropped without `close`, queued work may still use it, so the GPU is waited for."""
-
-    gpu: Gpu
 
     def _wait_for_users(self) -> None:
         with suppress(DriverError):
@@ -72,14 +71,14 @@ class PinnedBuffer(_Memory):
         """Allocate `n_bytes`. Raises `DriverError`; it never falls back to pageable memory."""
         self.gpu = gpu
         self.n_bytes = n_bytes
-        self.allocated_bytes = n_bytes
-        self._base = gpu.host_alloc(n_bytes)
-        if self._base % PAGE_BYTES:
-            # A driver may cut small allocations out of a larger one.
-            gpu.call("host_free", self._base)
-            self.allocated_bytes = n_bytes + PAGE_BYTES
-            self._base = gpu.host_alloc(self.allocated_bytes)
-        self.address = -(-self._base // PAGE_BYTES) * PAGE_BYTES
+        self._pages: mmap | None = None
+        self.address = gpu.host_alloc(n_bytes)
+        if self.address % PAGE_BYTES:
+            # CUDA cuts small memory of all sizes from the same pieces, so memory of an odd size shifts what follows.
+            # A larger allocation, to align inside of it, would take more than `pinned_cost` says, and L2's budget with
+            # it. Pages of our own take no more.
+            gpu.call("host_free", self.address)
+            self._pages, self.address = _pin_pages(gpu, n_bytes)
         gpu.driver.pinned.add(self.address, n_bytes)
         self._closed = False
 
@@ -93,11 +92,31 @@ class PinnedBuffer(_Memory):
 
     def _release(self) -> None:
         self.gpu.driver.pinned.remove(self.address)
-        self.gpu.call("host_free", self._base)
+        if self._pages is None:
+            self.gpu.call("host_free", self.address)
+        else:
+            self.gpu.call("host_unregister", self.address)
+            self._pages.close()
 
     def __repr__(self) -> str:
         """Name the buffer for a message."""
         return f"PinnedBuffer({self.gpu.name}, {self.n_bytes} bytes at {self.address:#x})"
+
+
+def _pin_pages(gpu: Gpu, n_bytes: int) -> tuple[mmap, int]:
+    """Return new pages for `n_bytes`, pinned, and their address. Raises `DriverError`.
+
+    They are not a forked child's, as memory of the driver is not: the driver would lose them where both write.
+    """
+    pages = mmap(-1, round_up(n_bytes, PAGE_BYTES))
+    pages.madvise(MADV_DONTFORK)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+    try:
+        gpu.call("host_register", address, len(pages), HOST_FLAGS)
+    except BaseException:
+        pages.close()
+        raise
+    return pages, address
 
 
 class RegisteredRange(_Memory):
@@ -106,7 +125,7 @@ class RegisteredRange(_Memory):
     def __init__(self, gpu: Gpu, address: int, n_bytes: int) -> None:
         """Pin the pages. Raises `DeviceError`, also where they are pinned already."""
         self.gpu, self.address, self.n_bytes = gpu, address, n_bytes
-        gpu.call("host_register", address, n_bytes, 0x1 | 0x2)
+        gpu.call("host_register", address, n_bytes, HOST_FLAGS)
         try:
             gpu.driver.pinned.add(address, n_bytes)
         except AssertionError as error:

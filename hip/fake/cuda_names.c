@@ -11,6 +11,8 @@ typedef struct {
 static Context contexts[DEVICES] = { { 0 }, { 1 }, { 2 }, { 3 }, { 4 }, { 5 }, { 6 }, { 7 } };
 static __thread Context * current;
 
+static int has_ended(void) { return fake_contexts_end && !__atomic_load_n(&count_live_contexts, __ATOMIC_SEQ_CST); }
+
 #define CALL                                                                                                           \
     int injected = fake_begin(__func__);                                                                               \
     if (injected)                                                                                                      \
@@ -20,6 +22,8 @@ static __thread Context * current;
     CALL;                                                                                                              \
     if (!current)                                                                                                      \
         return INVALID_CONTEXT;                                                                                        \
+    if (has_ended())                                                                                                   \
+        return CONTEXT_IS_DESTROYED;                                                                                   \
     if (device_fault[current->device])                                                                                 \
     return device_fault[current->device]
 // What gives something back does so on a faulty device too, and returns the fault then.
@@ -27,6 +31,8 @@ static __thread Context * current;
     CALL;                                                                                                              \
     if (!current)                                                                                                      \
         return INVALID_CONTEXT;                                                                                        \
+    if (has_ended())                                                                                                   \
+        return CONTEXT_IS_DESTROYED;                                                                                   \
     int released = code;                                                                                               \
     return device_fault[current->device] ? device_fault[current->device] : released
 #define DEVICE_CALL(ordinal)                                                                                           \
@@ -54,6 +60,7 @@ int cuGetErrorName(int code, const char ** name) {
         NAME(NOT_FOUND, "ERROR_NOT_FOUND");
         NAME(NOT_READY, "ERROR_NOT_READY");
         NAME(ILLEGAL_ADDRESS, "ERROR_ILLEGAL_ADDRESS");
+        NAME(CONTEXT_IS_DESTROYED, "ERROR_CONTEXT_IS_DESTROYED");
         NAME(ALREADY_REGISTERED, "ERROR_HOST_MEMORY_ALREADY_REGISTERED");
         NAME(NOT_REGISTERED, "ERROR_HOST_MEMORY_NOT_REGISTERED");
         NAME(NOT_SUPPORTED, "ERROR_NOT_SUPPORTED");
@@ -107,7 +114,14 @@ int cuDevicePrimaryCtxRetain(Context ** out, int device) {
 }
 int cuDevicePrimaryCtxRelease_v2(int device) {
     DEVICE_CALL(device);
-    __atomic_sub_fetch(&count_live_contexts, 1, __ATOMIC_SEQ_CST);
+    if (!__atomic_sub_fetch(&count_live_contexts, 1, __ATOMIC_SEQ_CST) && fake_contexts_end) {
+        for (Range * range; (range = range_of_kind(DEVICE));) {
+            core_free((void *) range->begin);
+        }
+        for (Range * range; (range = range_of_kind(PINNED));) {
+            core_host_free((void *) range->begin);
+        }
+    }
     return OK;
 }
 int cuCtxSetCurrent(Context * context) {

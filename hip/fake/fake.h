@@ -23,6 +23,7 @@ enum {
     NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
+    CONTEXT_IS_DESTROYED = 709,
     ALREADY_REGISTERED = 712,
     NOT_REGISTERED = 713,
     NOT_SUPPORTED = 801,
@@ -58,6 +59,8 @@ enum {
     X(pinned_fails, 0)            /* no pinned memory at all */                                                        \
     X(pinned_misaligned, 0)       /* pinned memory begins in the middle of a page */                                   \
     X(pinned_slabs, 1)            /* pinned memory below 2 MiB is cut from slabs of 2 MiB */                           \
+    X(pinned_step, 4096)          /* in steps of so many bytes, a multiple of 512 */                                   \
+    X(contexts_end, 0)            /* without users CUDA's contexts end: memory goes, and calls say so */               \
     X(held, 0)                    /* streams take no work while this is set */
 // clang-format on
 
@@ -95,11 +98,11 @@ typedef struct Handle {
 
 typedef struct Range {
     uintptr_t begin;
-    size_t bytes, raw_offset, slab_pages;
+    size_t bytes, raw_offset, slab_units;
     int kind, device;
     unsigned access;    // MAPPED: a bit for each device
     int reads;          // MAPPED: reads so far
-    struct Slab * slab; // PINNED: what it was cut from, slab_pages of it
+    struct Slab * slab; // PINNED: what it was cut from, slab_units of it
     size_t held_bytes;  // RESERVED: VRAM that stays taken until the range goes
     Handle * handle;
     struct Range * next;
@@ -108,7 +111,8 @@ typedef struct Range {
 extern size_t vram_used[DEVICES];
 
 Range * range_add(uintptr_t begin, size_t bytes, int kind, int device);
-Range * range_at(uintptr_t address, int kinds); // that contains the address
+Range * range_at(uintptr_t address, int kinds);
+Range * range_of_kind(int kind); // any; NULL where there is none // that contains the address
 Range * range_beginning(uintptr_t address, int kinds);
 int range_overlaps(uintptr_t begin, size_t bytes, int kinds);
 void range_drop(Range * range);

@@ -4,12 +4,13 @@
 #include <sys/mman.h>
 
 #define SLAB_BYTES (2 * MIB)
-#define SLAB_PAGES (SLAB_BYTES / PAGE)
+#define UNIT 512ull
+#define SLAB_UNITS (SLAB_BYTES / UNIT)
 
 // Lives while a piece of it does.
 typedef struct Slab {
     char * memory;
-    unsigned char taken[SLAB_PAGES];
+    unsigned char taken[SLAB_UNITS];
     size_t n_taken;
     struct Slab * next;
 } Slab;
@@ -21,21 +22,21 @@ static int host_lacks(size_t bytes) {
     return fake_pinned_fails || bytes > limit || (size_t) count_pinned_bytes + bytes > limit;
 }
 
-// The first run of free pages; SLAB_PAGES where none is long enough.
-static size_t free_run(const Slab * slab, size_t pages) {
+// The first run of free units; SLAB_UNITS where none is long enough.
+static size_t free_run(const Slab * slab, size_t units) {
     size_t run = 0;
-    for (size_t i = 0; i < SLAB_PAGES; i++) {
+    for (size_t i = 0; i < SLAB_UNITS; i++) {
         run = slab->taken[i] ? 0 : run + 1;
-        if (run == pages) {
-            return i + 1 - pages;
+        if (run == units) {
+            return i + 1 - units;
         }
     }
-    return SLAB_PAGES;
+    return SLAB_UNITS;
 }
 
-static void * cut_from_slab(size_t pages, Slab ** out) {
+static void * cut_from_slab(size_t units, Slab ** out) {
     Slab * slab = slabs;
-    while (slab && free_run(slab, pages) == SLAB_PAGES) {
+    while (slab && free_run(slab, units) == SLAB_UNITS) {
         slab = slab->next;
     }
     if (!slab) {
@@ -49,16 +50,16 @@ static void * cut_from_slab(size_t pages, Slab ** out) {
         slabs = slab;
         count_pinned_bytes += SLAB_BYTES;
     }
-    size_t first = free_run(slab, pages);
-    memset(slab->taken + first, 1, pages);
-    slab->n_taken += pages;
+    size_t first = free_run(slab, units);
+    memset(slab->taken + first, 1, units);
+    slab->n_taken += units;
     *out = slab;
-    return slab->memory + first * PAGE;
+    return slab->memory + first * UNIT;
 }
 
-static void return_to_slab(Slab * slab, const char * address, size_t pages) {
-    memset(slab->taken + (address - slab->memory) / PAGE, 0, pages);
-    slab->n_taken -= pages;
+static void return_to_slab(Slab * slab, const char * address, size_t units) {
+    memset(slab->taken + (address - slab->memory) / UNIT, 0, units);
+    slab->n_taken -= units;
     if (slab->n_taken) {
         return;
     }
@@ -78,12 +79,13 @@ int core_host_alloc(void ** out, size_t bytes) {
         return INVALID_VALUE;
     }
     pthread_mutex_lock(&fake_lock);
-    size_t shift = fake_pinned_misaligned ? PAGE / 2 : 0, pages = bytes / PAGE + (bytes % PAGE != 0);
+    size_t shift = fake_pinned_misaligned ? PAGE / 2 : 0, step = (size_t) fake_pinned_step;
+    size_t units = (bytes + step - 1) / step * step / UNIT;
     int from_slab = fake_pinned_slabs && !shift && bytes < SLAB_BYTES;
     Slab * slab = NULL;
     char * memory = NULL;
     if (from_slab && !fake_pinned_fails) {
-        memory = cut_from_slab(pages, &slab);
+        memory = cut_from_slab(units, &slab);
     } else if (!host_lacks(bytes)) {
         memory = map_pages(bytes + shift);
     }
@@ -91,7 +93,7 @@ int core_host_alloc(void ** out, size_t bytes) {
         Range * range = range_add((uintptr_t) memory + shift, bytes, PINNED, 0);
         range->raw_offset = shift;
         range->slab = slab;
-        range->slab_pages = pages;
+        range->slab_units = units;
         if (!slab) {
             count_pinned_bytes += bytes;
         }
@@ -111,7 +113,7 @@ int core_host_free(void * address) {
     Range * range = range_beginning((uintptr_t) address, PINNED);
     if (range) {
         if (range->slab) {
-            return_to_slab(range->slab, address, range->slab_pages);
+            return_to_slab(range->slab, address, range->slab_units);
         } else {
             munmap((char *) address - range->raw_offset, range->bytes + range->raw_offset);
             count_pinned_bytes -= range->bytes;

@@ -24,6 +24,14 @@ Range * range_at(uintptr_t address, int kinds) {
     return NULL;
 }
 
+Range * range_of_kind(int kind) {
+    Range * range = ranges;
+    while (range && range->kind != kind) {
+        range = range->next;
+    }
+    return range;
+}
+
 Range * range_beginning(uintptr_t address, int kinds) {
     for (Range * range = ranges; range; range = range->next) {
         if ((range->kind & kinds) && range->begin == address) {

@@ -96,7 +96,7 @@ class GpuDevice:
     def pinned_bytes(self) -> int:
         """What pinned memory takes from the host until it is freed, as `pinned_allocation_bytes` computes it."""
         with self._lock:
-            return sum(pinned_cost(buffer.allocated_bytes) for buffer in self._pinned.values())
+            return sum(pinned_cost(buffer.n_bytes) for buffer in self._pinned.values())
 
     @property
     def overhead_bytes(self) -> int:

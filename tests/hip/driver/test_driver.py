@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import logging
 import subprocess
 import sys
@@ -226,6 +227,40 @@ def test_owned_objects_close_once_and_complain_when_dropped(fake: FakeDriver, gp
         with pytest.warns(ResourceWarning, match=r"(Stream|Event|Buffer)\(.*\) was never closed"):
             make()
         assert fake.live() == before
+
+
+@pytest.mark.parametrize("vendor", ["cuda"], indirect=True)
+def test_what_went_with_its_context_is_dropped_quietly(
+    fake: FakeDriver, vendor: Vendor, fake_libraries: FakeLibraries
+) -> None:
+    fake.set("contexts_end", 1)
+    gpu = open_driver_gpu(vendor, 0, fake_libraries.environ())
+    left = [DeviceBuffer(gpu, 4096), PinnedBuffer(gpu, 4096)]
+    assert fake.live() == {"live_allocations": 1, "live_pinned": 1, "live_contexts": 1}
+    gpu.close()
+    assert fake.live() == {}
+    with pytest.raises(DriverError, match=r"709 \(CUDA_ERROR_CONTEXT_IS_DESTROYED\)"):
+        left[1].gpu.synchronize()
+    with (
+        warnings.catch_warnings()
+    ):  # an error in __del__ is a warning of pytest's, which is an error here as well
+        warnings.simplefilter("error")
+        left.clear()
+        gc.collect()
+
+
+@pytest.mark.parametrize("vendor", ["cuda"], indirect=True)
+def test_what_outlives_its_gpu_while_the_context_lives_is_given_back(
+    fake: FakeDriver, vendor: Vendor, fake_libraries: FakeLibraries, gpu: Gpu
+) -> None:
+    fake.set("contexts_end", 1)
+    second = open_driver_gpu(vendor, 0, fake_libraries.environ())
+    left = [PinnedBuffer(second, 4096)]
+    second.close()
+    with pytest.warns(ResourceWarning, match="PinnedBuffer.* was never closed"):
+        left.clear()
+    assert fake.live() == {"live_contexts": 1}
+    assert not gpu.closed
 
 
 def test_an_object_that_could_not_be_made_does_not_complain(fake: FakeDriver, gpu: Gpu) -> None:

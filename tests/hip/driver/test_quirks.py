@@ -18,7 +18,8 @@ from expertier.errors import DeviceError, DriverError
 from expertier.hip import Device
 from expertier.hip.driver.codes import Code
 from expertier.hip.driver.gpu import Gpu
-from expertier.hip.driver.memory import pinned_cost
+from expertier.hip.driver.memory import PinnedBuffer, pinned_cost
+from expertier.hip.driver.vendor import Vendor
 from expertier.hip.fake import FakeDriver
 from expertier.hip.fence import Fences
 from expertier.hip.gpu.bounce import Bounce
@@ -235,15 +236,51 @@ def test_pinned_memory_that_cannot_be_had_is_an_error(fake: FakeDriver, open_fak
 
 
 def test_pinned_memory_in_the_middle_of_a_page(fake: FakeDriver, open_fake: OpenFake) -> None:
+    before = fake.get("pinned_bytes")
     with open_fake() as device:
+        here = fake.get("pinned_bytes")
         fake.set("pinned_misaligned", 1)
         address = device.alloc_pinned(5000)
         assert address % 4096 == 0
-        # Counted with the page that was needed to align it.
-        assert device.pinned_bytes == device.pinned_allocation_bytes(2 * 4096 + 4096)
+        assert device.pinned_bytes == device.pinned_allocation_bytes(5000)
+        assert fake.get("pinned_bytes") - here == 8192  # no more than is counted
         ctypes.memset(address, 1, 8192)
+        memory = device.alloc(8192)
+        device.copy_in(memory, address, 8192)
+        device.synchronize()
+        assert read(device, memory, 8192) == b"\x01" * 8192
+        device.free(memory)
         device.free(address)
         assert device.pinned_bytes == 0
+    assert fake.get("pinned_bytes") == before
+
+
+@pytest.mark.parametrize("n_bytes", [4096, 8192, 516 * KIB])
+def test_pinned_memory_after_memory_of_an_odd_size(
+    fake: FakeDriver, open_fake: OpenFake, n_bytes: int
+) -> None:
+    """CUDA cuts small pinned memory of all sizes from the same slabs; what is counted stays what a budget expects."""
+    fake.set("pinned_step", 512)
+    with open_fake() as device, PinnedBuffer(device.gpu, 1000):
+        taken = [device.alloc_pinned(n_bytes) for _ in range(5)]
+        assert all(address % 4096 == 0 for address in taken)
+        assert device.pinned_bytes == 5 * device.pinned_allocation_bytes(n_bytes)
+        for address in taken:
+            device.free(address)
+        assert device.pinned_bytes == 0
+
+
+def test_pinned_memory_that_begins_nowhere_at_a_page(
+    fake: FakeDriver, open_fake: OpenFake, vendor: Vendor
+) -> None:
+    with open_fake() as device:
+        fake.set("pinned_misaligned", 1)
+        fake.fail("hipHostRegister" if vendor is Vendor.HIP else "cuMemHostRegister_v2")
+        before = fake.get("pinned_bytes")
+        with pytest.raises(DeviceError):
+            device.alloc_pinned(5000)
+        assert device.pinned_bytes == 0
+        assert fake.get("pinned_bytes") == before
 
 
 @pytest.mark.parametrize("slabs", [True, False])

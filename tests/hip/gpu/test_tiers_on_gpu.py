@@ -28,6 +28,7 @@ def test_the_tiers_hold(
     for name, value in fake_libraries.environ().items():
         monkeypatch.setenv(name, value)
     fake.set("jitter_us", 1000)
+    fake.set("pinned_step", 512)  # so that small pinned memory may begin in the middle of a page
 
     def open_gpu() -> GpuDevice:
         return GpuDevice(open_driver_gpu(vendor, 0, os.environ), kernels=kernels)

@@ -31,14 +31,12 @@ def build_library(
 ) -> Path:
     """Return the shared library of `sources`, compiled the first time and kept in the cache folder by what made it.
 
-    The engine's symbols are found when it is loaded. `includes` are folders of headers beside the sources' own.
+    The engine's symbols are found when it is loaded. `includes` are folders with headers in rooms.
     """
     compiler = find_compiler()
-    folders = sorted({source.parent for source in sources} | set(includes))
-    files = [
-        *sources,
-        *(path for folder in folders for kind in _INCLUDED for path in sorted(folder.glob(kind))),
-    ]
+    beside = (path for source in sources for kind in _INCLUDED for path in source.parent.glob(kind))
+    below = (path for folder in includes for kind in _INCLUDED for path in folder.rglob(kind))
+    files = [*sources, *sorted({*beside, *below})]
     words = (str(XLLAMACPP), str(compiler), *compile_flags(), *usual_link_flags(), *flags, *link_flags)
     parts = [*(path.read_bytes() for path in files), *(word.encode() for word in words)]
     parent = make_subfolder(f"tests-{name}")

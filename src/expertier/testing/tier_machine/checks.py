@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+from contextlib import suppress
 
 from hypothesis.stateful import invariant
 
@@ -137,8 +138,20 @@ class TierChecks(MachineBase):
         for held in list(self.live):
             held.lease.release()
         self.live.clear()
-        if not failed:
-            self.everything_holds()
+        try:
+            if not failed:
+                self.everything_holds()
+        except BaseException:
+            with suppress(
+                Exception
+            ):  # what is left on a GPU would change where the next example's memory lies
+                self.close_all()
+            raise
+        self.close_all()
+        assert not self.wrong, "; ".join(self.wrong)
+
+    def close_all(self) -> None:
+        """Close the tiers twice, then the streams and the device, which raises where memory is left."""
         self.tiers.close()
         self.tiers.close()
         if self.device.has_streams:
@@ -147,4 +160,3 @@ class TierChecks(MachineBase):
         if self.fault_plan.injected and isinstance(self.device, FakeDevice) and self.device.n_events:
             gc.collect()  # the tracebacks of injected errors keep frames, and these frames keep fences
         self.device.close()
-        assert not self.wrong, "; ".join(self.wrong)
