@@ -1,4 +1,4 @@
-"""What a build recorded about itself, in `build.json` beside its libraries."""
+"""The record that a build writes about itself, `build.json`, beside its libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BuildInfo:
     ggml_version: str
     defaults: Defaults
     devices: tuple[str, ...] | None
-    """The engine's devices as the self-test saw them; None, when it did not say."""
+    """The engine's devices as the self-test saw them; None when the self-test did not say."""
     sources: str
     """The hash over the plugin's C++ sources."""
     compiler: str
@@ -41,7 +41,7 @@ class BuildInfo:
 
     @classmethod
     def read(cls, folder: Path) -> BuildInfo | None:
-        """Return what the file in `folder` says; None, when there is none that can be read."""
+        """Return the record in `folder`; None when there is none that can be read."""
         try:
             fields = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
             devices = fields.pop("devices")

@@ -1,4 +1,4 @@
-"""The user's cache folder: each folder in it appears at once and complete, also where another process writes there."""
+"""The user's cache folder: each folder in it appears at once and complete, even where another process writes there."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def require_trusted_cache(path: Path) -> None:
 
 @contextmanager
 def staging(parent: Path) -> Iterator[Path]:
-    """Give a fresh folder inside `parent`, to be filled and then moved into place; an unmoved folder is removed.
+    """Yield a fresh folder inside `parent`, to be filled and then moved into place; an unmoved folder is removed.
 
     Errors: BuildError, when the folder cannot be written.
     """
@@ -67,7 +67,10 @@ def move_into_place(folder: Path, target: Path, keep: Callable[[], bool] = lambd
         if not target.is_dir():
             raise
     if not keep():
-        with staging(target.parent) as old, interrupts_deferred():  # one of the two folders always exists
+        with (
+            staging(target.parent) as old,
+            interrupts_deferred(),
+        ):  # at each moment the old or the new folder exists
             target.rename(old / "replaced")
             folder.rename(target)
 

@@ -152,7 +152,7 @@ def compile_libraries(
 
 
 def _version(command: Sequence[str]) -> str | None:
-    """Return the first line of `command --version`, None when it does not run."""
+    """Return the first line of `command --version`; None when the command does not run."""
     try:
         result = _run([*command, "--version"])
     except OSError:

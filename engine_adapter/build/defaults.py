@@ -1,4 +1,4 @@
-"""The engine's default parameters, field by field: the finest sign that two commits differ.
+"""The engine's default parameters, field by field: the most sensitive sign that two commits differ.
 
 A field that was added, moved or given another meaning shows up as another value when the plugin's host,
 compiled against the pinned headers, asks the engine's library for its defaults.
@@ -15,11 +15,11 @@ Value = bool | int | float | str | None
 Defaults = Mapping[str, Mapping[str, Value]]
 """By structure ("model", "context"), then by field."""
 
-_TOLERANCE = 1e-6  # single-precision fields, printed and read back
+_TOLERANCE = 1e-6  # what single-precision fields may lose when they are printed and read back
 
 
 def differences(recorded: Defaults, found: Defaults) -> list[str]:
-    """List what differs, one line a field; empty when all fields agree."""
+    """List the fields that differ, one line each; empty when all fields agree."""
     lines = []
     for structure in sorted(recorded.keys() | found.keys()):
         ours, theirs = recorded.get(structure, {}), found.get(structure, {})

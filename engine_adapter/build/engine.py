@@ -1,4 +1,4 @@
-"""The inference engine as it lies on this machine."""
+"""The inference engine that is installed on this machine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REMEDY = (
     "reinstall the pinned pair (pip install --force-reinstall 'expertier[llama]'), or build the plugin for a "
     "llama.cpp of yours (expertier engine build --llama-cpp DIR)"
 )
-"""What to do where engine and plugin do not fit together; such messages end with it."""
+"""What to do where engine and plugin do not fit together; messages about that end with it."""
 
 
 GPU_BACKENDS = ("cuda", "hip", "musa", "sycl", "vulkan")
@@ -27,9 +27,9 @@ class Engine:
     version: str
     """The package's version, or the version of ggml in the folder's source."""
     libraries: tuple[Path, ...]
-    """They are loaded with RTLD_GLOBAL in this order; a dependency comes before the library that uses it."""
+    """The libraries, loaded with RTLD_GLOBAL in this order: a dependency comes before the library that uses it."""
     library_sha256: str
-    """The hash of the one library, or of all libraries of a folder."""
+    """The hash of the wheel's one library, or of all libraries of a folder."""
     pin: EnginePin | None = None
     """The pin of this package and version, if there is one."""
     source: Path | None = None
@@ -53,7 +53,7 @@ class Engine:
 
     @property
     def remedy(self) -> str:
-        """Return what to do where this engine and the plugin do not fit."""
+        """Return what to do where this engine and the plugin do not fit together."""
         if self.pin is not None and self.pin.compiled_at_install:
             return (
                 f"compile it anew: pip install --force-reinstall --no-cache-dir --no-binary {self.package} "

@@ -10,14 +10,14 @@ from expertier.engine_adapter.build.pins import SUPPORTED_API_VERSIONS
 from expertier.errors import EngineMismatchError, EngineMissingError
 
 HEADER_FOLDERS = ("include", "ggml/include", "ggml/src")
-"""The folders that a compiler is pointed at; only files directly inside them count."""
+"""The folders that a compiler gets as include paths; only files directly inside them count."""
 
 _NEEDED = ("include/llama.h", "ggml/include/ggml-backend.h", "ggml/src/ggml-backend-impl.h")
 _API_VERSION = re.compile(r"^\s*#\s*define\s+GGML_BACKEND_API_VERSION\s+(\d+)", re.MULTILINE)
 
 
 def list_headers(root: Path) -> list[Path]:
-    """Return the headers below `root`. Errors: EngineMissingError, when one that we need is not there."""
+    """Return the headers below `root`. Errors: EngineMissingError, when a header that we need is missing."""
     missing = [name for name in _NEEDED if not (root / name).is_file()]
     if missing:
         raise EngineMissingError(

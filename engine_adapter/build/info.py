@@ -1,4 +1,4 @@
-"""What `expertier engine info` shows: the engine, its pin, the plugin and the tools, whatever is missing."""
+"""The output of `expertier engine info`: the engine, its pin, the plugin and the tools, even where some are missing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class EngineInfo:
     compiler: str | None
     cache_folder: str
     problem: str | None
-    """What keeps the engine from being used as it is, for a person."""
+    """What keeps the engine from being used, as a text for a person."""
 
     def as_dict(self) -> dict[str, object]:
         """Return the fields for a JSON document."""

@@ -71,7 +71,8 @@ def ensure_plugin(
 ) -> Plugin:
     """Return the plugin for `engine`, building it the first time.
 
-    `sources` is the folder of C++ files (the installed ones), `selftest` what tries the fresh libraries.
+    `sources` is the folder of C++ files (by default the installed one), `selftest` the function that tries fresh
+    libraries.
     Errors: EngineMismatchError, when the engine is not the pinned one, its headers are of an unknown API, the
     self-test fails or the default parameters differ; BuildError, when there is no compiler or it fails.
     """
@@ -101,9 +102,9 @@ def ensure_plugin(
 def find_plugin(engine: Engine, *, sources: Path | None = None) -> Plugin | None:
     """Return the cached plugin for `engine`, None where there is no usable one; nothing is built.
 
-    Where this machine has no compiler any more, a plugin of any compiler counts.
+    Where this machine no longer has a compiler, a plugin built by any compiler is usable.
     Errors: EngineMismatchError, when the engine is not the pinned one, or the cached plugin was built with
-    other default parameters than the pin's; ConfigError, when others could have put the plugin there.
+    other default parameters than the pin's; ConfigError, when other users could have put the plugin there.
     """
     require_pinned(engine)
     folder = cache_folder() / "plugins"
@@ -134,7 +135,7 @@ def check_defaults(recorded: Defaults, found: Defaults, engine: Engine) -> None:
 def require_pinned(engine: Engine) -> None:
     """Refuse a wheel that is not, byte for byte, the pinned one; a user's folder brings its own headers.
 
-    A library that is compiled at install has no pinned bytes: the self-test and its report decide instead.
+    A library that is compiled when it is installed has no pinned bytes: the self-test and its report decide instead.
 
     Errors: EngineMismatchError, saying what was found and what is pinned.
     """
@@ -222,7 +223,7 @@ def _compare(engine: Engine, report: SelftestReport, headers: Path, api_version:
     """Compare what the self-test found with what the pin or the user's folder says."""
     pin = engine.pin if engine.source is None else None
     wanted = pin.ggml_version if pin else read_ggml_version(headers)
-    found = report.ggml_version.split("-")[0]  # some add "-dev" or "-dirty"
+    found = report.ggml_version.split("-")[0]  # some builds add "-dev" or "-dirty"
     if wanted is not None and found != wanted:
         raise EngineMismatchError(
             f"the library of {engine} is ggml {report.ggml_version}, its headers are ggml {wanted}; in a "
@@ -239,9 +240,9 @@ def _compare(engine: Engine, report: SelftestReport, headers: Path, api_version:
 
 
 def _read(folder: Path, engine: Engine) -> Plugin | None:
-    """Return the plugin in a cache folder; None, when it is not complete and undamaged.
+    """Return the plugin in a cache folder; None when it is incomplete or damaged.
 
-    Errors: ConfigError, when others could have put it there; EngineMismatchError.
+    Errors: ConfigError, when other users could have put it there; EngineMismatchError.
     """
     if folder.exists():
         require_trusted_cache(folder)

@@ -1,7 +1,7 @@
 """What the pinned engines' `llama_model_default_params()` and `llama_context_default_params()` return.
 
-Recorded once with each pin, from the pinned library through the pinned headers, and compared at every load.
-Enumerations are integers, pointers None or "set".
+The values were recorded once for each pin, from the pinned library through the pinned headers, and are compared at
+every load. Enumerations are integers; pointers are None or "set".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the self-test of fresh libraries in a child process, so that a crash is a result and does not end our process.
+"""Runs the self-test of fresh libraries in a child process, so that a crash does not end our process.
 
 The child is `python -m expertier.engine_adapter.llama_cpp.selftest --proxy PROXY --host HOST LIBRARY...`, the engine's
 libraries in the order of loading. It exits with 0 and prints one line of JSON:
@@ -28,7 +28,7 @@ _LAST_LINES = 10
 
 @dataclass(frozen=True, slots=True)
 class SelftestReport:
-    """What the child found in the engine, with the libraries in use."""
+    """What the child process found in the engine, with the libraries in use."""
 
     ggml_version: str
     api_version: int
@@ -39,7 +39,7 @@ class SelftestReport:
 def run_selftest(engine: Engine, proxy: Path, host: Path, module: str = MODULE) -> SelftestReport:
     """Run the self-test and return its report.
 
-    Errors: EngineMismatchError, when the child crashes, hangs, finds a wrong value or says nothing readable.
+    Errors: EngineMismatchError, when the child crashes, hangs, finds a wrong value or prints no readable report.
     """
     command = [sys.executable, "-m", module, "--proxy", str(proxy), "--host", str(host)]
     command += map(str, engine.libraries)
@@ -66,7 +66,7 @@ def run_selftest(engine: Engine, proxy: Path, host: Path, module: str = MODULE) 
 
 
 def _last_json(text: str) -> dict[str, Any] | None:
-    """Return the last line that is a JSON object; engines print what they like before it."""
+    """Return the last line that is a JSON object; the engine may print anything before it."""
     for line in reversed(text.splitlines()):
         if line.startswith("{"):
             try:

@@ -1,17 +1,17 @@
 // The look-up of one layer: turns the router's expert ids into slot ids by the residency table, and holds its stream
 // while experts are missing, until the host has answered. hiprtc and nvrtc both compile this file; it includes nothing.
 //
-// One block of at least `n_rows` threads (64 rows at most). `mailbox` is host memory: the host polls it and answers
-// there. What the device writes there bears the low half of the ticket, so that the host can tell word by word what has
-// come: a fence would cost a way over the bus and back, in every layer.
+// It runs as one block of at least `n_rows` threads (64 rows at most). `mailbox` is host memory: the host polls it and
+// answers there. Each word that the device writes there bears the low half of the ticket, so that the host can tell for
+// each word whether it has arrived. A fence instead would cost a round trip over the bus in every layer.
 //
 // `launch_params` is device memory that the host writes before each graph: its first word is the graph's number, which
 // is the ticket of all of its look-ups. No argument changes from graph to graph, so that a captured graph can be
 // launched again.
 //
 // `saved` gets a copy of `n_tokens` rows of `n_hidden` floats for the kernel that predicts (predict.cu), which runs
-// while the engine gives their memory to others; 0 tokens: it gets none. Once a look-up has given up waiting, `gave_up`
-// holds its ticket, and later look-ups of the graph do not wait.
+// when the engine may have given the memory of these rows to later nodes; with 0 tokens nothing is copied. Once a
+// look-up has given up waiting, `gave_up` holds its ticket, and later look-ups of the graph do not wait.
 
 typedef unsigned int u32;
 typedef unsigned long long u64;
@@ -20,12 +20,13 @@ typedef unsigned long long u64;
 #define ANSWERED 0 // the ticket, written last by the host
 #define GO 1       // the host's answer: 1, or 0 when the experts will not come
 #define LATE 2     // the ticket, when no answer came in time
-#define MISSING 3  // below the ticket's half: rows whose expert is in no slot, or an id out of range
-#define ROWS 8     // the expert of each row, below the ticket's half
+#define MISSING 3  // in the low half: how many rows have an expert in no slot, or an id out of range
+#define ROWS 8     // in the low half of each word: the expert of a row
 
 #define OUT_OF_RANGE 0xffffu
 
-// What a look at the mailbox takes of the spin_limit. The fake's lets others run meanwhile, who may be many.
+// What one read of the mailbox counts towards spin_limit. On the fake driver a read lets other threads run, perhaps
+// many.
 #ifndef ONE_LOOK
 #define ONE_LOOK 1
 #endif
@@ -33,7 +34,7 @@ typedef unsigned long long u64;
 #define VECTOR 16
 #define UNROLL 4
 
-// Copies a row with all threads of the block, several loads in flight before the first store.
+// Copies a row with all threads of the block. Several loads are in flight before the first store.
 static __device__ void copy_row(char * to, const char * from, u32 n_bytes) {
     u32 thread = threadIdx.x, threads = blockDim.x;
     if (((u64) to | (u64) from | n_bytes) % VECTOR != 0) {
@@ -117,6 +118,6 @@ extern "C" __global__ void device_lookup(const char * ids, u64 column_bytes, u64
         }
     }
     if (row < n_rows) {
-        slots[row] = slot < 0 ? 0 : slot; // whoever was not let through computes something that nobody reads
+        slots[row] = slot < 0 ? 0 : slot; // a look-up that gave up computes a result that is not used
     }
 }

@@ -13,7 +13,7 @@ struct Row {
     u64 bytes;
 };
 
-// As many as fit into 4 KiB of kernel arguments, beside the other arguments.
+// As many rows as fit into 4 KiB of kernel arguments, beside the other arguments.
 #define ROWS_BY_VALUE 64
 
 struct Rows {
@@ -37,7 +37,7 @@ static __device__ void copy_chunk(const Row & row, u64 begin, u64 end) {
     u64 thread = threadIdx.x, threads = blockDim.x;
 
     if (((u64) target - (u64) source) % VECTOR != 0) {
-        // Vectors would be misaligned on one side; words may not be.
+        // Vectors would be misaligned on one side, but words may be aligned on both.
         if (((u64) target | (u64) source | bytes) % 4 == 0) {
             for (u64 i = thread; i < bytes / 4; i += threads) {
                 ((u32 *) target)[i] = ((const u32 *) source)[i];
@@ -61,7 +61,7 @@ static __device__ void copy_chunk(const Row & row, u64 begin, u64 end) {
     uint4 * to = (uint4 *) (target + head);
     const uint4 * from = (const uint4 *) (source + head);
     u64 i = thread;
-    // Several loads in flight before the first store: the bus is far.
+    // Several loads are in flight before the first store, because the bus has a long latency.
     for (; i + (UNROLL - 1) * threads < vectors; i += UNROLL * threads) {
         uint4 a = from[i];
         uint4 b = from[i + threads];
@@ -88,7 +88,7 @@ extern "C" __global__ void move_rows(const Row * table, u32 first, u32 n, u32 ch
     }
 }
 
-// The same with the rows as an argument: nothing to upload, and nothing to keep until the launch is done.
+// Does the same with the rows as an argument, so that nothing has to be uploaded or kept until the launch is done.
 extern "C" __global__ void move_rows_by_value(Rows rows, u32 n, u32 chunk_bytes) {
     for (u32 y = blockIdx.y; y < n; y += gridDim.y) {
         u64 begin = (u64) blockIdx.x * chunk_bytes;

@@ -1,10 +1,11 @@
-// Predicts which experts a later layer will use: its router, applied to the hidden state of a layer before it. Those
-// that are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both compile this file;
-// it includes nothing, and nothing in it depends on the wave size.
+// Predicts which experts a later layer will use, by applying its router to the hidden state of an earlier layer. The
+// predicted experts that are in no slot are posted to the host, which may fetch them meanwhile. hiprtc and nvrtc both
+// compile this file; it includes nothing, and nothing in it depends on the wave size.
 //
-// One block an expert. The block that is done last ranks all scores. For each expert to be fetched it takes the next of
-// the candidates, the experts that the layer's table can do without, out of the table: the layer's look-up, which runs
-// later on this stream, will not lead to their slots any more, so the host may fill these at once.
+// There is a block for each expert. The block that ends last ranks all scores. The candidates are the experts that may
+// be evicted from the layer. For each expert to be fetched, this block removes the next candidate from the layer's
+// table. The layer's look-up, which runs later on this stream, then no longer leads to the candidate's slot, so the
+// host may fill that slot at once.
 
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -12,7 +13,7 @@ typedef unsigned long long u64;
 
 #define MOST_EXPERTS 512
 #define MOST_SCORES 4096 // of all tokens
-#define MOST_ROWS 64     // tokens times experts of each
+#define MOST_ROWS 64     // tokens times experts of each token
 #define MOST_THREADS 256
 #define MOST_CANDIDATES 8
 
@@ -23,7 +24,7 @@ typedef unsigned long long u64;
 
 // Words of a layer's launch parameters, which the host writes before each graph.
 #define N_CANDIDATES 0
-#define CANDIDATES 1 // experts; -1: a slot with nobody in it
+#define CANDIDATES 1 // experts; -1: an empty slot
 
 // Words of a mailbox.
 #define POSTED 0 // the ticket, written last
@@ -63,8 +64,8 @@ struct Sums {
     float product, square;
 };
 
-// A thread's part of a state's product with a row of the router, and of its square. Several loads are in flight at
-// once.
+// A thread's part of the product of a state with a row of the router, and of the state's square. Several loads are in
+// flight at once.
 template <u32 TYPE>
 static __device__ Sums sums_of(const float * state, const float * norm, const char * row, u32 n_hidden) {
     Sums sums = { 0, 0 };
@@ -130,7 +131,8 @@ extern "C" __global__ void predict(const float * hidden, u32 n_hidden, u32 n_tok
         return;
     }
 
-    // Little shared memory: an SM that has to part its cache anew for this kernel keeps the engine's waiting.
+    // Little shared memory is used: an SM that has to divide its cache anew for this kernel delays the engine's
+    // kernels.
     __shared__ float of_token[MOST_EXPERTS];
     __shared__ int order[MOST_ROWS];
     __shared__ unsigned char is_there[MOST_EXPERTS];

@@ -42,7 +42,6 @@ ggml_backend_t unwrap(ggml_backend_t backend);
 
 // Waits for this backend's queued work and releases its deferred slots; does nothing where no slots are deferred.
 void release_deferred(ProxyBackend & backend);
-// Keeps `slots` pinned until the backend is waited for next.
 
 // Waits for the work that all backends of a device have queued by now, and releases their deferred slots.
 void drain_backends(ProxyDevice & device);

@@ -1,4 +1,4 @@
-// What queued work still uses: kept until the work is done.
+// A list of objects that queued work still uses. They are kept until that work is done.
 #pragma once
 
 #include <mutex>
@@ -7,11 +7,11 @@
 
 namespace expertier {
 
-// Thread-safe: the thread that runs a backend's graphs adds to the backend's list and empties it, while a thread that is
-// about to move the slots of the device (drain_backends) empties the lists of all the device's backends.
+// Thread-safe: the thread that runs a backend's graphs adds to the backend's list and empties it, while a thread that
+// is about to move the slots of the device (drain_backends) empties the lists of all the device's backends.
 template <class Held> class Deferred {
   public:
-    // Takes the memory for one more, so that the next add() does not fail.
+    // Reserves memory for one more object, so that the next add() does not fail.
     void reserve() {
         std::lock_guard<std::mutex> guard(mutex_);
         held_.reserve(held_.size() + 1);
@@ -21,8 +21,8 @@ template <class Held> class Deferred {
         std::lock_guard<std::mutex> guard(mutex_);
         held_.push_back(std::move(held));
     }
-    // Returns all that was kept. The caller drops it once the queued work is done; that takes the locks of layers, so
-    // it is not done with the lock of this list held.
+    // Empties the list and returns its objects. The caller destroys them once the queued work is done. To destroy them
+    // takes the locks of layers, so that must not happen while this list's lock is held.
     std::vector<Held> take() {
         std::vector<Held> taken;
         std::lock_guard<std::mutex> guard(mutex_);

@@ -112,7 +112,9 @@ def test_a_cut_shard_is_named(shards):
 def test_shards_under_names_of_their_own_are_refused(shards, tmp_path):
     odd = tmp_path / "odd.gguf"
     shards[0].rename(odd)
-    with pytest.raises(UnsupportedLayoutError, match=r"one of 3 shards .*name them NAME-00001-of-00003"):
+    with pytest.raises(
+        UnsupportedLayoutError, match=r"one of 3 shards .*name the shards NAME-00001-of-00003"
+    ):
         ExpertTable.from_gguf(odd)
 
 

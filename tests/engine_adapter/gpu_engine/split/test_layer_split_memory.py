@@ -129,7 +129,7 @@ def test_auto_takes_one_device_where_all_fits_there(gpus: GpuSession):
             assert place_blocks(proxy, table, config, SHAPE) == Placement.on_one("FAKE0")
     finally:
         logging.getLogger("expertier").removeHandler(handler)
-    assert [line for line in said if line.startswith("FAKE1 is left out: 0.0 MiB")]
+    assert [line for line in said if line.startswith("FAKE1 is left out: it has 0.0 MiB")]
 
 
 @on_fake_gpus
