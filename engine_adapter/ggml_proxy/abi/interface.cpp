@@ -2,11 +2,13 @@
 
 #include "abi/abi.h"
 #include "abi/block_size.h"
-#include "residency/bound_tiers.h"
+#include "backend/bound_tiers.h"
 #include "slab/compute_buffer.h"
 #include "slab/compute_region.h"
 #include "backend/device.h"
 #include "backend/expert_buffer.h"
+#include "graph/prefill_stream.h"
+#include "lookup/open_lookup.h"
 #include "prefetch/predictor.h"
 #include "backend/wrapper_type.h"
 #include "residency/tiers.h"
@@ -73,7 +75,12 @@ EXPERTIER_EXPORT expertier_tiers * expertier_tiers_bind(const expertier_binding 
         return nullptr;
     }
     try {
-        return new expertier_tiers{ std::make_shared<Tiers>(*binding, *device), device };
+        const auto tiers =
+            std::make_shared<Tiers>(*binding, TierDevice{ device->inner, &device->experts, device->n_backends });
+        if (tiers->stream_tokens() > 0) {
+            tiers->stream_through(std::make_shared<PrefillStream>(*tiers, *binding, device->inner));
+        }
+        return new expertier_tiers{ tiers, device };
     } catch (const std::exception & problem) {
         copy_text(problem.what(), error, error_size);
         return nullptr;
@@ -86,7 +93,7 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_device_lookup(expertier_tiers * se
                                                             const expertier_device_lookup * driver, char * error,
                                                             size_t error_size) {
     try {
-        copy_text(self->tiers->open_device_lookup(*driver), error, error_size);
+        copy_text(open_device_lookup(*self->tiers, *driver, self->device->inner), error, error_size);
         return 1;
     } catch (const std::exception & problem) {
         copy_text(problem.what(), error, error_size);
@@ -105,7 +112,7 @@ EXPERTIER_EXPORT int32_t expertier_tiers_open_compute(expertier_tiers * self, co
             throw std::runtime_error(
                 "this release of llama.cpp allocates weights and compute buffers by the same call");
         }
-        std::shared_ptr<ComputeRegion> region = self->tiers->new_compute_region(*compute);
+        std::shared_ptr<ComputeRegion> region = self->tiers->new_compute_region(*compute, *self->device);
         if (computes) {
             try_out(region, self->device->inner);
         }

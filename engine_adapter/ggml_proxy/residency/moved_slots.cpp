@@ -2,7 +2,6 @@
 // read from the new places.
 
 #include "slab/compute_region.h"
-#include "backend/device.h"
 #include "slab/queued_moves.h"
 #include "residency/tiers.h"
 
@@ -19,7 +18,7 @@ constexpr size_t slot_alignment = 128; // compute buffers begin and end at multi
 
 } // namespace
 
-std::shared_ptr<ComputeRegion> Tiers::new_compute_region(const expertier_compute & compute) {
+std::shared_ptr<ComputeRegion> Tiers::new_compute_region(const expertier_compute & compute, ProxyDevice & device) {
     if (slots_.is_host_memory() && compute.most_bytes > 0) {
         throw std::runtime_error("the slab is in host memory, but the engine's compute buffers are not");
     }
@@ -30,7 +29,7 @@ std::shared_ptr<ComputeRegion> Tiers::new_compute_region(const expertier_compute
         moves->prepare(); // where this fails, the first move tries again and reports the failure
     }
     const size_t alignment = std::max(slot_alignment, ggml_backend_buft_get_alignment(slots_.slab()->buft));
-    return std::make_shared<ComputeRegion>(compute, *this, device_, slots_.slab(), alignment);
+    return std::make_shared<ComputeRegion>(compute, *this, device, slots_.slab(), alignment);
 }
 
 bool Tiers::move(const expertier_compute & compute, uint64_t compute_bytes, std::string & failure) {

@@ -1,17 +1,10 @@
 #include "residency/tiers.h"
 
-#include "backend/device.h"
-#include "graph/prefill_stream.h"
-#include "lookup/device_lookup.h"
-#include "prefetch/predictor.h"
-#include "prefetch/run.h"
 #include "residency/errors.h"
-
-#include <stdexcept>
 
 namespace expertier {
 
-Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
+Tiers::Tiers(const expertier_binding & binding, const TierDevice & device)
     : device_(device), sees_all_(binding.sees_all != 0), stream_tokens_(binding.stream_tokens),
       host_copies_(binding.host_copies), slots_(binding, device.inner), placement_(binding, slots_),
       tables_(binding, slots_, counters), misses_(binding, slots_, tables_, host_copies_, counters) {
@@ -20,40 +13,7 @@ Tiers::Tiers(const expertier_binding & binding, ProxyDevice & device)
         first.push_back(binding.layers[i].first_copy);
     }
     host_copies_.set_first(std::move(first));
-    if (stream_tokens_ > 0) {
-        prefill_stream_ = std::make_unique<PrefillStream>(*this, binding, device.inner);
-    }
 }
-
-Tiers::~Tiers() = default;
-
-std::string Tiers::open_device_lookup(const expertier_device_lookup & driver) {
-    if (sees_all_) {
-        throw std::runtime_error("every look-up is being recorded, and that is done on the host");
-    }
-    std::vector<int> n_experts;
-    for (int layer = 0; layer < slots_.n_layers(); layer++) {
-        n_experts.push_back(slots_.n_experts(layer));
-    }
-    device_lookup_ = std::make_unique<DeviceLookup>(driver, device_.inner, n_experts);
-    std::string without;
-    if (const std::string problem = device_lookup_->try_capture(device_.inner); !problem.empty()) {
-        without += "capture\t" + problem + "\n";
-    }
-    if (driver.predict == nullptr || driver.layers_ahead <= 0) {
-        return without;
-    }
-    try {
-        piece_events_ = std::make_unique<PieceEvents>(device_.inner);
-        predictor_ = std::make_unique<Predictor>(*device_lookup_, device_.inner, n_experts);
-    } catch (const std::runtime_error & problem) { // look-ups work without predictions
-        piece_events_.reset();
-        without += std::string("prefetch\t") + problem.what() + "\n";
-    }
-    return without;
-}
-
-ggml_backend_buffer_type_t Tiers::buffer_type() const { return &device_.experts; }
 
 PinnedSlots Tiers::acquire(ggml_backend_t stream, int layer, const std::vector<int32_t> & experts) {
     const int32_t n = (int32_t) experts.size();
