@@ -1,6 +1,7 @@
 #include "llama_host/tensors.h"
 
 #include "ggml-backend.h"
+#include "ggml-impl.h"
 #include "llama_host/guard.h"
 
 #include <cstdint>
@@ -11,16 +12,8 @@ namespace expertier {
 namespace {
 
 bool is_wanted(const ggml_tensor * tensor) {
-    switch (tensor->op) {
-    case GGML_OP_NONE:
-    case GGML_OP_VIEW:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-        return false;
-    default:
-        return tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor) && ggml_nelements(tensor) > 0;
-    }
+    return !ggml_op_is_empty(tensor->op) && tensor->type == GGML_TYPE_F32 && ggml_is_contiguous(tensor) &&
+           ggml_nelements(tensor) > 0;
 }
 
 } // namespace

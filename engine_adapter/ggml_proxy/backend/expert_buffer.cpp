@@ -261,21 +261,8 @@ bool is_expert_memory(const ggml_tensor * tensor) {
     return base->buffer != nullptr && is_expert_buffer_type(base->buffer->buft);
 }
 
-bool is_view_op(const ggml_tensor * op) {
-    switch (op->op) {
-    case GGML_OP_NONE:
-    case GGML_OP_VIEW:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-        return true;
-    default:
-        return false;
-    }
-}
-
 const ggml_tensor * find_unserved_source(const ggml_tensor * op) {
-    for (int i = 0; i < GGML_MAX_SRC && !is_view_op(op); i++) {
+    for (int i = 0; i < GGML_MAX_SRC && !ggml_op_is_empty(op->op); i++) {
         const ggml_tensor * source = op->src[i];
         if (source == nullptr) {
             continue;

@@ -38,9 +38,6 @@ const ExpertTensor * find_expert_tensor(const ggml_tensor * tensor);
 // address.
 bool is_expert_memory(const ggml_tensor * tensor);
 
-// Whether `op` only names memory: nothing is read or written.
-bool is_view_op(const ggml_tensor * op);
-
 // The source of `op` that is an expert tensor, or a part of one, and that `op` cannot read: its bytes are in the slots,
 // and only MUL_MAT_ID on a full tensor is redirected to the slots. Null when there is none.
 const ggml_tensor * find_unserved_source(const ggml_tensor * op);

@@ -66,7 +66,7 @@ bool is_weight(const ggml_tensor * tensor) {
 // Whether `node` changes the rows of `input` after `input` was computed.
 bool changes(const ggml_tensor * node, const ggml_tensor * input) {
     const ggml_tensor * memory = input->view_src ? input->view_src : input;
-    return node->view_src == memory && node != input && !is_view_op(node);
+    return node->view_src == memory && node != input && !ggml_op_is_empty(node->op);
 }
 
 // Whether `node` computes each row from the same row of chain nodes, and perhaps of factors or terms from outside,

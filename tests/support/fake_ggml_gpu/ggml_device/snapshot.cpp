@@ -15,16 +15,7 @@ namespace {
 
 // What the vendors' backends skip too.
 bool is_computed(const ggml_tensor * node) {
-    switch (node->op) {
-    case GGML_OP_NONE:
-    case GGML_OP_VIEW:
-    case GGML_OP_RESHAPE:
-    case GGML_OP_PERMUTE:
-    case GGML_OP_TRANSPOSE:
-        return false;
-    default:
-        return (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !ggml_is_empty(node);
-    }
+    return !ggml_op_is_empty(node->op) && (node->flags & GGML_TENSOR_FLAG_COMPUTE) && !ggml_is_empty(node);
 }
 
 } // namespace
