@@ -2,7 +2,7 @@
 
 #include "abi/abi.h"
 #include "abi/block_size.h"
-#include "backend/bound_tiers.h"
+#include "abi/bound_tiers.h"
 #include "slab/compute_buffer.h"
 #include "slab/compute_region.h"
 #include "backend/device.h"

@@ -1,7 +1,7 @@
 #include "backend/split_buffer.h"
 
 #include "abi/abi.h"
-#include "backend/bound_tiers.h"
+#include "abi/bound_tiers.h"
 #include "abi/split_abi.h"
 
 #include <algorithm>
